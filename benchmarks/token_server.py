@@ -10,6 +10,7 @@ from typing import Final
 
 from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.core.token_session import TokenImage, VisionTokens
+from omni_ws.engine import base
 from omni_ws.engine.base import (
     EngineCapabilities,
     ReadoutManifest,
@@ -29,7 +30,7 @@ CONCEPTS: Final = 16
 CONTEXT: Final = 1_000_000
 
 
-class MetronomeEngine(EchoEngine):
+class MetronomeEngine(EchoEngine, base.TokenEngine):
     """Emits precomputed tokens and readouts."""
 
     max_model_len = CONTEXT

@@ -125,7 +125,7 @@ def ends(turns: TurnDetectionConfig, judge: Judge, samples: Samples) -> list[flo
         SpeechDetector(),
         threshold=turns.threshold,
         silence_duration_ms=turns.silence_ms,
-        judge=judge if turns.type == "semantic_vad" else None,
+        judge=judge.ask if turns.type == "semantic_vad" else None,
         sure=turns.sure,
     )
     data = pcm16_from_samples(samples).tobytes()

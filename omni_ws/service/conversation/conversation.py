@@ -70,7 +70,7 @@ from omni_ws.service.conversation.request import (
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.failure import identified, new_id, unexpected
-from omni_ws.service.listening.turn_listener import SavedListening, TurnListener
+from omni_ws.service.listening.turn_listener import SavedListening, TurnListener, TurnOwner
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
@@ -122,7 +122,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     output: SavedOutput
 
 
-class Conversation:
+class Conversation(TurnOwner):
     """One session's input, requests and answers. The client has got whatever ``run`` raises.
 
     ``admit`` is called for each request that opens, and raises an OmniError to refuse it.

@@ -30,7 +30,7 @@ from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.listening import turn_listener
-from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
+from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener, TurnOwner
 from omni_ws.service.listening.workers import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
@@ -68,7 +68,7 @@ class HeardRequest:
 
 
 @dataclass
-class User:
+class User(TurnOwner):
     """Owns a turn listener, as a conversation does. Its engine takes all input of a request at once."""
 
     workers: SpeechWorkers
