@@ -43,6 +43,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import (
+    ON_END_ONLY,
     GenerationStarted,
     InputAppended,
     InputEnded,
@@ -50,7 +51,6 @@ from omni_ws.core.request_input import (
     RequestInput,
     SavedRequestInput,
 )
-from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
@@ -603,7 +603,7 @@ class Conversation(TurnOwner):
         those of any other, also where it is refused or has no input.
         """
         audio = self.configuration.input_settings().audio
-        session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT, audio=audio))
+        session = RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT, audio=audio))
         if chunks:
             self.note_given()
         for chunk in chunks:
