@@ -27,9 +27,18 @@ from typing import Final
 import msgspec
 
 from omni_ws.core.chunks import OutputChunk
-from omni_ws.core.heard_text import Clause, Read, audible, end_of_clauses, end_of_words, read_all
 from omni_ws.core.history import ALL_ROLES, WORDS_UNKNOWN, HistoryItem, HistoryItems, HistoryState, Message, Speech
-from omni_ws.core.ledger_entry import LedgerEntry, SentAudio, Unheard
+from omni_ws.core.ledger_entry import (
+    Clause,
+    LedgerEntry,
+    Read,
+    SentAudio,
+    Unheard,
+    audible,
+    end_of_clauses,
+    end_of_words,
+    read_all,
+)
 from omni_ws.core.quota import ByteBudget, beyond_ordinary
 
 #: Entries that are over and played, of which more is known than the history has.

@@ -25,9 +25,8 @@ from omni_ws.core.chunks import (
     Word,
     WordsKnown,
 )
-from omni_ws.core.heard_text import SpokenSpan, read_all
 from omni_ws.core.history import Message
-from omni_ws.core.ledger_entry import SentAudio
+from omni_ws.core.ledger_entry import SentAudio, SpokenSpan, read_all
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
