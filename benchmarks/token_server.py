@@ -21,8 +21,7 @@ from omni_ws.engine.base import (
     TokenStop,
 )
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
-from omni_ws.server import create_app
-from omni_ws.token_service import serve_tokens
+from omni_ws.server import create_app, serve_tokens
 
 INTERVAL_SEC: Final = 0.02
 LAYERS: Final = 3

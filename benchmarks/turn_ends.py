@@ -26,7 +26,8 @@ from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
 from omni_ws.audio.vad import SmartTurn, SpeechDetector
 from omni_ws.caller.talk import SPEECH_LEVEL
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.weights import WeightsCache, pinned_weights, weights_cache
+from omni_ws.weights.cache import WeightsCache, weights_cache
+from omni_ws.weights.sources import pinned_weights
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 KINDS: Final = {
