@@ -360,7 +360,7 @@ class Conversation(TurnOwner):
         """See Ledger.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
-        return self.ledger.truncate(request_id)
+        return self.ledger.history.truncate(request_id)
 
     def ref_of(self, request_id: str) -> str | None:
         """The client's name for a request that has had its final; None where it has none."""
