@@ -25,7 +25,8 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import PINNED
-from omni_ws.weights import pinned_weights, weights_cache
+from omni_ws.weights.cache import weights_cache
+from omni_ws.weights.sources import pinned_weights
 
 #: Targets: of the default recogniser on clean speech that is read, and of all where nobody speaks.
 MAX_CLEAN_RATE: Final = 0.06

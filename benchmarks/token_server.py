@@ -10,6 +10,7 @@ from typing import Final
 
 from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.core.token_session import TokenImage, VisionTokens
+from omni_ws.engine import base
 from omni_ws.engine.base import (
     EngineCapabilities,
     ReadoutManifest,
@@ -20,8 +21,7 @@ from omni_ws.engine.base import (
     TokenStop,
 )
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
-from omni_ws.server import create_app
-from omni_ws.token_service import serve_tokens
+from omni_ws.server import create_app, serve_tokens
 
 INTERVAL_SEC: Final = 0.02
 LAYERS: Final = 3
@@ -29,7 +29,7 @@ CONCEPTS: Final = 16
 CONTEXT: Final = 1_000_000
 
 
-class MetronomeEngine(EchoEngine):
+class MetronomeEngine(EchoEngine, base.TokenEngine):
     """Emits precomputed tokens and readouts."""
 
     max_model_len = CONTEXT

@@ -26,7 +26,8 @@ from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
 from omni_ws.audio.vad import SmartTurn, SpeechDetector
 from omni_ws.caller.talk import SPEECH_LEVEL
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.weights import WeightsCache, pinned_weights, weights_cache
+from omni_ws.weights.cache import WeightsCache, weights_cache
+from omni_ws.weights.sources import pinned_weights
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 KINDS: Final = {
@@ -125,7 +126,7 @@ def ends(turns: TurnDetectionConfig, judge: Judge, samples: Samples) -> list[flo
         SpeechDetector(),
         threshold=turns.threshold,
         silence_duration_ms=turns.silence_ms,
-        judge=judge if turns.type == "semantic_vad" else None,
+        judge=judge.ask if turns.type == "semantic_vad" else None,
         sure=turns.sure,
     )
     data = pcm16_from_samples(samples).tobytes()

@@ -35,7 +35,8 @@ from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed
-from omni_ws.weights import WeightsError, pinned_weights, weights_cache
+from omni_ws.weights.cache import weights_cache
+from omni_ws.weights.sources import WeightsError, pinned_weights
 
 SENTENCES: Final = Path(__file__).with_name("speech") / "sentences.jsonl"
 #: The target for hibari.

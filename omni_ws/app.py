@@ -23,7 +23,7 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http import access
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import FrontEnd, Router, ServeConnection, UpgradeDecision
+from omni_ws.transport.http.application import Application, FrontEnd, Router, ServeConnection, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.mode_b.routes import SESSIONS_PATH
@@ -32,7 +32,7 @@ from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.recording.recordings import Recordings
 
 
-class App:
+class App(Application):
     """The application behind the front door. It knows the front ends by the interface ``FrontEnd`` alone.
 
     The engine is started and stopped by the caller; routes answer while it starts.

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from websockets.asyncio.server import Server
@@ -21,11 +22,11 @@ from omni_ws.app import App
 from omni_ws.config import ConfigurationError, check_available, check_exposure, configured_keys
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
+from omni_ws.config.startup import has_grpc
 from omni_ws.engine.base import Engine
 from omni_ws.engine.child_main import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.advice import advice, part_lines, turn_lines
-from omni_ws.engine_choice.available import suggestions
+from omni_ws.engine_choice.available import advice, part_lines, suggestions, turn_lines
 from omni_ws.engine_choice.available import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
@@ -33,7 +34,7 @@ from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.observer import Observer
 from omni_ws.service.process import allow_connections, returning_memory, unless, watching_loop
 from omni_ws.service.sessions.shared_counts import WorkerGroup
-from omni_ws.token_service import serve_tokens
+from omni_ws.service.tokens.sessions import token_sessions
 from omni_ws.transport.http.application import HttpLimits
 from omni_ws.transport.http.exchange import AccessLog
 from omni_ws.transport.http.front_door import front_door
@@ -384,6 +385,55 @@ def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable
     finally:
         for number in actions:
             loop.remove_signal_handler(number)
+
+
+# The gRPC service of an engine with token sessions, on a port of its own.
+
+DEFAULT_GRPC_PORT: Final = 50051
+
+
+@asynccontextmanager
+async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
+    """Serves gRPC while the block runs. Calls are refused until ``begin`` is called.
+
+    Yields None without the packages for gRPC, or for an engine without token sessions. Raises ConfigurationError if
+    ``grpc.port`` is set nevertheless, and OSError if the port is taken.
+    """
+    config = app.config
+    if not app.sessions.engine.capabilities.token_sessions or not has_grpc():
+        if config.grpc.port is not None:
+            raise ConfigurationError(
+                [f"token sessions are not supported by the {config.engine_name} engine; remove grpc.port"]
+            )
+        yield None
+        return
+    from omni_ws.transport.grpc_salience import listener
+    from omni_ws.transport.grpc_salience.servicer import Salience
+
+    credentials = None
+    if config.ssl_certfile is not None:
+        credentials = listener.tls(config.ssl_certfile, config.ssl_keyfile)
+    async with listener.listen(
+        Salience(partial(token_sessions, app.sessions), app.authenticator, lambda: app.sessions.model),
+        host=config.host,
+        port=_grpc_port(config),
+        settings=config.grpc,
+        max_connections=config.limits.max_connections,
+        budget=app.sessions.budget,
+        metrics=app.sessions.metrics,
+        credentials=credentials,
+    ) as running:
+        yield running
+
+
+def _grpc_port(config: ServerConfig) -> int:
+    """A server on any free port takes any free port for gRPC, too: the default one may be taken."""
+    if config.grpc.port is not None:
+        return config.grpc.port
+    return DEFAULT_GRPC_PORT if config.port else 0
+
+
+# What the log says at the start.
 
 
 def _announce(

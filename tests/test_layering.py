@@ -36,7 +36,6 @@ FLOORS = {
     "omni_ws.generated": 5,
     "omni_ws.app": 6,
     "omni_ws.fronts": 6,
-    "omni_ws.token_service": 6,
     "omni_ws.server": 6,
     "omni_ws.workers": 6,
     "omni_ws.cli": 6,

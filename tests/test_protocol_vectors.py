@@ -16,8 +16,15 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, Ou
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import RequestOpened, StreamEvent
-from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
-from omni_ws.core.start_policy import OnFirstChunk, TimestampOrder
+from omni_ws.core.request_input import (
+    ON_FIRST_CHUNK,
+    GenerationStarted,
+    InputAppended,
+    InputEnded,
+    InputSettings,
+    RequestInput,
+    TimestampOrder,
+)
 from omni_ws.errors import EmptyInput, InvalidValue, OmniError, leaves
 from omni_ws.wire.frames import (
     CLIENT_TYPES,
@@ -318,7 +325,7 @@ def test_order_of_arrival(vector: Vector) -> None:
         "max_chunk_bytes": "max_chunk_bytes",
     }
     limits = StreamLimits(**{names[name]: value for name, value in vector["limits"].items()})
-    settings = InputSettings(start_policy=OnFirstChunk(), mode=InputMode.EXTEND)
+    settings = InputSettings(start_policy=ON_FIRST_CHUNK, mode=InputMode.EXTEND)
     stream = AcknowledgedStream(limits, lambda: settings, budget=ByteBudget(1 << 30), now=0)
     stream.reject_out_of_order = vector["out_of_order"] == "reject"
     for step in vector["steps"]:

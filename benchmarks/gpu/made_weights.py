@@ -10,16 +10,18 @@ from zlib import crc32
 import torch
 
 from benchmarks.gpu.shapes import Family, OmniShape
+from omni_ws.engine.omni.checkpoint import CheckpointTensors
 
 _EMBEDDINGS = "thinker.model.embed_tokens.weight"
 #: Rows of the Thinker's table that are not zero: more than any token of the benchmark but the special ones.
 _USED_ROWS = 4_096
 
 
-class MadeTensors:
-    """A TensorSource. Each tensor depends on its name and shape alone, and is made on ``device`` when it is asked for.
+class MadeTensors(CheckpointTensors):
+    """Tensors in place of those of a checkpoint.
 
-    The Thinker's embeddings are on the CPU, as those of a checkpoint are.
+    Each depends on its name and shape alone, and is made on ``device`` when it is asked for. The
+    Thinker's embeddings are on the CPU, as those of a checkpoint are.
     """
 
     def __init__(self, shape: OmniShape, device: str) -> None:

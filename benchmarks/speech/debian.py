@@ -12,8 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from omni_ws.weights import Fetching, PinnedFile, PinnedWeights, Progress, WeightsError
-from omni_ws.weights.sources import settle
+from omni_ws.weights.sources import (
+    Fetching,
+    PinnedFile,
+    PinnedWeights,
+    Progress,
+    WeightsError,
+    settle,
+)
 
 _MAGIC: Final = b"!<arch>\n"
 _HEAD_BYTES: Final = 60

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -273,14 +273,8 @@ HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 _LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
 
 
-class PauseJudge(Protocol):
-    """Estimates the probability that a speaker who pauses has finished."""
-
-    def ask(self, turn: Samples) -> Future[float]:
-        """Ask about the speaker of ``turn``, whose end is the pause. Must not raise, nor wait for the answer."""
-
-    def close(self) -> None:
-        """Answer no more questions. Idempotent."""
+#: Asks how probable it is that the speaker of a turn, whose end is a pause, has finished. Must not raise, nor wait.
+AskJudge: TypeAlias = Callable[[Samples], Future[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +332,7 @@ class SpeechWatch:
         *,
         threshold: float,
         silence_duration_ms: float,
-        judge: PauseJudge | None = None,
+        judge: AskJudge | None = None,
         sure: float = JUDGED_PAUSES.sure,
     ) -> None:
         self.detector = detector
@@ -460,8 +454,8 @@ class _Pauses:
     and in silence a fraction of a second.
     """
 
-    def __init__(self, judge: PauseJudge, turns: TurnDetector) -> None:
-        self._judge = judge
+    def __init__(self, ask: AskJudge, turns: TurnDetector) -> None:
+        self._ask = ask
         self._turns = turns
         self._waiting: deque[float] = deque()
         self._question: Future[float] | None = None
@@ -503,7 +497,7 @@ class _Pauses:
                 self._turn_began = max(0, event.audio_ms * SAMPLE_RATE // 1000 - HEARD_BEFORE)
             case SpeechPause():
                 end = self._turns.windows * WINDOW_SAMPLES
-                self._question = self._judge.ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
+                self._question = self._ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
 
     def _drop_question(self) -> None:
         question, self._question = self._question, None

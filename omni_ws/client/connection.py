@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -79,12 +79,8 @@ class OpenedConnection:
     updated: SessionUpdatedFrame | None
 
 
-@dataclass(frozen=True, slots=True)
-class ResumedConnection:
-    """A connection that continues an existing session."""
-
-    websocket: ClientConnection
-    resumed: SessionResumedFrame
+#: A connection that continues an existing session, and its first frame.
+ResumedConnection: TypeAlias = tuple[ClientConnection, SessionResumedFrame]
 
 
 def websocket_url(url: str) -> str:
@@ -162,7 +158,7 @@ async def _finish_resume(
         raise ConnectionFailed(f"the server does not speak this protocol: {error}") from None
     match frame:
         case SessionResumedFrame():
-            return ResumedConnection(websocket, frame)
+            return websocket, frame
         case ErrorFrame(error=fields) if fields.code == ResyncRequired.wire.code:
             return await _finish_opening(websocket, config)
         case ErrorFrame(error=fields):

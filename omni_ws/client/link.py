@@ -38,6 +38,7 @@ from omni_ws.errors import (
     ShuttingDown,
 )
 from omni_ws.wire.frames import CancelFrame, FinishFrame, OutputAckFrame, PingFrame
+from omni_ws.wire.server_frames import SessionResumedFrame
 from omni_ws.wire.session_config import merge
 
 _REASONS: dict[str, type[OmniError]] = {"shutting_down": ShuttingDown, "session_timeout": SessionTimeout}
@@ -285,8 +286,8 @@ class Link:
                 match await self._reopen(delays, ending):
                     case OpenedConnection() as opened:
                         self._start_over(opened)
-                    case ResumedConnection() as resumed:
-                        self._continue_session(resumed)
+                    case (websocket, resumed):
+                        self._continue_session(websocket, resumed)
         except (OmniError, ConnectionError) as error:
             ending = Ending(error, orderly=False, retryable=False)
         finally:
@@ -464,13 +465,12 @@ class Link:
             self.write_soon(*self._encode(chunk))
         self._progress.set()
 
-    def _continue_session(self, connection: ResumedConnection) -> None:
+    def _continue_session(self, websocket: ClientConnection, resumed: SessionResumedFrame) -> None:
         """Sends again what did not arrive, in its order.
 
         Never awaits, so that no other frame is queued in between.
         """
-        resumed = connection.resumed
-        self.websocket = connection.websocket
+        self.websocket = websocket
         self._resume_token = resumed.resume_token
         self._is_resumed = True
         self.incoming.resumed()

@@ -474,33 +474,10 @@ class OutputSequencer:
         """Return the last ``count`` numbers, whose outputs were not sent."""
         self.next_sequence_id -= count
 
-    def finish(
-        self,
-        request_id: str,
-        finish_reason: FinishReason,
-        usage: Usage,
-        *,
-        finish_reasons: tuple[FinishReason, ...] = (),
-        foreign_reasons: tuple[str | None, ...] = (),
-        warnings: tuple[OmniError | AnswerWarning, ...] = (),
-        words: WordsKnown = WordsKnown.ALL,
-        ref: str | None = None,
-        turn_id: str | None = None,
-    ) -> FinalChunk:
-        """Number and return the final of a request. Only a late transcript may follow it, where ``words`` says so."""
+    def take_last_number(self, request_id: str, *, late: bool = False) -> int:
+        """Return the next number, for the final of a request. Only a ``late`` transcript may follow it."""
         number = self.take_number(request_id)
         del self._open[request_id]
-        if words is WordsKnown.NOT_YET:
+        if late:
             self._late[request_id] = None
-        return FinalChunk(
-            request_id=request_id,
-            sequence_id=number,
-            finish_reason=finish_reason,
-            usage=usage,
-            finish_reasons=finish_reasons,
-            foreign_reasons=foreign_reasons,
-            warnings=warnings,
-            words=words,
-            ref=ref,
-            turn_id=turn_id,
-        )
+        return number

@@ -60,72 +60,6 @@ class StreamLimits:
     max_total_bytes: int | None = None
 
 
-class InputBytes:
-    """Counts the bytes of one input, those that have arrived and those that are held, against its limits.
-
-    ``budget``, which is shared by all inputs of the server, limits what is held as well.
-    """
-
-    def __init__(self, limits: StreamLimits, budget: ByteBudget, *, single_request: bool = False) -> None:
-        self.limits = limits
-        #: Whether a chunk after the end of the first request is a conflict instead of a second request.
-        self.single_request = single_request
-        #: Bytes accepted or buffered that no engine has taken over.
-        self.held_bytes = 0
-        #: Of these, those that wait behind a gap.
-        self.waiting_bytes = 0
-        #: Bytes that were accepted in order.
-        self.received_bytes = 0
-        self._budget = budget
-        self._closed = False
-
-    def close(self) -> None:
-        """Release everything. What arrives later is not counted."""
-        self._release(self.held_bytes)
-        self._closed = True
-
-    def hold_waiting(self, size: int) -> None:
-        """Count ``size`` more bytes that wait behind a gap.
-
-        Raises PayloadTooLarge or EngineOverloaded where there is no room.
-        """
-        self._check_total(size)
-        self._hold(size)
-        self.waiting_bytes += size
-
-    def release_waiting(self, size: int) -> None:
-        self._release(size)
-        self.waiting_bytes -= size
-
-    def excess(self, total: int, sequence_id: int | None = None) -> PayloadTooLarge | None:
-        """Return the error for an input of ``total`` bytes in all, None if it may be so long."""
-        most = self.limits.max_total_bytes
-        if most is None or total <= most:
-            return None
-        message = f"the input exceeds {most} bytes in total"
-        return PayloadTooLarge(message, param="payload", sequence_id=sequence_id, of_request=not self.single_request)
-
-    def _check_total(self, size: int) -> None:
-        if self.single_request and (excess := self.excess(self.received_bytes + self.waiting_bytes + size)):
-            raise excess
-
-    def _hold(self, size: int) -> None:
-        """Count ``size`` more bytes. Raises PayloadTooLarge or EngineOverloaded if there is no room for them."""
-        if self._closed:
-            return
-        if self.held_bytes + size > self.limits.max_held_bytes:
-            raise PayloadTooLarge(
-                f"more than {self.limits.max_held_bytes} bytes of input are waiting for the engine; send more slowly"
-            )
-        self._budget.take(size)
-        self.held_bytes += size
-
-    def _release(self, size: int) -> None:
-        if not self._closed:
-            self._budget.give(size)
-            self.held_bytes -= size
-
-
 #: The clocks of silence and gap leave so much time to read what was sent while they stood still.
 READ_SEC: Final = 0.1
 
@@ -152,11 +86,12 @@ class SavedInput(Struct, kw_only=True):
     text: InputChunk | None
 
 
-class InputStream(InputBytes):
+class InputStream:
     """Receives the chunks of a session in any order, and returns what they mean as StreamEvents, in order.
 
     Chunks are ordered by their numbers or by their offsets. Each belongs to the request that is open, or opens the next
-    one; the end of an input closes its request. While a chunk is missing, those after it wait.
+    one; the end of an input closes its request. While a chunk is missing, those after it wait. The bytes that
+    have arrived and those that are held are counted against the limits.
 
     ``settings`` returns the input settings for a request that opens. ``budget`` is shared by all streams of the server.
     ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes nothing;
@@ -174,9 +109,18 @@ class InputStream(InputBytes):
         single_request: bool = False,
         completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False,
     ) -> None:
-        # With those of InputBytes there are 29 attributes. Beyond that CPython 3.11 gives each object a dict of its own
-        # keys, and each frame costs a tenth more.
-        super().__init__(limits, budget, single_request=single_request)
+        # 29 attributes: beyond that CPython 3.11 gives each object keys of its own, and each frame costs a tenth more.
+        self.limits = limits
+        #: Whether a chunk after the end of the first request is a conflict instead of a second request.
+        self.single_request = single_request
+        #: Bytes accepted or buffered that no engine has taken over.
+        self.held_bytes = 0
+        #: Of these, those that wait behind a gap.
+        self.waiting_bytes = 0
+        #: Bytes that were accepted in order.
+        self.received_bytes = 0
+        self._budget = budget
+        self._closed = False
         self.reject_out_of_order = False
         #: Whether input, once in order, becomes Diverted events. Changed by ``divert``.
         self.diverting = False
@@ -188,7 +132,6 @@ class InputStream(InputBytes):
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
-        #: Asked of each result of a tool that has joined an input: whether that has all it waits for.
         self._completes = completes
         #: None takes the place of a refused chunk, whose number is used up.
         self.reorder: ReorderBuffer[InputChunk | None] = ReorderBuffer(limits.reorder_window)
@@ -457,6 +400,54 @@ class InputStream(InputBytes):
         return SequenceGap(
             f"chunk {missing.start}{last} did not arrive", param="sequence_id", sequence_id=missing.start
         )
+
+    # bytes
+
+    def close(self) -> None:
+        """Release everything. What arrives later is not counted."""
+        self._release(self.held_bytes)
+        self._closed = True
+
+    def hold_waiting(self, size: int) -> None:
+        """Count ``size`` more bytes that wait behind a gap.
+
+        Raises PayloadTooLarge or EngineOverloaded where there is no room.
+        """
+        self._check_total(size)
+        self._hold(size)
+        self.waiting_bytes += size
+
+    def release_waiting(self, size: int) -> None:
+        self._release(size)
+        self.waiting_bytes -= size
+
+    def excess(self, total: int, sequence_id: int | None = None) -> PayloadTooLarge | None:
+        """Return the error for an input of ``total`` bytes in all, None if it may be so long."""
+        most = self.limits.max_total_bytes
+        if most is None or total <= most:
+            return None
+        message = f"the input exceeds {most} bytes in total"
+        return PayloadTooLarge(message, param="payload", sequence_id=sequence_id, of_request=not self.single_request)
+
+    def _check_total(self, size: int) -> None:
+        if self.single_request and (excess := self.excess(self.received_bytes + self.waiting_bytes + size)):
+            raise excess
+
+    def _hold(self, size: int) -> None:
+        """Count ``size`` more bytes. Raises PayloadTooLarge or EngineOverloaded if there is no room for them."""
+        if self._closed:
+            return
+        if self.held_bytes + size > self.limits.max_held_bytes:
+            raise PayloadTooLarge(
+                f"more than {self.limits.max_held_bytes} bytes of input are waiting for the engine; send more slowly"
+            )
+        self._budget.take(size)
+        self.held_bytes += size
+
+    def _release(self, size: int) -> None:
+        if not self._closed:
+            self._budget.give(size)
+            self.held_bytes -= size
 
     # inside
 

@@ -27,9 +27,18 @@ from typing import Final
 import msgspec
 
 from omni_ws.core.chunks import OutputChunk
-from omni_ws.core.heard_text import Clause, Read, audible, end_of_clauses, end_of_words, read_all
-from omni_ws.core.history import ALL_ROLES, WORDS_UNKNOWN, HistoryItem, HistoryItems, HistoryState, Message, Speech
-from omni_ws.core.ledger_entry import LedgerEntry, SentAudio, Unheard
+from omni_ws.core.history import ALL_ROLES, WORDS_UNKNOWN, HistoryItems, HistoryState, Message, Speech
+from omni_ws.core.ledger_entry import (
+    Clause,
+    LedgerEntry,
+    Read,
+    SentAudio,
+    Unheard,
+    audible,
+    end_of_clauses,
+    end_of_words,
+    read_all,
+)
 from omni_ws.core.quota import ByteBudget, beyond_ordinary
 
 #: Entries that are over and played, of which more is known than the history has.
@@ -488,16 +497,6 @@ class Ledger:
             call_id in entry.results for entry in self._entries.values() if not entry.finished
         )
 
-    @property
-    def items(self) -> tuple[HistoryItem, ...]:
-        """All that the history keeps, the oldest first."""
-        return self.history.items
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of speech in the history, with their overhead."""
-        return self.history.held_bytes
-
     def place(self, messages: Iterable[Message], *, item_id: str | None = None) -> None:
         """Add messages of no request: an item of the client's, behind all requests so far, or an earlier history."""
         if item_id is not None:
@@ -509,10 +508,6 @@ class Ledger:
         self.history.remove(*request_ids, roles=roles)
         for entry in filter(None, map(self._entries.get, request_ids)):
             entry.leave_out(roles)
-
-    def truncate(self, request_id: str) -> int:
-        """Drop a request and all later ones from the history: see HistoryItems."""
-        return self.history.truncate(request_id)
 
     def weigh(self) -> None:
         """Charge the memory of texts, marks and ids. Called when a request, or an item, has come or is over.

@@ -106,16 +106,8 @@ class Room(Protocol):
         ...
 
 
-class _Unlimited:
-    def take(self, size: int) -> None:
-        pass
-
-    def give(self, size: int) -> None:
-        pass
-
-
-#: A room without limit, for media that do not come from a client.
-UNLIMITED: Final[Room] = _Unlimited()
+#: A room without limit, for media that do not come from a client. Threads share it, so that its count means nothing.
+UNLIMITED: Final[Room] = ByteBudget(sys.maxsize)
 
 
 @contextmanager

@@ -65,20 +65,23 @@ class TokenSession:
         self.tokens = array("I") if tokens is None else tokens
         #: Sorted by position.
         self.images = images
-        self._append: TokenAppend | None = None
+        #: Of a pending append: its offset, the tokens that it cut off, and the images before it.
+        self._before: tuple[int, array[int], tuple[TokenImage, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def committed(self) -> array[int]:
         """Return a copy of the list as it is without a pending append."""
-        append = self._append
-        return self.tokens[:] if append is None else self.tokens[: append.offset] + append.cut
+        if self._before is None:
+            return self.tokens[:]
+        offset, cut, _ = self._before
+        return self.tokens[:offset] + cut
 
     def begin(
         self, tokens: Sequence[int], *, offset: int, truncating: bool = False, images: Iterable[TokenImage] = ()
-    ) -> TokenAppend:
-        """Append ``tokens`` at ``offset``; returns the pending append.
+    ) -> None:
+        """Append ``tokens`` at ``offset``, pending until ``commit`` or ``rollback``.
 
         ``offset`` has to be the length of the list or, with ``truncating``, at most that: the list is cut off there
         first.
@@ -87,7 +90,7 @@ class TokenSession:
         too long, and InvalidValue for unknown token IDs and for images that do not match the vision blocks. The list is
         unchanged then.
         """
-        if self._append is not None:
+        if self.pending:
             raise RuntimeError("an append is in progress")
         kept = self._check_offset(offset, truncating)
         # The cheap check first: there may be millions of tokens.
@@ -100,12 +103,10 @@ class TokenSession:
             raise InvalidValue(f"token ids must be less than {self.vocabulary}", param="append_tokens")
         added = tuple(sorted(images, key=lambda image: image.start))
         self._check_images(new, offset, added)
-        append = TokenAppend(self, offset=offset, cut=self.tokens[offset:], images_before=self.images)
+        self._before = offset, self.tokens[offset:], self.images
         del self.tokens[offset:]
         self.tokens += new
         self.images = (*kept, *added)
-        self._append = append
-        return append
 
     def decoded(self, token: int) -> None:
         """Append a token that the model generated."""
@@ -128,15 +129,22 @@ class TokenSession:
             images=self._images_before(at),
         )
 
-    def settle(self, append: TokenAppend, *, undo: bool) -> None:
-        """Make a pending append final, or ``undo`` it. Does nothing for one that is not pending."""
-        if self._append is not append:
-            return
-        self._append = None
-        if undo:
-            del self.tokens[append.offset :]
-            self.tokens += append.cut
-            self.images = append.images_before
+    @property
+    def pending(self) -> bool:
+        """Whether an append is neither committed nor rolled back."""
+        return self._before is not None
+
+    def commit(self) -> None:
+        """Make the pending append final, if there is one."""
+        self._before = None
+
+    def rollback(self) -> None:
+        """Undo the pending append, if there is one."""
+        before, self._before = self._before, None
+        if before is not None:
+            offset, cut, self.images = before
+            del self.tokens[offset:]
+            self.tokens += cut
 
     def _check_offset(self, offset: int, truncating: bool) -> tuple[TokenImage, ...]:
         """Check ``offset`` and return the images before it."""
@@ -177,30 +185,6 @@ class TokenSession:
         pads = sum(image.features for image in images)
         if (new.count(vision.start), new.count(vision.pad), new.count(vision.end)) != (len(images), pads, len(images)):
             raise InvalidValue("append_tokens must have exactly one vision block per image", param="images")
-
-
-@dataclass(slots=True, eq=False)
-class TokenAppend:
-    """A pending append. Both ``commit`` and ``rollback`` settle it; further calls do nothing."""
-
-    session: TokenSession
-    offset: int
-    #: The tokens that the append cut off.
-    cut: array[int]
-    images_before: tuple[TokenImage, ...]
-
-    @property
-    def pending(self) -> bool:
-        """Whether the append is neither committed nor rolled back."""
-        return self.session._append is self
-
-    def commit(self) -> None:
-        """Make the append final."""
-        self.session.settle(self, undo=False)
-
-    def rollback(self) -> None:
-        """Undo the append."""
-        self.session.settle(self, undo=True)
 
 
 class TokenRanges:

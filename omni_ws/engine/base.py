@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -588,37 +589,27 @@ class ReadoutManifest:
     dtype: str = ""
 
 
-class TokenEngine(Protocol):
+class TokenEngine(ABC):
     """An engine's interface for token sessions (``HasTokens.tokens``), usable once the engine has started."""
 
-    @property
-    def max_model_len(self) -> int:
-        """The limit on the length of a token list, decoded tokens included."""
-        ...
+    #: The limit on the length of a token list, decoded tokens included.
+    max_model_len: int
+    #: The number of token IDs.
+    vocabulary_size: int
+    #: The IDs that form a vision block; None for models without images.
+    vision_tokens: VisionTokens | None
+    #: The contents of a readout.
+    readout_manifest: ReadoutManifest
 
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of token IDs."""
-        ...
-
-    @property
-    def vision_tokens(self) -> VisionTokens | None:
-        """The IDs that form a vision block; None for models without images."""
-        ...
-
-    @property
-    def readout_manifest(self) -> ReadoutManifest:
-        """The contents of a readout."""
-        ...
-
+    @abstractmethod
     async def check_images(self, images: Sequence[TokenImage]) -> None:
         """Check that images can be used.
 
         Raises InvalidValue for an image that cannot be decoded, or whose number of features differs from what the model
         computes.
         """
-        ...
 
+    @abstractmethod
     def generate_tokens(self, generation: TokenGeneration) -> AsyncIterator[TokenEvent]:
         """Continue a token list: an async generator that ends with one TokensFinished.
 
@@ -626,7 +617,6 @@ class TokenEngine(Protocol):
         yielded only after the model has processed it. Closing the generator aborts the call. Raises as
         ``Engine.generate``, and ContextLengthExceeded before the first output.
         """
-        ...
 
 
 class HasTokens(Protocol):

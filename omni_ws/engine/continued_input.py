@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -12,17 +12,17 @@ from omni_ws.core.history import Message, Speech
 from omni_ws.engine.base import InputSource
 
 
-class EarlierParts(Protocol):
+class EarlierParts(ABC):
     """The earlier parts of a message: turns of the user whose answers were cut off before anybody heard them."""
 
     @property
+    @abstractmethod
     def known(self) -> bool:
         """Whether ``chunks`` returns without waiting: the speech of all earlier parts is transcribed."""
-        ...
 
+    @abstractmethod
     async def chunks(self) -> tuple[InputChunk, ...]:
         """Wait for the transcripts, and return the parts in order: text, or audio if it has no transcript."""
-        ...
 
 
 class ContinuedInput:

@@ -1,18 +1,24 @@
-"""Our own engines, each as its entry point makes it of the configuration (``config.plugins``).
+"""Our own engines, each as its entry point makes it of the configuration (``config.plugins``), and their parts.
 
 Each is imported only when it is made, since engines have heavy dependencies.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from omni_ws.config.model import EngineName, ServerConfig
-from omni_ws.config.parts import REMOTE_PARTS
+from omni_ws.config.model import EngineName, ServerConfig, VllmConfig, VoiceChoice
+from omni_ws.config.parts import LOCAL_PORTS, OPENAI_KEY, REMOTE_PARTS, SERVER, PartConfig
 from omni_ws.config.plugins import ENGINES, made
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
+from omni_ws.engine.first_to_start import FirstToStart
+from omni_ws.errors import EngineFailed
+from omni_ws.installing import fetch_command
 
 #: The name of the model of the embedded engine, which has none.
 EMBEDDED_MODEL: Final = "omni-embedded"
@@ -42,7 +48,6 @@ def remote_engine(config: ServerConfig) -> Engine:
 def composed_engine(config: ServerConfig) -> Engine:
     """An LLM with an ASR and a TTS: the parts that are named, the embedded ones, or vLLM's model with what it lacks."""
     from omni_ws.engine.composed.engine import ComposedEngine
-    from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of, vllm_engine
 
     llm, whole_vllm = config.llm, config.engine is EngineName.VLLM
     return ComposedEngine(
@@ -67,3 +72,205 @@ def _thinks_ahead(config: ServerConfig) -> bool:
         return config.llm.speculate
     urls = [part.choice.url for part in (config.llm, config.tts) if part.choice.url is not None]
     return all(is_loopback(urlsplit(url).hostname or "") for url in urls)
+
+
+# The engine of each part, by what ``--asr``, ``--llm`` and ``--tts`` name.
+
+#: What is not known of an LLM on a server unless ``remote`` says it.
+_FORWARDING: Final = (
+    *("input_modalities", "options", "sampling", "stage_params", "stage_sampling"),
+    *("voices", "audio_format", "audio_sample_rate"),
+)
+
+#: The models that can be fetched, by what ``--llm`` calls them: their own names, and what to know of them.
+_FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
+    "qwen": (
+        "Qwen2.5-Coder-1.5B-Instruct",
+        "Qwen answers everyday questions, on two cores hardly faster than one listens; rules answer what they know "
+        "exactly: time, dates, sums, units, spelling",
+    ),
+    "smollm2": (
+        "SmolLM2-135M-Instruct",
+        "SmolLM2 is a very small model for trying things out: its sentences are fluent, and often wrong; --llm qwen, "
+        "or --llm gguf:FILE, is better",
+    ),
+}
+
+
+def asr_of(config: ServerConfig) -> Engine | None:
+    """The part that hears; None if there is none."""
+    choice = config.asr.choice
+    if choice.name == "none":
+        return None
+    from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+
+    if choice.name == SERVER:
+        from omni_ws.engine.remote.recogniser import RemoteRecogniser
+        from omni_ws.engine.remote.settings import RemoteAsrSettings
+
+        asr, fields = config.asr, _upstream(config, config.asr)
+        if asr.languages is not None:
+            fields["languages"] = asr.languages
+        settings = RemoteAsrSettings(**fields, word_times=asr.word_times, speculate=asr.speculate)
+        return RecogniserEngine(RemoteRecogniser(settings))
+    if choice.name == "vllm":
+        from omni_ws.engine.vllm.recogniser import VllmRecogniser
+
+        assert choice.model is not None  # without a model the configuration is refused
+        return RecogniserEngine(VllmRecogniser(choice.model, config.asr.args))
+    from omni_ws.engine.asr.whisper import WhisperRecogniser
+    from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL
+
+    most = config.embedded.max_recognisers
+    return RecogniserEngine(WhisperRecogniser(choice.model or DEFAULT_MODEL, max_recognisers=most))
+
+
+def llm_of(config: ServerConfig) -> Engine:
+    """The part that answers."""
+    choice = config.llm.choice
+    match choice.name:
+        case "embedded" | "rules":
+            from omni_ws.engine.llm.rules_engine import RulesEngine
+
+            return RulesEngine()
+        case "vllm":
+            return vllm_engine(config, _alone(config.vllm, choice.model, speaks=config.tts.choice.name == "none"))
+        case "gguf":
+            assert choice.model is not None  # without a model the configuration is refused
+            return _gguf(config, Path(choice.model).expanduser())
+        case "qwen":
+            from omni_ws.engine.llm.rules_engine import RulesFirst
+
+            return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
+        case "smollm2":
+            return _fetched_llm(config)
+    from omni_ws.engine.remote.engine import LocalServerLlm, RemoteLlmEngine
+    from omni_ws.engine.remote.settings import RemoteLlmSettings
+
+    fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
+    llm = config.llm
+    wanted = {"reasoning_effort": llm.reasoning_effort, "chat_template_kwargs": llm.chat_template_kwargs}
+    body = {name: value for name, value in wanted.items() if value}
+    thoughts = llm.opens_thoughts
+    settings = RemoteLlmSettings(**_upstream(config, llm), opens_thoughts=thoughts, **fields, body=body)
+    return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
+
+
+def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
+    """vLLM's model alone, with what the server needs of it for token sessions and traces."""
+    from omni_ws.engine.vllm.engine import VllmEngine
+
+    readouts = None
+    if config.grpc.readout_vectors is not None and config.grpc.readout_manifest is not None:
+        from omni_ws.engine.vllm.readouts import Readouts, load_vectors
+
+        readouts = Readouts(load_vectors(config.grpc.readout_vectors, config.grpc.readout_manifest))
+    return VllmEngine(settings, readouts=readouts, trace_root=config.profiler.root)
+
+
+def _fetched_llm(config: ServerConfig) -> Engine:
+    name = config.llm.choice.name
+    model, about = _FETCHED_LLMS[name]
+    return _gguf(config, _fetched(name), name=model, about=about)
+
+
+def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") -> Engine:
+    from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
+
+    llm = config.llm
+    return GgufEngine(
+        GgufSettings(
+            file=file,
+            name=name or file.stem,
+            context=llm.context,
+            threads=llm.threads,
+            parallel=llm.parallel,
+            think=llm.think,
+            chat_template=llm.chat_template,
+            instructions="" if config.tts.choice.name == "none" else llm.spoken_instructions,
+            about=about,
+            first_byte_timeout=llm.first_byte_timeout_sec,
+        )
+    )
+
+
+def _fetched(name: str) -> Path:
+    """The file of weights that were fetched. Raises EngineFailed."""
+    from omni_ws.weights.cache import fetched_file
+
+    if (file := fetched_file(name)) is None:
+        raise EngineFailed(f"the weights of {name} are not here; fetch them with: {fetch_command(name)}", fatal=True)
+    return file
+
+
+def _alone(vllm: VllmConfig, model: str | None, *, speaks: bool) -> VllmConfig:
+    """The settings of a model without a Talker, which is a part of its own. One that ``speaks`` may by itself."""
+    own = {"model": model, "omni_speech": vllm.omni_speech and speaks}
+    return vllm.model_copy(update={**own, "talker": None, "talker_profile": None, "talker_args": {}})
+
+
+def tts_of(config: ServerConfig) -> Engine | None:
+    """The part that speaks; None if there is none."""
+    choice = config.tts.choice
+    if choice.name == "none":
+        return None
+    from omni_ws.engine.tts.speech_engine import SpeechEngine
+
+    match choice.name:
+        case "talker":
+            from omni_ws.engine.vllm.talker_engine import Speaker
+
+            assert choice.model is not None  # without a model the configuration is refused
+            talker = Speaker(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
+            return SpeechEngine(talker)
+        case "embedded":
+            return _best_voice(config)
+        case "hibari" | "espeak":
+            from omni_ws.engine.tts.voice_process import VoiceProcess
+
+            default_voice = config.tts.voice or config.embedded.default_voice
+            file = None if choice.model is None else Path(choice.model).expanduser()
+            return SpeechEngine(VoiceProcess(VoiceChoice(choice.name), default_voice=default_voice, file=file))
+    from omni_ws.engine.remote.settings import RemoteTtsSettings
+    from omni_ws.engine.remote.voice import RemoteVoice
+
+    remote, voice = config.remote, config.tts.voice
+    voices = remote.voices if voice is None else (voice, *(one for one in remote.voices if one != voice))
+    settings = RemoteTtsSettings(
+        **_upstream(config, config.tts), voices=voices, audio_sample_rate=remote.audio_sample_rate
+    )
+    return SpeechEngine(RemoteVoice(settings))
+
+
+def _best_voice(config: ServerConfig) -> Engine:
+    """Hibari, else espeak-ng, unless ``embedded.voice`` names one."""
+    from omni_ws.engine.tts.speech_engine import SpeechEngine
+    from omni_ws.engine.tts.voice_process import VoiceProcess
+
+    choice, voice = config.embedded.voice, config.tts.voice or config.embedded.default_voice
+    chosen = SpeechEngine(VoiceProcess(choice, default_voice=voice))
+    if choice is not VoiceChoice.AUTO:
+        return chosen
+    hibari = SpeechEngine(VoiceProcess(VoiceChoice.HIBARI, default_voice=voice))
+    return FirstToStart({"hibari": hibari, "espeak-ng": chosen})
+
+
+def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
+    """The fields of UpstreamSettings for a part on a server."""
+    from omni_ws.engine.remote.settings import key_of, patience
+
+    choice, fields = part.choice, patience(config.remote)
+    fields["log_content"] = config.log_content
+    model, url = choice.model, choice.url
+    if url is None:
+        url = f"http://127.0.0.1:{LOCAL_PORTS[choice.name]}/v1"
+        if "start_timeout_sec" not in config.remote.changed:
+            fields["start_timeout"] = 0  # a person who starts this finds it there, or has to start it
+        if choice.name == "ollama" and model is not None and ":" not in model.rpartition("/")[2]:
+            model += ":latest"  # as Ollama itself completes and lists names
+    if part is config.llm and "first_byte_timeout_sec" in part.changed:
+        fields["first_byte_timeout"] = config.llm.first_byte_timeout_sec
+    key = key_of(part.api_key)
+    if choice.name == "openai" and key is None:
+        key, fields["key_variable"] = os.environ.get(OPENAI_KEY), OPENAI_KEY
+    return {"urls": (url,), "model": model, "api_key": key, "section": part.part, **fields}

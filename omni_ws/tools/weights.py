@@ -14,18 +14,17 @@ from omni_ws.cli import FAILURE, INTERRUPTED
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.installing import fetch_command
-from omni_ws.weights import (
+from omni_ws.weights.cache import WeightsCache, weights_cache
+from omni_ws.weights.sources import (
     Fetching,
     InstalledSource,
     OfficialSource,
     PackageSource,
     PinnedWeights,
     Progress,
-    WeightsCache,
     WeightsError,
     WeightsSource,
     pinned_weights,
-    weights_cache,
 )
 
 _MB: Final = 1_000_000

@@ -13,15 +13,18 @@ from typing import IO, Any, Final
 import msgspec
 
 from omni_ws.config.values import replace_file, user_cache_folder
-from omni_ws.weights.lock import PinnedFile, PinnedWeights, WeightsError, pinned_weights
 from omni_ws.weights.sources import (
     Fetching,
     InstalledSource,
     OfficialSource,
     PackageSource,
+    PinnedFile,
+    PinnedWeights,
     Progress,
+    WeightsError,
     WeightsSource,
     is_pinned,
+    pinned_weights,
 )
 
 #: The file beside the weights that records which files were verified, and in which state.

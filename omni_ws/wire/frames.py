@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 import orjson
@@ -218,15 +218,7 @@ ClientFrame: TypeAlias = (
 _TypedFrame: TypeAlias = (
     InputChunkFrame | SessionConfigFrame | FinishFrame | CancelFrame | HistoryTruncateFrame | OutputAckFrame | PingFrame
 )
-CLIENT_FRAMES: Final = (
-    InputChunkFrame,
-    SessionConfigFrame,
-    FinishFrame,
-    CancelFrame,
-    HistoryTruncateFrame,
-    OutputAckFrame,
-    PingFrame,
-)
+CLIENT_FRAMES: Final[tuple[type[Struct], ...]] = get_args(_TypedFrame)
 CLIENT_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in CLIENT_FRAMES)
 
 _NO_OFFSETS: Final = "offset is not supported over WebSocket; use sequence_id"

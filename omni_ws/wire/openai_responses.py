@@ -38,12 +38,12 @@ AUDIO_EXPIRES_SEC: Final = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """What the response to a chat request contains, besides the answer.
+class ResponseOptions:
+    """What the response to a chat or a completion request contains, besides the answers.
 
-    ``created`` is in seconds of Unix time. ``include_usage`` adds a chunk with the usage after the final ones,
-    ``usage_on_final_chunk`` puts it on the last of these. ``input_transcript`` includes the recognised text of the
-    input.
+    ``choices`` is their number, to all prompts together. ``created`` is in seconds of Unix time. ``include_usage`` adds
+    a chunk with the usage after the final ones, ``usage_on_final_chunk`` puts it on the last of these.
+    ``input_transcript`` includes the recognised text of the input.
     """
 
     completion_id: str
@@ -54,7 +54,6 @@ class ChatOptions:
     include_usage: bool = False
     usage_on_final_chunk: bool = False
     input_transcript: bool = True
-    #: The number of answers to the request (OpenAI's ``n``).
     choices: int = 1
     logprobs: bool = False
 
@@ -66,7 +65,7 @@ class ChatStream:
     requested. With several choices, the first and the last kind occur once for each, by ascending index.
     """
 
-    def __init__(self, options: ChatOptions) -> None:
+    def __init__(self, options: ResponseOptions) -> None:
         self._options = options
         self._role_sent = False
         self._audio_sent = False
@@ -239,7 +238,7 @@ class _Choice:
 class ChatCompletion:
     """Accumulates a whole ``chat.completion`` from the outputs that a stream would encode."""
 
-    def __init__(self, options: ChatOptions) -> None:
+    def __init__(self, options: ResponseOptions) -> None:
         self._options = options
         self._choices = [_Choice() for _ in range(options.choices)]
         self._transcript: list[str] = []
@@ -343,28 +342,12 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.token, "logprob": finite_logprob(token.logprob), "bytes": list(token.data)}
 
 
-def audio_id(options: ChatOptions) -> str:
+def audio_id(options: ResponseOptions) -> str:
     """The id of the audio of an answer."""
     return "audio_" + options.completion_id.removeprefix("chatcmpl-")
 
 
 # ``/v1/completions``: ``text_completion`` objects, whole and in chunks.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOptions:
-    """What the response to a completion request contains, besides the answers.
-
-    ``choices`` is the number of answers to all prompts together. ``created`` is in seconds of Unix time.
-    """
-
-    completion_id: str
-    created: int
-    model: str
-    choices: int = 1
-    logprobs: bool = False
-    include_usage: bool = False
-    usage_on_final_chunk: bool = False
 
 
 class _Unsent:
@@ -404,40 +387,16 @@ class _Unsent:
         return text, logprobs
 
 
-class _Choices:
-    """The unsent text of all choices; the base of both forms of a response."""
+class Completion:
+    """Encodes a completion: as a stream by ``output`` and ``final``, or as a whole by ``add`` and ``whole``.
 
-    def __init__(self, options: CompletionOptions) -> None:
+    The text of a stream is sent one output late, because the last text of a choice carries its finish reason: no chunk
+    is sent empty for the sake of that.
+    """
+
+    def __init__(self, options: ResponseOptions) -> None:
         self._options = options
         self._unsent = [_Unsent() for _ in range(options.choices)]
-
-    def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
-        """Return the object of a choice with its unsent text."""
-        text, logprobs = self._unsent[index].take()
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs if self._options.logprobs else None,
-            "finish_reason": finish_reason,
-        }
-
-    def _object(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
-        return {
-            "id": self._options.completion_id,
-            "object": "text_completion",
-            "created": self._options.created,
-            "model": self._options.model,
-            "choices": choices,
-            **extra,
-        }
-
-
-class CompletionStream(_Choices):
-    """Encodes a streamed completion.
-
-    Text is sent one output late, because the last text of a choice carries its finish reason: no chunk is sent empty
-    for the sake of that.
-    """
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
         """Yield the chunk that the output completes, if any."""
@@ -460,22 +419,38 @@ class CompletionStream(_Choices):
         if options.include_usage and not options.usage_on_final_chunk:
             yield self._object([], usage=usage)
 
-
-class Completion(_Choices):
-    """Accumulates a whole ``text_completion`` from the outputs that a stream would encode."""
-
-    def output(self, chunk: OutputChunk) -> None:
+    def add(self, chunk: OutputChunk) -> None:
         """Add an output."""
         if chunk.modality is OutputModality.TEXT:
             self._unsent[chunk.choice].append(chunk)
 
-    def final(self, chunk: FinalChunk) -> dict[str, Any]:
+    def whole(self, chunk: FinalChunk) -> dict[str, Any]:
         """Return the response."""
         reasons = finish_reasons(chunk, self._options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
         warnings = warning_objects(chunk)
         extra = {"warnings": warnings} if warnings else {}
         return self._object(choices, usage=usage_object(chunk.usage), **extra)
+
+    def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
+        """Return the object of a choice with its unsent text."""
+        text, logprobs = self._unsent[index].take()
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs if self._options.logprobs else None,
+            "finish_reason": finish_reason,
+        }
+
+    def _object(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        return {
+            "id": self._options.completion_id,
+            "object": "text_completion",
+            "created": self._options.created,
+            "model": self._options.model,
+            "choices": choices,
+            **extra,
+        }
 
 
 # ``/v1/audio/speech``: event streams, in two dialects.

@@ -113,55 +113,8 @@ def _wrong(text: str) -> str:
     return f"must be {_MUST_BE['object' if 'object' in types else types[0]]}"
 
 
-# Events of clients.
-
-_Number: TypeAlias = Annotated[float, Meta(ge=0, lt=1 << 53)]
-
-
-class AudioAppend(Struct, frozen=True):
-    """``input_audio_buffer.append``: audio in the format of the session, as base64."""
-
-    audio: bytes
-
-
-class SessionUpdate(Struct, frozen=True):
-    """``session.update`` and ``transcription_session.update``: fields to change; see ``merged_session``."""
-
-    type: str
-    session: dict[str, Any] | None = None
-    event_id: Any = None
-
-
-class ItemCreate(Struct, frozen=True):
-    """``conversation.item.create``: an item to append; see ``read_item``."""
-
-    item: dict[str, Any] | None = None
-
-
-class ItemReference(Struct, frozen=True):
-    """``conversation.item.retrieve``, ``conversation.item.delete``, ``conversation.item.truncate``: the item."""
-
-    item_id: str
-
-
-class ItemTruncate(Struct, frozen=True, kw_only=True):
-    """``conversation.item.truncate``: how much of a spoken answer was heard."""
-
-    audio_end_ms: _Number
-    content_index: _Number = 0
-
-
-class ResponseCreate(Struct, frozen=True):
-    """``response.create``; for ``response`` see ``read_response``."""
-
-    response: dict[str, Any] | None = None
-    event_id: Any = None
-
-
-class ResponseCancel(Struct, frozen=True):
-    """``response.cancel``; without ``response_id`` that of the conversation."""
-
-    response_id: Any = None
+#: A time in milliseconds, or an index, in an event of a client.
+Number: TypeAlias = Annotated[float, Meta(ge=0, lt=1 << 53)]
 
 
 # Items: messages, calls of functions and their outputs.

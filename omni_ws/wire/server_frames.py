@@ -5,7 +5,7 @@ Unset fields of frames are omitted.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 import orjson
@@ -290,20 +290,7 @@ ServerFrame: TypeAlias = (
     | SessionClosingFrame
     | PongFrame
 )
-SERVER_FRAMES: Final = (
-    SessionCreatedFrame,
-    SessionResumedFrame,
-    SessionUpdatedFrame,
-    InputAckFrame,
-    ResponseStartedFrame,
-    OutputChunkFrame,
-    HistoryTruncatedFrame,
-    SpeechStartedFrame,
-    SpeechStoppedFrame,
-    ErrorFrame,
-    SessionClosingFrame,
-    PongFrame,
-)
+SERVER_FRAMES: Final[tuple[type[Struct], ...]] = get_args(ServerFrame)
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder(ServerFrame)

@@ -10,16 +10,23 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr
 
-from omni_ws.core.chunks import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding, InputMode, Modality, Task
-from omni_ws.core.start_policy import (
+from omni_ws.core.chunks import (
+    MAX_CHANNELS,
+    MAX_SAMPLE_RATE,
+    MIN_SAMPLE_RATE,
+    AudioEncoding,
+    InputMode,
+    Modality,
+    StartTrigger,
+    Task,
+)
+from omni_ws.core.request_input import (
     ALIGNMENT_WINDOW_MS,
     DEFAULT_MIN_LENGTH,
     MAX_ALIGNMENT_WINDOW_MS,
+    ON_END_ONLY,
+    ON_FIRST_CHUNK,
     Alignment,
-    OnEndOnly,
-    OnFirstChunk,
-    OnMinLength,
-    OnModality,
     StartPolicy,
 )
 from omni_ws.errors import InvalidValue
@@ -274,18 +281,20 @@ def start_policy(config: SessionConfig) -> StartPolicy:
         wanted = StartPolicyConfig(type=wanted)
     match wanted.type:
         case "on_first_chunk":
-            return OnFirstChunk()
+            return ON_FIRST_CHUNK
         case "on_end_only":
-            return OnEndOnly()
+            return ON_END_ONLY
         case "on_modality":
             if wanted.modality is None:
                 raise InvalidValue("on_modality needs a modality", param="start_policy.modality")
-            return OnModality(modality=wanted.modality, min_audio_ms=wanted.min_audio_ms)
-    minimums = OnMinLength(
+            return StartPolicy(
+                trigger=StartTrigger.MODALITY, modality=wanted.modality, min_audio_ms=wanted.min_audio_ms
+            )
+    minimums = StartPolicy(
         min_audio_ms=wanted.min_audio_ms,
         min_text_chars=wanted.min_text_chars,
         min_bytes=wanted.min_bytes,
         min_chunks=wanted.min_chunks,
         min_video_frames=wanted.min_video_frames,
     )
-    return DEFAULT_MIN_LENGTH if minimums == OnMinLength() else minimums
+    return DEFAULT_MIN_LENGTH if minimums == StartPolicy() else minimums

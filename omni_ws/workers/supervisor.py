@@ -26,8 +26,16 @@ from omni_ws.service.process import allow_connections, unless
 from omni_ws.service.sessions.admission import DailyUseFile
 from omni_ws.service.sessions.shared_counts import KNOW_SECRET, METRICS, WorkerRow, WorkerState
 from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY, notice_dead_networks
-from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart, shared_counts
-from omni_ws.workers.metrics_sum import Family, growing, summed
+from omni_ws.workers.channel import (
+    Family,
+    MessageKind,
+    ProcessChannel,
+    WorkerMessage,
+    WorkerStart,
+    growing,
+    shared_counts,
+    summed,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,15 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.shared_counts import METRICS, SharedCounts, WorkerGroup, WorkerState
 from omni_ws.transport.http.front_door import FrontDoor
 from omni_ws.transport.http.hang_up import Connections
-from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart
-from omni_ws.workers.metrics_sum import as_families, as_metrics, summed
+from omni_ws.workers.channel import (
+    MessageKind,
+    ProcessChannel,
+    WorkerMessage,
+    WorkerStart,
+    as_families,
+    as_metrics,
+    summed,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -98,7 +98,7 @@ def test_samples_that_are_no_numbers_do_not_deafen(nonsense: float) -> None:
 
 
 def judged_watch(judge: ScriptedJudge, *, silence_ms: float = 1500) -> SpeechWatch:
-    return SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=silence_ms, judge=judge)
+    return SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=silence_ms, judge=judge.ask)
 
 
 def heard(watched: SpeechWatch, data: bytes, *, piece_ms: int = 1000) -> list[TurnEvent]:

@@ -80,7 +80,7 @@ async def test_it_outlives_a_connection(arrived: bool) -> None:
         if arrived:
             (conversation,) = server.app.sessions.conversations
             session._link.websocket.transport.pause_reading()
-            await server.until(lambda: len(conversation.ledger.items) == 2, "the truncation")
+            await server.until(lambda: len(conversation.ledger.history.items) == 2, "the truncation")
         else:
             await asyncio.sleep(0)
         session._link.websocket.transport.abort()

@@ -12,14 +12,16 @@ from omni_ws.core.input_stream import READ_SEC, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import ReceivedInput, RequestOpened, StreamEvent
 from omni_ws.core.request_input import (
+    ON_END_ONLY,
+    ON_FIRST_CHUNK,
     GenerationStarted,
     InputAppended,
     InputEnded,
     InputSettings,
     InputState,
     RequestInput,
+    StartPolicy,
 )
-from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.errors import (
     EmptyInput,
     EngineOverloaded,
@@ -45,7 +47,7 @@ def make(
     budget: ByteBudget | None = None,
     single_request: bool = False,
 ) -> AcknowledgedStream:
-    settings = InputSettings(start_policy=policy or OnFirstChunk(), mode=mode)
+    settings = InputSettings(start_policy=policy or ON_FIRST_CHUNK, mode=mode)
     return AcknowledgedStream(
         limits, lambda: settings, budget=budget or ByteBudget(1 << 20), now=0, single_request=single_request
     )
@@ -166,7 +168,7 @@ def deliveries(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
     return contents, order
 
 
-@given(deliveries(), st.sampled_from([OnFirstChunk(), OnEndOnly()]))
+@given(deliveries(), st.sampled_from([ON_FIRST_CHUNK, ON_END_ONLY]))
 def test_any_order_and_repetition_gives_the_same_bytes(
     delivery: tuple[list[bytes], list[int]], policy: StartPolicy
 ) -> None:
@@ -689,7 +691,7 @@ def test_another_connection_is_read() -> None:
 
 
 def test_the_chunk_that_started_the_work_is_named() -> None:
-    stream = make(OnEndOnly())
+    stream = make(ON_END_ONLY)
     stream.receive_chunk(text(0), now=0)
     started, _ = stream.receive_chunk(text(1, end=True), now=0)
     assert isinstance(started, GenerationStarted)

@@ -191,7 +191,7 @@ def test_a_report_behind_the_cut_says_where_it_was() -> None:
     talk.answer("a", "one two three", now=0)
     talk.ledger.report(1000, now=1, request_id="a")
     talk.ledger.silence(1.4)
-    assert talk.ledger.items[-1].message.text == "one"
+    assert talk.ledger.history.items[-1].message.text == "one"
     talk.ledger.report(1400, now=1.5, request_id="a")
     assert talk.answers(now=2) == ["one two"]
     talk.ledger.report(2400, now=3, request_id="a")  # a request has read the history
@@ -202,7 +202,7 @@ def test_such_a_report_may_be_less_than_the_clock_said() -> None:
     talk = Talk(clocked=True)
     talk.answer("a", "one two three", now=0)
     talk.ledger.silence(2.5)
-    assert talk.ledger.items[-1].message.text == "one two three"
+    assert talk.ledger.history.items[-1].message.text == "one two three"
     talk.ledger.report(500, now=2.6, request_id="a")
     assert talk.answers() == ["one"]
 
@@ -566,7 +566,7 @@ def test_a_late_transcript_of_nobody_is_ignored() -> None:
     talk.ledger.finish(entry, whole=False, remembered=False)
     assert not talk.ledger.late_transcript("a", "words")
     talk.answer("b", "answer", now=0, asked="")
-    talk.ledger.truncate("b")
+    talk.ledger.history.truncate("b")
     assert not talk.ledger.late_transcript("b", "words")
     assert talk.ledger.messages(now=1) == ()
 
@@ -679,11 +679,11 @@ def test_both_parts_of_a_turn_are_one_message_and_truncated_as_one() -> None:
     talk.answer("b", "Robert", now=0, asked="What is my name?")
     asked = Message("user", "My name is Robert. What is my name?")
     assert talk.ledger.messages(now=1) == (asked, Message("assistant", "Robert"))
-    assert talk.ledger.truncate("b") == 2
+    assert talk.ledger.history.truncate("b") == 2
     assert talk.ledger.messages(now=1) == ()
-    assert talk.ledger.truncate("a") == 0
+    assert talk.ledger.history.truncate("a") == 0
     with pytest.raises(InvalidValue):
-        talk.ledger.truncate("x")
+        talk.ledger.history.truncate("x")
 
 
 def test_what_a_client_places_stands_behind_earlier_requests() -> None:
@@ -715,7 +715,7 @@ def test_calls_and_results_are_known_from_the_moment_they_are_sent() -> None:
     again.call(ToolCallFragment(0, id="call_1", name="f", arguments="{}"))
     ledger.finish(again, whole=True)
     assert not ledger.knows_result("call_1")  # some engines give the same ids again
-    ledger.truncate("a")
+    ledger.history.truncate("a")
     assert not ledger.knows_call("call_1")
 
 

@@ -266,7 +266,7 @@ class Walk:
                 while self.model.facts[index].gone or not self.left(index):
                     index -= 1
             dropped = [facts for facts in self.model.facts[index:] if not facts.gone]
-            assert self.ledger.truncate(first.name) == len(dropped)
+            assert self.ledger.history.truncate(first.name) == len(dropped)
             for facts in dropped:
                 facts.gone = True
 

@@ -6,14 +6,17 @@ import pytest
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.request_input import (
+    ON_END_ONLY,
+    ON_FIRST_CHUNK,
+    Alignment,
     GenerationStarted,
     InputAppended,
     InputEnded,
     InputSettings,
     InputState,
     RequestInput,
+    StartPolicy,
 )
-from omni_ws.core.start_policy import Alignment, OnEndOnly, OnFirstChunk, OnMinLength, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 
@@ -26,7 +29,7 @@ def text(content: bytes, number: int = 0, *, end: bool = False) -> InputChunk:
 
 
 def test_collects_until_the_policy_fires_then_appends() -> None:
-    subject = session(OnMinLength(min_text_chars=3))
+    subject = session(StartPolicy(min_text_chars=3))
     first, second, third = text(b"ab"), text(b"c", 1), text(b"d", 2)
     assert subject.receive_chunk(first) == []
     states = [subject.state]
@@ -41,25 +44,25 @@ def test_collects_until_the_policy_fires_then_appends() -> None:
 
 
 def test_the_end_starts_what_has_not_started() -> None:
-    subject = session(OnEndOnly())
+    subject = session(ON_END_ONLY)
     chunk = text(b"a", 7, end=True)
     assert subject.receive_chunk(chunk) == [GenerationStarted(StartTrigger.END_OF_INPUT, 7, (chunk,)), InputEnded()]
 
 
 def test_a_bare_end_names_no_chunk() -> None:
-    subject = session(OnEndOnly())
+    subject = session(ON_END_ONLY)
     chunk = text(b"a")
     subject.receive_chunk(chunk)
     assert subject.finish() == [GenerationStarted(StartTrigger.END_OF_INPUT, None, (chunk,)), InputEnded()]
 
 
 def test_the_policy_may_fire_with_the_chunk_that_ends() -> None:
-    subject = session(OnFirstChunk())
+    subject = session(ON_FIRST_CHUNK)
     chunk = text(b"a", end=True)
     assert subject.receive_chunk(chunk) == [GenerationStarted(StartTrigger.FIRST_CHUNK, 0, (chunk,)), InputEnded()]
 
 
-@pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
+@pytest.mark.parametrize("policy", [ON_FIRST_CHUNK, ON_END_ONLY])
 def test_nothing_to_work_on_is_empty_input(policy: StartPolicy) -> None:
     subject = session(policy)
     assert subject.receive_chunk(text(b"")) == []
@@ -71,12 +74,12 @@ def test_nothing_to_work_on_is_empty_input(policy: StartPolicy) -> None:
 
 
 def test_an_empty_chunk_after_the_start_joins_nothing() -> None:
-    subject = session(OnFirstChunk())
+    subject = session(ON_FIRST_CHUNK)
     subject.receive_chunk(text(b"a"))
     assert subject.receive_chunk(text(b"", 1)) == []
 
 
-@pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
+@pytest.mark.parametrize("policy", [ON_FIRST_CHUNK, ON_END_ONLY])
 def test_an_empty_chunk_of_another_modality_ends_no_part(policy: StartPolicy) -> None:
     subject = session(policy)
     subject.receive_chunk(text(b"a"))
@@ -86,7 +89,7 @@ def test_an_empty_chunk_of_another_modality_ends_no_part(policy: StartPolicy) ->
 
 @pytest.mark.parametrize("alignment", Alignment)
 def test_the_input_before_the_start_is_in_the_order_of_its_alignment(alignment: Alignment) -> None:
-    subject = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.EXTEND, alignment=alignment))
+    subject = RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.EXTEND, alignment=alignment))
     late = InputChunk(Modality.AUDIO, bytes(32), 0, timestamp_ms=200)
     early = InputChunk(Modality.TEXT, b"a", 1, timestamp_ms=100)
     subject.receive_chunk(late)
@@ -96,7 +99,7 @@ def test_the_input_before_the_start_is_in_the_order_of_its_alignment(alignment: 
 
 
 def test_snapshot_counts_what_comes_late() -> None:
-    subject = session(OnFirstChunk(), InputMode.SNAPSHOT)
+    subject = session(ON_FIRST_CHUNK, InputMode.SNAPSHOT)
     keeps = [subject.keeps_input]
     subject.receive_chunk(text(b"a"))
     keeps.append(subject.keeps_input)
@@ -110,13 +113,13 @@ def test_snapshot_counts_what_comes_late() -> None:
 
 
 def test_extend_keeps_input_after_the_start() -> None:
-    subject = session(OnFirstChunk())
+    subject = session(ON_FIRST_CHUNK)
     subject.receive_chunk(text(b"a"))
     assert subject.keeps_input
 
 
 def test_a_chunk_after_the_end_is_a_conflict() -> None:
-    subject = session(OnFirstChunk())
+    subject = session(ON_FIRST_CHUNK)
     subject.receive_chunk(text(b"a", end=True))
     with pytest.raises(SessionConflict) as caught:
         subject.receive_chunk(text(b"b", 1))
@@ -132,7 +135,7 @@ def test_a_chunk_after_the_end_is_a_conflict() -> None:
         (RequestInput.fail, InputState.FAILED),
     ],
 )
-@pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
+@pytest.mark.parametrize("policy", [ON_FIRST_CHUNK, ON_END_ONLY])
 def test_a_closed_session_stays_closed(
     close: Callable[[RequestInput], None], state: InputState, policy: StartPolicy
 ) -> None:
@@ -161,7 +164,7 @@ def test_a_closed_session_stays_closed(
 )
 def test_state_changes_only_along_its_table(state: InputState, following: set[str]) -> None:
     for target in InputState:
-        subject = session(OnFirstChunk())
+        subject = session(ON_FIRST_CHUNK)
         subject.state = state
         if target.name in following:
             subject._set_state(target)
@@ -171,7 +174,7 @@ def test_state_changes_only_along_its_table(state: InputState, following: set[st
                 subject._set_state(target)
 
 
-@pytest.mark.parametrize("policy", [OnEndOnly(), OnFirstChunk()])
+@pytest.mark.parametrize("policy", [ON_END_ONLY, ON_FIRST_CHUNK])
 def test_an_empty_result_of_a_tool_is_something_to_work_on(policy: StartPolicy) -> None:
     subject = session(policy)
     nothing = InputChunk(Modality.TEXT, b"", 0, tool_call_id="call_1")
@@ -181,7 +184,7 @@ def test_an_empty_result_of_a_tool_is_something_to_work_on(policy: StartPolicy) 
 
 
 def test_an_empty_result_of_a_tool_joins_what_has_started() -> None:
-    subject = session(OnFirstChunk())
+    subject = session(ON_FIRST_CHUNK)
     subject.receive_chunk(text(b"a"))
     nothing = InputChunk(Modality.TEXT, b"", 1, tool_call_id="call_1")
     assert subject.receive_chunk(nothing) == [InputAppended(nothing)]

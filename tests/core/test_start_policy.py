@@ -7,26 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
-from omni_ws.core.start_policy import (
+from omni_ws.core.request_input import (
     DEFAULT_MIN_LENGTH,
+    ON_END_ONLY,
+    ON_FIRST_CHUNK,
     InputSummary,
-    OnEndOnly,
-    OnFirstChunk,
-    OnMinLength,
-    OnModality,
     StartPolicy,
     by_timestamp,
 )
 
 
+def on_modality(modality: Modality, min_audio_ms: float | None = None) -> StartPolicy:
+    return StartPolicy(trigger=StartTrigger.MODALITY, modality=modality, min_audio_ms=min_audio_ms)
+
+
 def test_on_first_chunk_waits_for_one_that_holds_something() -> None:
-    assert not OnFirstChunk().should_start(InputSummary())
-    assert OnFirstChunk().should_start(InputSummary(chunks=1))
+    assert not ON_FIRST_CHUNK.should_start(InputSummary())
+    assert ON_FIRST_CHUNK.should_start(InputSummary(chunks=1))
 
 
 def test_on_end_only_never_starts() -> None:
     full = InputSummary(chunks=9, bytes=9, audio_ms=9e9, text_chars=9, closed_parts=set(Modality))
-    assert not OnEndOnly().should_start(full)
+    assert not ON_END_ONLY.should_start(full)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_on_end_only_never_starts() -> None:
 )
 def test_each_minimum_fires_at_its_value_and_not_below(minimum: str, value: int, received: str) -> None:
     minimums: dict[str, Any] = {minimum: value}
-    policy = OnMinLength(**minimums)
+    policy = StartPolicy(**minimums)
     others = {"chunks": 0, "bytes": 0, "audio_ms": 0, "text_chars": 0, "images": 0, "video_chunks": 0}
     below: dict[str, Any] = {**others, received: value - 1}
     at: dict[str, Any] = {**others, received: value}
@@ -51,18 +53,18 @@ def test_each_minimum_fires_at_its_value_and_not_below(minimum: str, value: int,
 
 
 def test_images_and_video_count_together() -> None:
-    assert OnMinLength(min_video_frames=2).should_start(InputSummary(images=1, video_chunks=1))
+    assert StartPolicy(min_video_frames=2).should_start(InputSummary(images=1, video_chunks=1))
 
 
 def test_any_minimum_is_enough() -> None:
-    policy = OnMinLength(min_audio_ms=1000, min_text_chars=5)
+    policy = StartPolicy(min_audio_ms=1000, min_text_chars=5)
     assert policy.should_start(InputSummary(text_chars=5))
     assert policy.should_start(InputSummary(audio_ms=1000))
     assert not policy.should_start(InputSummary(text_chars=4, audio_ms=999))
 
 
 def test_no_minimum_never_fires() -> None:
-    assert not OnMinLength().should_start(InputSummary(chunks=9, bytes=9, audio_ms=9, text_chars=9, images=9))
+    assert not StartPolicy().should_start(InputSummary(chunks=9, bytes=9, audio_ms=9, text_chars=9, images=9))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_default_minimums(received: InputSummary, starts: bool) -> None:
 
 
 def test_on_modality_waits_for_a_closed_part() -> None:
-    policy = OnModality(modality=Modality.IMAGE)
+    policy = on_modality(Modality.IMAGE)
     assert not policy.should_start(InputSummary(open_part=Modality.IMAGE, images=1))
     assert not policy.should_start(InputSummary(open_part=Modality.IMAGE, closed_parts={Modality.TEXT}))
     assert policy.should_start(InputSummary(open_part=Modality.TEXT, closed_parts={Modality.IMAGE}))
@@ -90,15 +92,35 @@ def test_on_modality_waits_for_a_closed_part() -> None:
 @pytest.mark.parametrize(
     ("policy", "open_part", "length", "starts"),
     [
-        (OnModality(modality=Modality.AUDIO, min_audio_ms=500), Modality.AUDIO, 499, False),
-        (OnModality(modality=Modality.AUDIO, min_audio_ms=500), Modality.AUDIO, 500, True),
-        (OnModality(modality=Modality.AUDIO), Modality.AUDIO, 500, False),
-        (OnModality(modality=Modality.TEXT, min_audio_ms=500), Modality.AUDIO, 500, False),
-        (OnModality(modality=Modality.AUDIO, min_audio_ms=500), Modality.TEXT, 500, False),
+        (
+            on_modality(Modality.AUDIO, min_audio_ms=500),
+            Modality.AUDIO,
+            499,
+            False,
+        ),
+        (
+            on_modality(Modality.AUDIO, min_audio_ms=500),
+            Modality.AUDIO,
+            500,
+            True,
+        ),
+        (on_modality(Modality.AUDIO), Modality.AUDIO, 500, False),
+        (
+            on_modality(Modality.TEXT, min_audio_ms=500),
+            Modality.AUDIO,
+            500,
+            False,
+        ),
+        (
+            on_modality(Modality.AUDIO, min_audio_ms=500),
+            Modality.TEXT,
+            500,
+            False,
+        ),
     ],
 )
 def test_a_segment_of_audio_may_be_closed_by_its_length(
-    policy: OnModality, open_part: Modality, length: float, starts: bool
+    policy: StartPolicy, open_part: Modality, length: float, starts: bool
 ) -> None:
     assert policy.should_start(InputSummary(open_part=open_part, open_part_audio_ms=length)) is starts
 
@@ -106,10 +128,10 @@ def test_a_segment_of_audio_may_be_closed_by_its_length(
 @pytest.mark.parametrize(
     ("policy", "trigger"),
     [
-        (OnFirstChunk(), StartTrigger.FIRST_CHUNK),
-        (OnEndOnly(), StartTrigger.END_OF_INPUT),
-        (OnMinLength(), StartTrigger.MIN_LENGTH),
-        (OnModality(modality=Modality.TEXT), StartTrigger.MODALITY),
+        (ON_FIRST_CHUNK, StartTrigger.FIRST_CHUNK),
+        (ON_END_ONLY, StartTrigger.END_OF_INPUT),
+        (StartPolicy(), StartTrigger.MIN_LENGTH),
+        (on_modality(Modality.TEXT), StartTrigger.MODALITY),
     ],
 )
 def test_each_policy_names_its_trigger(policy: StartPolicy, trigger: StartTrigger) -> None:

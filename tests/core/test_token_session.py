@@ -17,7 +17,8 @@ BLOCK = [START, PAD, PAD, END]
 
 def session(*tokens: int, max_length: int = 64) -> TokenSession:
     made = TokenSession(max_length=max_length, vocabulary=100, vision=VisionTokens(START, PAD, END))
-    made.begin(tokens, offset=0).commit()
+    made.begin(tokens, offset=0)
+    made.commit()
     return made
 
 
@@ -28,13 +29,15 @@ def image(start: int, end: int) -> TokenImage:
 def with_image() -> TokenSession:
     """1, the block at [1, 5), 2."""
     made = session()
-    made.begin([1, *BLOCK, 2], offset=0, images=[image(1, 5)]).commit()
+    made.begin([1, *BLOCK, 2], offset=0, images=[image(1, 5)])
+    made.commit()
     return made
 
 
 def test_tokens_are_appended_at_the_end() -> None:
     made = session(1, 2)
-    made.begin([3], offset=2).commit()
+    made.begin([3], offset=2)
+    made.commit()
     made.decoded(4)
     assert list(made.tokens) == [1, 2, 3, 4]
     assert len(made) == 4
@@ -47,40 +50,42 @@ def test_a_wrong_offset_changes_nothing(offset: int, truncating: bool) -> None:
         made.begin([9], offset=offset, truncating=truncating)
     assert refusal.value.param == "offset"
     assert list(made.tokens) == [1, 2]
-    made.begin([3], offset=2).commit()
+    made.begin([3], offset=2)
+    made.commit()
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_truncation_rewrites_from_the_offset(offset: int) -> None:
     made = session(1, 2)
-    made.begin([9], offset=offset, truncating=True).commit()
+    made.begin([9], offset=offset, truncating=True)
+    made.commit()
     assert list(made.tokens) == [*[1, 2][:offset], 9]
 
 
 def test_an_append_can_be_taken_back() -> None:
     made = with_image()
-    append = made.begin([7, 8], offset=5, truncating=True)
+    made.begin([7, 8], offset=5, truncating=True)
     assert list(made.tokens) == [1, *BLOCK, 7, 8]
     assert list(made.committed()) == [1, *BLOCK, 2]
-    append.rollback()
-    append.commit()
+    made.rollback()
+    made.commit()
     assert list(made.tokens) == list(made.committed()) == [1, *BLOCK, 2]
     assert len(made.images) == 1
 
 
 def test_what_was_confirmed_stays() -> None:
     made = session(1)
-    append = made.begin([2], offset=1)
-    append.commit()
-    append.rollback()
+    made.begin([2], offset=1)
+    made.commit()
+    made.rollback()
     assert list(made.committed()) == [1, 2]
 
 
 def test_a_truncation_that_drops_an_image_can_be_taken_back() -> None:
     made = with_image()
-    append = made.begin([], offset=1, truncating=True)
+    made.begin([], offset=1, truncating=True)
     assert not made.images
-    append.rollback()
+    made.rollback()
     assert [(one.start, one.end) for one in made.images] == [(1, 5)]
 
 
@@ -88,16 +93,19 @@ def test_the_list_may_be_as_long_as_the_model_reads_and_no_longer() -> None:
     made = session(*range(3), max_length=5)
     with pytest.raises(ContextLengthExceeded):
         made.begin([1, 2, 3], offset=3)
-    made.begin([1, 2], offset=3).commit()
+    made.begin([1, 2], offset=3)
+    made.commit()
     assert len(made) == 5
-    made.begin([1], offset=4, truncating=True).commit()
+    made.begin([1], offset=4, truncating=True)
+    made.commit()
 
 
 def test_token_ids_are_below_the_vocabulary() -> None:
     made = session()
     with pytest.raises(InvalidValue, match="less than 100"):
         made.begin([99, 100], offset=0)
-    made.begin([99], offset=0).commit()
+    made.begin([99], offset=0)
+    made.commit()
 
 
 # images
@@ -105,9 +113,11 @@ def test_token_ids_are_below_the_vocabulary() -> None:
 
 def test_images_at_and_after_a_truncation_are_dropped() -> None:
     made = with_image()
-    made.begin([3], offset=5, truncating=True).commit()
+    made.begin([3], offset=5, truncating=True)
+    made.commit()
     assert len(made.images) == 1
-    made.begin([3], offset=1, truncating=True).commit()
+    made.begin([3], offset=1, truncating=True)
+    made.commit()
     assert not made.images
 
 
@@ -155,7 +165,8 @@ def test_an_image_lies_within_what_is_appended() -> None:
 
 def test_two_images_in_any_order() -> None:
     made = session()
-    made.begin([*BLOCK, 5, *BLOCK], offset=0, images=[image(5, 9), image(0, 4)]).commit()
+    made.begin([*BLOCK, 5, *BLOCK], offset=0, images=[image(5, 9), image(0, 4)])
+    made.commit()
     assert [one.start for one in made.images] == [0, 5]
     assert [one.features for one in made.images] == [2, 2]
 
@@ -164,7 +175,8 @@ def test_a_model_that_sees_nothing_takes_no_images() -> None:
     made = TokenSession(max_length=8, vocabulary=100)
     with pytest.raises(InvalidValue, match="not supported by this model"):
         made.begin(BLOCK, offset=0, images=[image(0, 4)])
-    made.begin(BLOCK, offset=0).commit()  # ordinary tokens for a model without images
+    made.begin(BLOCK, offset=0)  # ordinary tokens for a model without images
+    made.commit()
 
 
 # forks
@@ -176,7 +188,8 @@ def test_a_fork_has_the_first_tokens_and_the_images_in_them(at: int) -> None:
     child = parent.fork(at)
     assert list(child.tokens) == [1, *BLOCK, 2][:at]
     assert child.images == (parent.images if at >= 5 else ())
-    child.begin([3], offset=at).commit()
+    child.begin([3], offset=at)
+    child.commit()
     assert list(parent.tokens) == [1, *BLOCK, 2]
 
 
@@ -249,12 +262,12 @@ def test_a_session_is_a_list_and_refusals_leave_it_alone(
             assert refused(lambda at=offset: made.fork(at)) == (offset > len(plain))  # type: ignore[misc]
         else:
             try:
-                append = made.begin(tokens, offset=offset, truncating=truncating)
+                made.begin(tokens, offset=offset, truncating=truncating)
             except OmniError:
                 assert list(made.tokens) == plain
                 continue
             assert offset == len(plain) or (truncating and offset < len(plain))
-            getattr(append, name)()
+            getattr(made, name)()
             if name == "commit":
                 plain = plain[:offset] + tokens
         assert list(made.tokens) == list(made.committed()) == plain

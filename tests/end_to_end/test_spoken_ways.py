@@ -16,7 +16,7 @@ from omni_ws.config.parts import LlmConfig
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
-from omni_ws.engine_choice.parts import llm_of
+from omni_ws.engine_choice import llm_of
 
 pytestmark = [pytest.mark.slow]
 

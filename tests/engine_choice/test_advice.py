@@ -12,7 +12,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine_choice.advice import advice
+from omni_ws.engine_choice.available import advice
 
 RULES = ComposedEngine(RulesEngine(), asr=WordEngine())
 

@@ -23,7 +23,7 @@ from omni_ws.engine.composed.parts import PartDescription
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine.remote.engine import RemoteEngine, RemoteLlmEngine
+from omni_ws.engine.remote.engine import LocalServerLlm, RemoteEngine, RemoteLlmEngine
 from omni_ws.engine.remote.recogniser import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
 from omni_ws.engine.remote.voice import RemoteVoice
@@ -32,9 +32,7 @@ from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.recogniser import VllmRecogniser
 from omni_ws.engine.vllm.talker_engine import Speaker
-from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.local_llm import LocalServerLlm
-from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of
+from omni_ws.engine_choice import asr_of, create_engine, llm_of, tts_of
 from omni_ws.errors import EngineFailed
 
 ORPHEUS = "talker:canopylabs/orpheus-3b-0.1-ft"

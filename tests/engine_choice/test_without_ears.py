@@ -15,7 +15,7 @@ from omni_ws.config import load
 from omni_ws.engine.asr import whisper
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.advice import advice, part_lines, turn_lines
+from omni_ws.engine_choice.available import advice, part_lines, turn_lines
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 

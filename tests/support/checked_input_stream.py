@@ -17,8 +17,14 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent, TextRefused
-from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
-from omni_ws.core.start_policy import OnMinLength
+from omni_ws.core.request_input import (
+    GenerationStarted,
+    InputAppended,
+    InputEnded,
+    InputSettings,
+    RequestInput,
+    StartPolicy,
+)
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,
@@ -488,4 +494,4 @@ class CheckedInputStream:
                 raise AssertionError("nothing is diverted here, or no text, and no total is limited")
 
     def _settings(self) -> InputSettings:
-        return InputSettings(start_policy=OnMinLength(min_bytes=MIN_BYTES), mode=self.model.mode)
+        return InputSettings(start_policy=StartPolicy(min_bytes=MIN_BYTES), mode=self.model.mode)

@@ -14,7 +14,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.errors import NotFound
-from omni_ws.transport.http.application import Handler, HttpLimits, Router, UpgradeDecision
+from omni_ws.transport.http.application import Application, Handler, HttpLimits, Router, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_door import front_door
 from omni_ws.transport.http.hang_up import Connections
@@ -24,7 +24,7 @@ UpgradeHandler = Callable[[HttpRequest], UpgradeDecision]
 
 
 @dataclass
-class RoutedApplication:
+class RoutedApplication(Application):
     """``handlers`` maps "METHOD /template" to what answers; ``upgrades`` maps a path to what accepts an upgrade."""
 
     handlers: Mapping[str, Handler] = field(default_factory=dict)

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from omni_ws.audio.pcm import Samples
+from omni_ws.service.listening.workers import TurnJudge
 
 
-class ScriptedJudge:
+class ScriptedJudge(TurnJudge):
     """Answers each question with the next of ``answers``; None, and whatever comes after them, is for the test."""
 
     def __init__(self, answers: Iterable[float | None] = ()) -> None:

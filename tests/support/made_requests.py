@@ -8,8 +8,7 @@ from collections.abc import Callable
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
-from omni_ws.core.start_policy import OnEndOnly
+from omni_ws.core.request_input import ON_END_ONLY, GenerationStarted, InputSettings, RequestInput
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.observing.observer import ObservedSession
@@ -29,7 +28,7 @@ def make_request(
     """A request that has just opened, and whose policy fires at the end of its input."""
     config = config or SessionConfig()
     ledger = ledger or Ledger(4096, ByteBudget(1 << 24))
-    session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=mode))
+    session = RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=mode))
     timeline = (observed or ObservedSession.unobserved(now)).open_request(
         request_id, task=config.task, input_mode=mode, by_speech=by_speech
     )

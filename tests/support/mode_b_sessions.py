@@ -15,10 +15,10 @@ from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
-from omni_ws.wire.openai_responses import ChatOptions
+from omni_ws.wire.openai_responses import ResponseOptions
 from omni_ws.wire.streaming_body import BodyChunk
 
-FORM = ResultForm(ChatOptions(completion_id="chatcmpl-1", created=0, model="fake"), AudioFormat(), events=False)
+FORM = ResultForm(ResponseOptions(completion_id="chatcmpl-1", created=0, model="fake"), AudioFormat(), events=False)
 GOING = ShuttingDown("the server is shutting down")
 
 

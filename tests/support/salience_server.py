@@ -15,8 +15,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
-from omni_ws.server import create_app
-from omni_ws.token_service import serve_tokens
+from omni_ws.server import create_app, serve_tokens
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from omni_ws.core.token_session import TokenImage, VisionTokens
+from omni_ws.engine import base
 from omni_ws.engine.base import (
     EngineCapabilities,
     ReadoutManifest,
@@ -37,7 +38,7 @@ def readout(token: int, position: int) -> list[float]:
     return [token + 0.25 * layer + 0.5 * concept for layer in range(len(LAYERS)) for concept in range(len(CONCEPTS))]
 
 
-class TokenEngine(EchoEngine):
+class TokenEngine(EchoEngine, base.TokenEngine):
     """Features of an image: as many as it has bytes.
 
     ``gate`` closed holds up every output after the first, with ``holds_first`` that one too.

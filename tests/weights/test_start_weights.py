@@ -16,7 +16,8 @@ from omni_ws.engine_choice import available
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.tools import weights
 from omni_ws.tools.weights import ProgressLines
-from omni_ws.weights import Progress, read_lock, weights_cache
+from omni_ws.weights.cache import weights_cache
+from omni_ws.weights.sources import Progress, read_lock
 
 PIN = f'{{ bytes = 5, sha256 = "{hashlib.sha256(b"bytes").hexdigest()}" }}'
 

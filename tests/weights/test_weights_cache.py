@@ -19,7 +19,8 @@ from typing import NamedTuple
 import pytest
 from support.file_server import FileServer, file_server
 
-from omni_ws.weights import (
+from omni_ws.weights.cache import WeightsCache
+from omni_ws.weights.sources import (
     Fetching,
     InstalledSource,
     OfficialSource,
@@ -28,11 +29,10 @@ from omni_ws.weights import (
     PinnedWeights,
     PinnedWheel,
     Progress,
-    WeightsCache,
     WeightsError,
     WeightsSource,
+    is_pinned,
 )
-from omni_ws.weights.sources import is_pinned
 
 MODEL = bytes(range(256)) * 4000
 CONFIG = b"{}\n"
@@ -469,7 +469,7 @@ def test_many_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
 def test_several_processes_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
     pins = [(name, len(data), digest(data), ()) for name, data in FILES.items()]
     program = (
-        "from pathlib import Path; from omni_ws.weights import *\n"
+        "from pathlib import Path; from omni_ws.weights.cache import *; from omni_ws.weights.sources import *\n"
         f"files = tuple(PinnedFile(*pin) for pin in {pins!r})\n"
         f"weights = PinnedWeights('tiny', '', '', '', {server.url + 'tiny/'!r}, (), files)\n"
         f"print(WeightsCache(Path({str(tmp_path / 'cache')!r}), [OfficialSource()]).fetch(weights))\n"

@@ -16,8 +16,8 @@ from omni_ws.wire.openai_responses import (
     AUDIO_EXPIRES_SEC,
     Base64Stream,
     ChatCompletion,
-    ChatOptions,
     ChatStream,
+    ResponseOptions,
     SpeechChunks,
     SpeechEvents,
     ended_normally,
@@ -29,8 +29,8 @@ USAGE = Usage(input_tokens=2, output_tokens=3, input_audio_ms=100, output_audio_
 FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=USAGE)
 
 
-def options(**fields: Any) -> ChatOptions:
-    return ChatOptions(completion_id="chatcmpl-a-b", created=1000, model="m", **fields)
+def options(**fields: Any) -> ResponseOptions:
+    return ResponseOptions(completion_id="chatcmpl-a-b", created=1000, model="m", **fields)
 
 
 def text(said: str) -> OutputChunk:
@@ -77,7 +77,7 @@ def test_role_content_terminal() -> None:
 
 @given(st.text(), st.text(), st.integers(0, 1))
 def test_any_text_of_any_model_and_choice(said: str, model: str, choice: int) -> None:
-    encoder = ChatStream(ChatOptions(completion_id='""', created=1, model=model, choices=2))
+    encoder = ChatStream(ResponseOptions(completion_id='""', created=1, model=model, choices=2))
     *_, chunk = encoder.output(replace(text(said), choice=choice))
     assert orjson.loads(event(chunk).removeprefix(b"data: ")) == {
         "id": '""',

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.core.chunks import MAX_CHANNELS, AudioEncoding, Modality
-from omni_ws.core.start_policy import (
+from omni_ws.core.chunks import MAX_CHANNELS, AudioEncoding, Modality, StartTrigger
+from omni_ws.core.request_input import (
     DEFAULT_MIN_LENGTH,
-    OnEndOnly,
-    OnFirstChunk,
-    OnMinLength,
-    OnModality,
+    ON_END_ONLY,
+    ON_FIRST_CHUNK,
     StartPolicy,
 )
 from omni_ws.errors import InvalidValue
@@ -180,20 +178,23 @@ def test_an_error_without_a_place_names_nothing() -> None:
 @pytest.mark.parametrize(
     ("wanted", "policy"),
     [
-        ("on_first_chunk", OnFirstChunk()),
-        ("on_end_only", OnEndOnly()),
+        ("on_first_chunk", ON_FIRST_CHUNK),
+        ("on_end_only", ON_END_ONLY),
         ("on_min_length", DEFAULT_MIN_LENGTH),
-        ({"type": "on_first_chunk", "min_bytes": 5}, OnFirstChunk()),
+        ({"type": "on_first_chunk", "min_bytes": 5}, ON_FIRST_CHUNK),
         ({"type": "on_min_length"}, DEFAULT_MIN_LENGTH),
-        ({"type": "on_min_length", "min_audio_ms": 0}, OnMinLength(min_audio_ms=0)),
+        ({"type": "on_min_length", "min_audio_ms": 0}, StartPolicy(min_audio_ms=0)),
         (
             {"type": "on_min_length", "min_text_chars": 2, "min_bytes": 3, "min_chunks": 4, "min_video_frames": 5},
-            OnMinLength(min_text_chars=2, min_bytes=3, min_chunks=4, min_video_frames=5),
+            StartPolicy(min_text_chars=2, min_bytes=3, min_chunks=4, min_video_frames=5),
         ),
-        ({"type": "on_modality", "modality": "image"}, OnModality(modality=Modality.IMAGE)),
+        (
+            {"type": "on_modality", "modality": "image"},
+            StartPolicy(trigger=StartTrigger.MODALITY, modality=Modality.IMAGE),
+        ),
         (
             {"type": "on_modality", "modality": "audio", "min_audio_ms": 500},
-            OnModality(modality=Modality.AUDIO, min_audio_ms=500),
+            StartPolicy(trigger=StartTrigger.MODALITY, modality=Modality.AUDIO, min_audio_ms=500),
         ),
     ],
 )

@@ -16,8 +16,17 @@ from omni_ws.config import ConfigurationError, check_available
 from omni_ws.config.model import ServerConfig
 from omni_ws.metrics import Metrics, rendered
 from omni_ws.service.sessions.shared_counts import WorkerRow
-from omni_ws.workers.channel import MessageKind, ProcessChannel, WorkerMessage, WorkerStart
-from omni_ws.workers.metrics_sum import Family, as_families, as_metrics, growing, summed
+from omni_ws.workers.channel import (
+    Family,
+    MessageKind,
+    ProcessChannel,
+    WorkerMessage,
+    WorkerStart,
+    as_families,
+    as_metrics,
+    growing,
+    summed,
+)
 from omni_ws.workers.supervisor import Member, Supervisor
 
 

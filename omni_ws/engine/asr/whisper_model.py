@@ -17,7 +17,8 @@ from omni_ws.audio.vad import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
 from omni_ws.core.json_values import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command, install_command
-from omni_ws.weights import pinned_weights, weights_cache
+from omni_ws.weights.cache import weights_cache
+from omni_ws.weights.sources import pinned_weights
 
 if TYPE_CHECKING:
     import ctranslate2

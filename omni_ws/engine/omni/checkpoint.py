@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 import torch
@@ -16,16 +16,6 @@ from safetensors import SafetensorError, safe_open
 from omni_ws.config.values import ConfigurationError
 
 _INDEX: Final = "model.safetensors.index.json"
-
-
-class TensorSource(Protocol):
-    """The source of a model's weights: a checkpoint, or random tensors of the same shapes (benchmarks)."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return the tensor, on the CPU; it may be mapped from a file. Raises ConfigurationError if there is none."""
-        ...
 
 
 class CheckpointTensors:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from omni_ws.engine.omni.checkpoint import TensorSource
+from omni_ws.engine.omni.checkpoint import CheckpointTensors
 from omni_ws.engine.omni.prompt_reading import NONE, PromptReader, TalkerRows
 from omni_ws.engine.omni.step_model import TalkerSettings
 from omni_ws.engine.omni.transformer import BlockShape, SlotCache, Transformer
@@ -69,7 +69,7 @@ class TalkerNetwork(ABC):
     _start_code: int
 
     def __init__(
-        self, source: TensorSource, space: SlotSpace, shape: BlockShape, sampling: SamplingState, first_codes: str
+        self, source: CheckpointTensors, space: SlotSpace, shape: BlockShape, sampling: SamplingState, first_codes: str
     ) -> None:
         self.space = space
         self._embeddings = source.tensor(EMBEDDINGS)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from omni_ws.engine.omni.checkpoint import TensorSource, default_speaker
+from omni_ws.engine.omni.checkpoint import CheckpointTensors, default_speaker
 from omni_ws.engine.omni.prompt_reading import TalkerRows, TurnTokens, UserTurnsReader, WholePromptReader
 from omni_ws.engine.omni.step_model import TalkerSettings
 from omni_ws.engine.omni.talker_network import SamplingState, SlotSpace, TalkerNetwork
@@ -32,7 +32,7 @@ class Qwen3Talker(TalkerNetwork):
 
     answer_states = False
 
-    def __init__(self, source: TensorSource, config: Mapping[str, Any], space: SlotSpace) -> None:
+    def __init__(self, source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace) -> None:
         talker = config["talker_config"]
         shape = BlockShape.of(talker["text_config"], "talker_config.text_config", interleaved=True)
         vocabulary = int(talker["text_config"]["vocab_size"])
@@ -83,7 +83,7 @@ class _Projection:
     biases: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
-    def load(cls, source: TensorSource, prefix: str, space: SlotSpace) -> _Projection:
+    def load(cls, source: CheckpointTensors, prefix: str, space: SlotSpace) -> _Projection:
         first, second, first_bias, second_bias = (
             source.tensor(f"{prefix}.linear_fc{layer}.{kind}").to(space.device, space.dtype)
             for kind in ("weight", "bias")
@@ -104,7 +104,13 @@ class CodePredictor:
     """
 
     def __init__(
-        self, source: TensorSource, prefix: str, config: Mapping[str, Any], slots: int, device: str, dtype: torch.dtype
+        self,
+        source: CheckpointTensors,
+        prefix: str,
+        config: Mapping[str, Any],
+        slots: int,
+        device: str,
+        dtype: torch.dtype,
     ) -> None:
         self.codebooks = int(config["num_code_groups"])
         self.shape = BlockShape.of(config, "talker_config.code_predictor_config")
@@ -172,7 +178,7 @@ class Qwen25Talker(TalkerNetwork):
     codebooks = 1
 
     def __init__(
-        self, source: TensorSource, config: Mapping[str, Any], space: SlotSpace, speakers: Mapping[str, int]
+        self, source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, speakers: Mapping[str, int]
     ) -> None:
         talker = config["talker_config"]
         shape = BlockShape.of(talker, "talker_config", interleaved=False)

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.checkpoint import TensorSource
+from omni_ws.engine.omni.checkpoint import CheckpointTensors
 
 #: Puts a layer's new keys and values (B, kv_heads, n, head_dim) into a KV cache; returns all keys and values to attend
 #: to, (B, kv_heads, W, head_dim).
@@ -26,7 +26,9 @@ class Transformer:
     Biases, norms of queries and keys, and experts are used if the checkpoint has them.
     """
 
-    def __init__(self, source: TensorSource, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, source: CheckpointTensors, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype
+    ) -> None:
         self.shape = shape
         self._layers = [_load(source, f"{prefix}.layers.{i}", shape, device, dtype) for i in range(shape.layers)]
         self._norm = source.tensor(f"{prefix}.norm.weight").to(device, dtype)
@@ -115,7 +117,7 @@ def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
-def _load(source: TensorSource, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype) -> _Layer:
+def _load(source: CheckpointTensors, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype) -> _Layer:
     def get(name: str) -> torch.Tensor:
         return source.tensor(f"{prefix}.{name}").to(device, dtype)
 
@@ -223,7 +225,7 @@ class GatedMlp:
     down: torch.Tensor
 
     @classmethod
-    def load(cls, source: TensorSource, prefix: str, device: str, dtype: torch.dtype) -> GatedMlp:
+    def load(cls, source: CheckpointTensors, prefix: str, device: str, dtype: torch.dtype) -> GatedMlp:
         parts = [source.tensor(f"{prefix}.{name}_proj.weight").to(device, dtype) for name in ("gate", "up")]
         return cls(torch.cat(parts), source.tensor(f"{prefix}.down_proj.weight").to(device, dtype))
 
@@ -260,7 +262,9 @@ class Experts:
     gathered: int
 
     @classmethod
-    def load(cls, source: TensorSource, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype) -> Experts:
+    def load(
+        cls, source: CheckpointTensors, prefix: str, shape: BlockShape, device: str, dtype: torch.dtype
+    ) -> Experts:
         router = source.tensor(f"{prefix}.gate.weight").to(device, dtype)
         inner, size = source.tensor(f"{prefix}.experts.0.gate_proj.weight").shape
         gate_up = torch.empty(len(router), 2 * inner, size, device=device, dtype=dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Container, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,6 +11,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from omni_ws.config.model import RemoteConfig
+from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, context_full
 from omni_ws.core.history import Message
 from omni_ws.engine.answer_limit import count_history
@@ -376,3 +377,33 @@ def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream])
 
 def _ignored(upstreams: Sequence[Upstream]) -> frozenset[str]:
     return frozenset(name for one in upstreams for name in IGNORED_SAMPLING.get(one.dialect, frozenset()))
+
+
+# A server of models on this machine, named by that alone.
+
+#: The names of such servers, and how people get them to answer, with a model.
+_HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = {
+    "ollama": ("Ollama", "ollama serve; a model: ollama pull llama3.2"),
+    "lmstudio": ("LM Studio", "lms server start; a model: lms load"),
+    "llamacpp": ("llama.cpp", "llama-server -m FILE.gguf --jinja"),
+}
+
+
+class LocalServerLlm(RemoteLlmEngine):
+    """A RemoteLlmEngine whose failure to start says how to start the server."""
+
+    def __init__(self, server: str, settings: RemoteLlmSettings) -> None:
+        super().__init__(settings)
+        self._server = server
+
+    async def start(self) -> None:
+        """Return when the server can be used; raise EngineFailed at once where it is not there."""
+        try:
+            await super().start()
+        except EngineFailed as error:
+            name, start = _HOW_TO_START[self._server]
+            raise EngineFailed(
+                f"{name} on this machine: {error.message} (to start it: {start}; "
+                f"another server: --llm http://HOST:{LOCAL_PORTS[self._server]}/v1)",
+                fatal=True,
+            ) from error

@@ -37,7 +37,7 @@ from omni_ws.engine.tts.synthesiser import (
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.profiler import events
-from omni_ws.weights import fetched_file
+from omni_ws.weights.cache import fetched_file
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from PIL import Image
 from omni_ws.core.token_session import TokenImage, TokenRanges, VisionTokens
 from omni_ws.engine.base import (
     ReadoutManifest,
+    TokenEngine,
     TokenEvent,
     TokenGeneration,
     TokenOutput,
@@ -36,8 +37,8 @@ class _ReadFromCache(Exception):
     """Positions to be read out were found in the prefix cache, and therefore not computed."""
 
 
-class TokenGenerator:
-    """A TokenEngine for a running model. ``channel`` is None if readouts are disabled.
+class TokenGenerator(TokenEngine):
+    """Token sessions of a running model. ``channel`` is None if readouts are disabled.
 
     vLLM cannot compute a prompt without generating a token after it, so a list that fills the context is refused.
     """

@@ -25,9 +25,8 @@ from omni_ws.core.chunks import (
     Word,
     WordsKnown,
 )
-from omni_ws.core.heard_text import SpokenSpan, read_all
 from omni_ws.core.history import Message
-from omni_ws.core.ledger_entry import SentAudio
+from omni_ws.core.ledger_entry import SentAudio, SpokenSpan, read_all
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -412,18 +411,20 @@ def final_chunk(
     """The final, with the next number. The engine's own ``finished`` counts unless the answer was cut short."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         words = request.words if request.spoke else WordsKnown.ALL
-        return sequencer.finish(
-            request.request_id,
-            reason,
-            request.usage(None),
+        return FinalChunk(
+            request_id=request.request_id,
+            sequence_id=sequencer.take_last_number(request.request_id, late=words is WordsKnown.NOT_YET),
+            finish_reason=reason,
+            usage=request.usage(None),
             words=words,
             ref=request.ref,
             turn_id=request.turn_id,
         )
-    return sequencer.finish(
-        request.request_id,
-        reason,
-        request.usage(finished.usage),
+    return FinalChunk(
+        request_id=request.request_id,
+        sequence_id=sequencer.take_last_number(request.request_id),
+        finish_reason=reason,
+        usage=request.usage(finished.usage),
         finish_reasons=finished.reasons,
         foreign_reasons=finished.foreign_reasons,
         warnings=(*request.warnings, *finished.warnings),

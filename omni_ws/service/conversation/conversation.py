@@ -43,6 +43,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import (
+    ON_END_ONLY,
     GenerationStarted,
     InputAppended,
     InputEnded,
@@ -50,7 +51,6 @@ from omni_ws.core.request_input import (
     RequestInput,
     SavedRequestInput,
 )
-from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
@@ -70,7 +70,7 @@ from omni_ws.service.conversation.request import (
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.failure import identified, new_id, unexpected
-from omni_ws.service.listening.turn_listener import SavedListening, TurnListener
+from omni_ws.service.listening.turn_listener import SavedListening, TurnListener, TurnOwner
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
@@ -122,7 +122,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     output: SavedOutput
 
 
-class Conversation:
+class Conversation(TurnOwner):
     """One session's input, requests and answers. The client has got whatever ``run`` raises.
 
     ``admit`` is called for each request that opens, and raises an OmniError to refuse it.
@@ -360,7 +360,7 @@ class Conversation:
         """See Ledger.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
-        return self.ledger.truncate(request_id)
+        return self.ledger.history.truncate(request_id)
 
     def ref_of(self, request_id: str) -> str | None:
         """The client's name for a request that has had its final; None where it has none."""
@@ -603,7 +603,7 @@ class Conversation:
         those of any other, also where it is refused or has no input.
         """
         audio = self.configuration.input_settings().audio
-        session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT, audio=audio))
+        session = RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT, audio=audio))
         if chunks:
             self.note_given()
         for chunk in chunks:

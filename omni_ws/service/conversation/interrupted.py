@@ -23,7 +23,7 @@ from omni_ws.engine.base import (
     ToolCallOutput,
     TranscriptOutput,
 )
-from omni_ws.engine.continued_input import apart
+from omni_ws.engine.continued_input import EarlierParts, apart
 from omni_ws.service.conversation.mere_acknowledgements import is_acknowledgement
 from omni_ws.service.conversation.request import Request
 
@@ -255,8 +255,8 @@ class CutTurns:
         return first if first is not None and (first.known or now >= first.final_by) else None
 
 
-class EarlierTurns:
-    """EarlierParts: what a message begins with that was said before, in turns to which nothing was heard as an answer.
+class EarlierTurns(EarlierParts):
+    """What a message begins with that was said before, in turns to which nothing was heard as an answer.
 
     That is a message of the history, and what is said in requests that may still be written down.
     """

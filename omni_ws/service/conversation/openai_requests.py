@@ -22,7 +22,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.failure import new_id
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, AnswerFields, ConfigurationPatch
 from omni_ws.wire.openai_requests import ChatRequest, HistoryMessage
-from omni_ws.wire.openai_responses import ChatOptions
+from omni_ws.wire.openai_responses import ResponseOptions
 
 
 def configure(
@@ -138,9 +138,9 @@ def checked_options(
     return options
 
 
-def chat_options(request: ChatRequest, *, model: str) -> ChatOptions:
+def chat_options(request: ChatRequest, *, model: str) -> ResponseOptions:
     """How the response is rendered: its id, its model, and the parts that the client asked for."""
-    return ChatOptions(
+    return ResponseOptions(
         completion_id="chatcmpl-" + (request.request_id or new_id("")),
         created=int(time.time()),
         model=model,

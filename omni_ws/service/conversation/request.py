@@ -31,8 +31,7 @@ from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PE
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.quota import ByteBudget, Share
-from omni_ws.core.request_input import GenerationStarted, RequestInput, SavedRequestInput
-from omni_ws.core.start_policy import Alignment, TimestampOrder
+from omni_ws.core.request_input import Alignment, GenerationStarted, RequestInput, SavedRequestInput, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
     NO_SINK,

@@ -26,8 +26,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.request_input import InputSettings, RequestInput
-from omni_ws.core.start_policy import OnEndOnly
+from omni_ws.core.request_input import ON_END_ONLY, InputSettings, RequestInput
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import NO_SINK, AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.errors import EngineFailed, OmniError, ends_session
@@ -636,7 +635,7 @@ async def _over(answer: asyncio.Task[None]) -> None:
 
 def greeting_input() -> RequestInput:
     """The input of a greeting, which never has any."""
-    return RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
+    return RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
 
 
 def greeting_configuration(config: SessionConfig) -> SessionConfig:

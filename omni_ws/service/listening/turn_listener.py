@@ -62,9 +62,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -96,28 +97,35 @@ from omni_ws.service.listening.workers import AudioPiece, Item, ListeningQueue, 
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 
-class TurnOwner(Protocol):
+class TurnOwner(ABC):
     """What a turn listener asks of its conversation, always from the event loop."""
 
     @property
+    @abstractmethod
     def is_playing(self) -> bool:
         """Whether an answer is being played, so that speech would interrupt it."""
 
+    @abstractmethod
     def engine_is_behind(self) -> bool:
         """Whether the engine is behind with the request whose input is open. Then ``TurnListener.go_on`` follows."""
 
+    @abstractmethod
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         """Handle what the input means for requests, in order."""
 
+    @abstractmethod
     def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
         """Speech has begun, and where it ``is_input``, it joins the request that is open, or opens one, next."""
 
+    @abstractmethod
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
         """The speech that began last has ended."""
 
+    @abstractmethod
     def report_turn(self, error: OmniError) -> None:
         """Send an error about the audio itself to the client."""
 
+    @abstractmethod
     def turn_listener_progressed(self) -> None:
         """A piece of audio was processed: a listener that was full may have room."""
 
@@ -392,12 +400,12 @@ class TurnListener:
             self._discard_piece(piece)
             return
         if self._watch is None:
-            turns = self._turns
+            turns, judge = self._turns, self._workers.judge
             self._watch = SpeechWatch(
                 self._workers.new_detector(),
                 threshold=min(max(turns.threshold, LOWEST_THRESHOLD), HIGHEST_THRESHOLD),
                 silence_duration_ms=turns.silence_ms,
-                judge=self._workers.judge if turns.type == "semantic_vad" else None,
+                judge=judge.ask if judge is not None and turns.type == "semantic_vad" else None,
                 sure=turns.sure,
             )
         self._is_decoding = not piece.last.end_of_input

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from omni_ws.audio.container import parse_audio_format
 from omni_ws.audio.pcm import Samples
-from omni_ws.audio.speech_watch import LIKELY, PauseJudge, StreamPiece, Watched, hear_together
+from omni_ws.audio.speech_watch import LIKELY, StreamPiece, Watched, hear_together
 from omni_ws.audio.vad import PACKAGE, SpeechDetector
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.engine.threads import Lane, ListeningThreads
@@ -48,7 +48,7 @@ class SpeechWorkers:
     audio therefore join a round: when it begins, all of them submit their pieces, and one thread takes them together.
     """
 
-    def __init__(self, metrics: Metrics | None = None, *, judge: PauseJudge | None = None) -> None:
+    def __init__(self, metrics: Metrics | None = None, *, judge: TurnJudge | None = None) -> None:
         #: Makes the detector of a session.
         self.new_detector: Callable[[], SpeechDetector] = SpeechDetector
         #: Says whether speakers have finished; None without a model for that.
@@ -359,7 +359,7 @@ class TurnModel(Protocol):
 
 
 class TurnJudge:
-    """The PauseJudge of all sessions, with a thread of its own: no question waits behind other work. Thread-safe.
+    """The judge of pauses of all sessions, with a thread of its own: no question waits behind other work. Thread-safe.
 
     With ``MAX_WAITING`` questions in its queue it says at once that nobody has finished: turns then end by silence.
     """
@@ -371,7 +371,7 @@ class TurnJudge:
         self._room = threading.BoundedSemaphore(MAX_WAITING)
 
     def ask(self, turn: Samples) -> Future[float]:
-        """See PauseJudge."""
+        """Ask whether the speaker of ``turn``, whose end is a pause, has finished. Neither raises nor waits."""
         if not self._room.acquire(blocking=False):
             self._count("skipped")
             return _no()

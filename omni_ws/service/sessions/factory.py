@@ -259,7 +259,7 @@ class SessionFactory:
         total(metrics.queue_bytes.labels("input"), lambda one: one.stream.held_bytes)
         total(metrics.queue_bytes.labels("outbox"), lambda one: one.outbox.queued)
         total(metrics.queue_bytes.labels("journal"), lambda one: one.outbox.journaled)
-        total(metrics.queue_bytes.labels("history"), lambda one: one.ledger.held_bytes)
+        total(metrics.queue_bytes.labels("history"), lambda one: one.ledger.history.held_bytes)
         total(metrics.queue_items.labels("reorder"), lambda one: one.stream.buffered_chunks)
         total(metrics.queue_items.labels("outbox"), lambda one: len(one.outbox))
 

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.token_session import TOKEN_BYTES, TokenAppend, TokenImage, TokenRanges, TokenSession
+from omni_ws.core.token_session import TOKEN_BYTES, TokenImage, TokenRanges, TokenSession
 from omni_ws.engine.base import (
     NOWHERE,
     HasTokens,
@@ -146,7 +146,7 @@ class TokenSessions:
         self._admission.request(key)
         if call.readout_ranges and not self.engine.readout_manifest.concepts:
             raise ReadoutsOff("readouts are disabled on this server", param="readout_ranges")
-        append = entry.session.begin(call.tokens, offset=call.offset, truncating=call.truncating, images=call.images)
+        entry.session.begin(call.tokens, offset=call.offset, truncating=call.truncating, images=call.images)
         entry.begin_call()
         task = entry.running
         length, written, ended, reserved = len(entry.session), 0, False, False
@@ -157,7 +157,7 @@ class TokenSessions:
             reserved = True
             self._charge(entry)
             priority = self._admission.priority(entry.owner, call.priority)
-            async with aclosing(entry.run(self.engine, call, append, priority=priority)) as events:
+            async with aclosing(entry.run(self.engine, call, priority=priority)) as events:
                 async for event in events:
                     match event:
                         case TokensDone():
@@ -173,9 +173,9 @@ class TokenSessions:
             task.uncancel()
         finally:
             # A failure takes the append back, and nothing was computed for it.
-            taken = 0 if append.pending else len(call.tokens)
+            taken = 0 if entry.session.pending else len(call.tokens)
             self._admission.spent(entry.owner, tokens=taken + written, audio_ms=0, reserved=reserved)
-            append.rollback()
+            entry.session.rollback()
             entry.end_call()
             self._busy -= 1
             if not self._busy:
@@ -323,16 +323,16 @@ class _OpenSession:
                 timer.cancel()
 
     async def run(
-        self, engine: TokenEngine, call: TokenCall, append: TokenAppend, *, priority: int
+        self, engine: TokenEngine, call: TokenCall, *, priority: int
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
-        """Yield what the engine computes for ``call``, and commit ``append`` once it has begun."""
+        """Yield what the engine computes for ``call``, and commit its append once that has begun."""
         session = self.session
         length = len(session)
         if not length and call.max_tokens:
             raise InvalidValue("max_tokens requires a session with at least one token", param="max_tokens")
         max_tokens = min(call.max_tokens, session.max_length - length)
         if not (call.tokens or max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
-            append.commit()
+            session.commit()
             self.awaits_engine = False
             yield TokensDone(length, 0, TokenStop.LENGTH)
             return
@@ -353,7 +353,7 @@ class _OpenSession:
         outputs: AsyncGenerator[TokenEvent, None]
         async with aclosing(engine.generate_tokens(generation)) as outputs:  # type: ignore[type-var,assignment]
             async for output in outputs:
-                append.commit()
+                session.commit()
                 self.awaits_engine = False
                 if isinstance(output, TokensFinished):
                     yield TokensDone(length, len(session) - length, output.reason)

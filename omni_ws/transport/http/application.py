@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
 
@@ -41,9 +42,10 @@ class UpgradeDecision:
     route: str = ""
 
 
-class Application(Protocol):
+class Application(ABC):
     """The interface between the front door and what it serves. All methods run on the event loop."""
 
+    @abstractmethod
     async def handle(self, exchange: HttpExchange) -> None:
         """Answers one HTTP request.
 
@@ -51,17 +53,17 @@ class Application(Protocol):
         becomes a 500 with an id. The task that runs this is cancelled when the peer disconnects.
         """
 
+    @abstractmethod
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accepts a well-formed WebSocket handshake, or refuses it by raising an OmniError."""
-        ...
 
+    @abstractmethod
     def allows_host(self, request: HttpRequest) -> bool:
         """Whether the request's ``Host`` names this server."""
-        ...
 
+    @abstractmethod
     def allows_origin(self, request: HttpRequest) -> bool:
         """Whether pages of the request's ``Origin`` may use this server. Called only for requests that have one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

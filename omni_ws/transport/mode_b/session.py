@@ -37,7 +37,7 @@ from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, SessionState
 from omni_ws.wire.frames import RefusedChunk
-from omni_ws.wire.openai_responses import ChatOptions, ended_normally
+from omni_ws.wire.openai_responses import ResponseOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 from omni_ws.wire.streaming_body import BodyChunk, ChunkOrRefusal
 
@@ -64,7 +64,7 @@ class ResultForm:
     ``events`` says whether readers receive an event stream unless they ask for one or the other.
     """
 
-    options: ChatOptions
+    options: ResponseOptions
     audio: AudioFormat
     events: bool
 

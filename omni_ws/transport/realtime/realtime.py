@@ -43,16 +43,11 @@ from omni_ws.transport.realtime.items import (
     spoken_item,
 )
 from omni_ws.transport.realtime.vllm_dialect import created_fields
+from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import (
-    AudioAppend,
     Item,
-    ItemCreate,
-    ItemReference,
-    ItemTruncate,
+    Number,
     RealtimeRefusal,
-    ResponseCancel,
-    ResponseCreate,
-    SessionUpdate,
     error_event,
     error_fields,
     item_event,
@@ -175,9 +170,9 @@ class RealtimeDialect:
         """Handle one event of the client, which arrived at the time ``now``."""
         match fields["type"]:
             case "input_audio_buffer.append":
-                self.append(read(fields, AudioAppend).audio, now)
+                self.append(read(fields.get("audio"), bytes, "audio"), now)
             case "session.update" | "transcription_session.update":
-                self._update_session(read(fields, SessionUpdate))
+                self._update_session(fields)
             case "input_audio_buffer.commit":
                 self._commit_audio()
             case "input_audio_buffer.clear":
@@ -185,7 +180,7 @@ class RealtimeDialect:
             case "output_audio_buffer.clear":
                 self._clear_output()
             case "conversation.item.create":
-                self._create_item(read(fields, ItemCreate).item or {})
+                self._create_item(object_field(fields, "item"))
             case "conversation.item.retrieve":
                 item = self._known_item(fields, "retrieve")
                 self._send([{"type": "conversation.item.retrieved", "item": item.shown()}])
@@ -194,12 +189,12 @@ class RealtimeDialect:
                 self._items.delete(item)
                 self._send([{"type": "conversation.item.deleted", "item_id": item.item_id}])
             case "conversation.item.truncate":
-                self._truncate_item(self._known_item(fields, "truncate"), read(fields, ItemTruncate))
+                self._truncate_item(self._known_item(fields, "truncate"), fields)
             case "response.create":
-                event = read(fields, ResponseCreate)
-                self._create_response(event.response or {}, optional_id(event.event_id, "event_id"))
+                response = object_field(fields, "response")
+                self._create_response(response, optional_id(fields.get("event_id"), "event_id"))
             case "response.cancel":
-                self._cancel_response(optional_id(read(fields, ResponseCancel).response_id, "response_id"))
+                self._cancel_response(optional_id(fields.get("response_id"), "response_id"))
             case kind:
                 raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
 
@@ -244,9 +239,9 @@ class RealtimeDialect:
         config = self._conversation.configuration.effective
         return session_object(self._session, config, session_id=self._session_id)
 
-    def _update_session(self, event: SessionUpdate) -> None:
-        patch = event.session or {}
-        if event.type == "transcription_session.update":
+    def _update_session(self, event: Mapping[str, Any]) -> None:
+        patch = object_field(event, "session")
+        if event["type"] == "transcription_session.update":
             patch = {**patch, "type": "transcription"}
         session = merged_session(self._session, patch)
         detected, before = self._detects_turns, self._settings_share.size
@@ -259,7 +254,8 @@ class RealtimeDialect:
             if not isinstance(error, EngineOverloaded):
                 raise
             # Elsewhere EngineOverloaded ends a session. This one goes on with its old settings.
-            self._send([self.error(error, event_id=event.event_id if isinstance(event.event_id, str) else None)])
+            event_id = event.get("event_id")
+            self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
             return
         self._session = session
         if self._detects_turns:
@@ -457,9 +453,11 @@ class RealtimeDialect:
         for chunk in self._items.feed():
             self._conversation.receive_chunk(chunk, now=self._now())
 
-    def _truncate_item(self, item: Item, event: ItemTruncate) -> None:
+    def _truncate_item(self, item: Item, event: Mapping[str, Any]) -> None:
+        audio_end_ms = read(event.get("audio_end_ms"), Number, "audio_end_ms")
+        content_index = read(event.get("content_index", 0), Number, "content_index")
         if item.role == "assistant" and item.request_id is not None:
-            heard = self._conversation.cut_answer(item.request_id, event.audio_end_ms)
+            heard = self._conversation.cut_answer(item.request_id, audio_end_ms)
             if heard is not None:
                 self._items.cut(item, heard)
         self._send(
@@ -467,14 +465,14 @@ class RealtimeDialect:
                 {
                     "type": "conversation.item.truncated",
                     "item_id": item.item_id,
-                    "content_index": int(event.content_index),
-                    "audio_end_ms": round(event.audio_end_ms),
+                    "content_index": int(content_index),
+                    "audio_end_ms": round(audio_end_ms),
                 }
             ]
         )
 
     def _known_item(self, fields: Mapping[str, Any], step: str) -> Item:
-        item = self._items.get(read(fields, ItemReference).item_id)
+        item = self._items.get(read(fields.get("item_id"), str, "item_id"))
         if item is None:
             raise RealtimeRefusal(f"item_{step}_invalid_item_id", "there is no item of this id", param="item_id")
         return item

@@ -11,7 +11,7 @@ from omni_ws.errors import OmniError, UnknownType
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.realtime.items import Event
-from omni_ws.wire.realtime_events import AudioAppend, read
+from omni_ws.wire.realtime_events import read
 
 _VLLM_CONFIGURATION: Final = {
     "task": "transcribe",
@@ -64,7 +64,7 @@ class VllmDialect:
             case "session.update":
                 self._conversation.configure({"model": read(event.get("model"), str, "model")})
             case "input_audio_buffer.append":
-                chunk = InputChunk(Modality.AUDIO, read(event, AudioAppend).audio)
+                chunk = InputChunk(Modality.AUDIO, read(event.get("audio"), bytes, "audio"))
                 self._conversation.receive_chunk(chunk, now=now)
                 self._hears = True
             case "input_audio_buffer.commit":

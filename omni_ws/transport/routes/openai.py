@@ -72,8 +72,7 @@ from omni_ws.wire.openai_responses import (
     ChatCompletion,
     ChatStream,
     Completion,
-    CompletionOptions,
-    CompletionStream,
+    ResponseOptions,
     SpeechChunks,
     SpeechEvents,
     Transcription,
@@ -259,7 +258,7 @@ class CompletionRoutes(GenerationRoutes):
             yield merged
 
     async def _respond(self, exchange: HttpExchange, request: CompletionRequest, source: AnswerSource) -> None:
-        options = CompletionOptions(
+        options = ResponseOptions(
             completion_id="cmpl-" + (request.request_id or new_id("")),
             created=int(time.time()),
             model=self.sessions.model.names[0],
@@ -269,14 +268,14 @@ class CompletionRoutes(GenerationRoutes):
             usage_on_final_chunk=request.usage_on_final_chunk,
         )
         if request.stream:
-            await self.stream_events(exchange, source, CompletionStream(options), head_at_start=False)
+            await self.stream_events(exchange, source, Completion(options), head_at_start=False)
             return
         with charging(self.sessions.budget) as charge:
             outputs, final = await collect_answer(source, charge)
             completion = Completion(options)
             for output in outputs:
-                completion.output(output)
-            await exchange.respond_json(200, completion.final(final))
+                completion.add(output)
+            await exchange.respond_json(200, completion.whole(final))
 
 
 class SpeechRoutes(GenerationRoutes):

@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (  # noqa: E402
     TopPLogitsWarper,
 )
 
+from omni_ws.engine.omni.checkpoint import CheckpointTensors  # noqa: E402
 from omni_ws.engine.omni.step_model import TalkerSettings  # noqa: E402
 from omni_ws.engine.omni.talker_network import SamplingState, gumbel_noise  # noqa: E402
 from omni_ws.engine.omni.transformer import (  # noqa: E402
@@ -131,7 +132,7 @@ def test_noise_is_independent_between_seeds_frames_and_codes() -> None:
     assert torch.equal(first[7:9], gumbel_noise(seeds[7:9], torch.zeros(2, dtype=torch.int64), codes[:2]))
 
 
-class MadeTensors(dict[str, Any]):
+class MadeTensors(dict[str, Any], CheckpointTensors):
     """Random weights by any name."""
 
     def tensor(self, name: str) -> Any:

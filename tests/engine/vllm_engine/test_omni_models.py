@@ -14,7 +14,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import OutputModality, Task
 from omni_ws.engine.vllm.checkpoint import OmniFamily, OmniSizes, check_omni_fits, find_omni_model, thinker_share
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine_choice.parts import llm_of
+from omni_ws.engine_choice import llm_of
 
 GB = 10**9
 THINKER: dict[str, Any] = {"audio_token_id": 1, "text_config": {"hidden_size": 8}}

@@ -25,12 +25,20 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMod
 from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
-from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
-from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
+from omni_ws.core.request_input import (
+    ON_END_ONLY,
+    ON_FIRST_CHUNK,
+    GenerationStarted,
+    InputAppended,
+    InputEnded,
+    InputSettings,
+    RequestInput,
+    StartPolicy,
+)
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.listening import turn_listener
-from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
+from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener, TurnOwner
 from omni_ws.service.listening.workers import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
@@ -68,11 +76,11 @@ class HeardRequest:
 
 
 @dataclass
-class User:
+class User(TurnOwner):
     """Owns a turn listener, as a conversation does. Its engine takes all input of a request at once."""
 
     workers: SpeechWorkers
-    policy: StartPolicy = field(default_factory=OnFirstChunk)
+    policy: StartPolicy = field(default=ON_FIRST_CHUNK)
     is_playing: bool = False
     requests: list[HeardRequest] = field(default_factory=list)
     #: The speech reported: "started" and "stopped" with ``audio_ms``.
@@ -304,7 +312,7 @@ async def test_it_takes_clearer_speech_to_interrupt_an_answer(user: User, spoken
 
 
 async def test_the_end_of_speech_starts_work_that_waits_for_an_end() -> None:
-    user = User(InlineWorkers(), policy=OnEndOnly())
+    user = User(InlineWorkers(), policy=ON_END_ONLY)
     user.listen()
     user.send(quiet(320) + loud(320) + quiet(400))
     await user.settle()
@@ -345,7 +353,7 @@ async def test_speech_joins_a_request_that_is_open(user: User) -> None:
 
 @pytest.mark.parametrize("how", ["chunk", "finish"])
 async def test_the_client_ends_the_input_in_the_middle_of_speech(how: str) -> None:
-    user = User(InlineWorkers(), policy=OnEndOnly())
+    user = User(InlineWorkers(), policy=ON_END_ONLY)
     user.listen()
     user.stream_audio(quiet(320) + loud(300))
     if how == "chunk":
@@ -711,7 +719,7 @@ async def test_minutes_in_a_few_bytes_are_heard_a_second_at_a_time_and_others_be
 
 
 async def test_what_there_is_no_room_for_is_not_made() -> None:
-    user = User(WatchedWorkers(), policy=OnEndOnly())
+    user = User(WatchedWorkers(), policy=ON_END_ONLY)
     most = turn_listener.SLICE_BYTES + 10_000 * MS
     user.limit(most)
     user.listen(audio=FLAC)

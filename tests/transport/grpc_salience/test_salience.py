@@ -494,8 +494,7 @@ async def test_calls_are_refused_while_the_engine_is_unavailable(server: Salienc
 
 async def test_an_engine_without_token_sessions_has_no_service() -> None:
     from omni_ws.config.values import ConfigurationError
-    from omni_ws.server import create_app
-    from omni_ws.token_service import serve_tokens
+    from omni_ws.server import create_app, serve_tokens
 
     app = create_app(EchoEngine(), ServerConfig())
     async with serve_tokens(app) as listener:
@@ -506,8 +505,7 @@ async def test_an_engine_without_token_sessions_has_no_service() -> None:
 
 
 async def test_a_taken_port_is_an_error(server: SalienceServer) -> None:
-    from omni_ws.server import create_app
-    from omni_ws.token_service import serve_tokens
+    from omni_ws.server import create_app, serve_tokens
 
     app = create_app(TokenEngine(), ServerConfig(grpc=GrpcConfig(port=server.port)))
     with pytest.raises(OSError, match=r"cannot listen.*--grpc-port"):
@@ -516,10 +514,9 @@ async def test_a_taken_port_is_an_error(server: SalienceServer) -> None:
 
 
 async def test_port_0_binds_any_free_port(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from omni_ws.server import create_app
-    from omni_ws.token_service import serve_tokens
+    from omni_ws.server import create_app, serve_tokens
 
-    monkeypatch.setattr("omni_ws.token_service.DEFAULT_GRPC_PORT", server.port)
+    monkeypatch.setattr("omni_ws.server.DEFAULT_GRPC_PORT", server.port)
     app = create_app(TokenEngine(), ServerConfig(port=0))
     async with serve_tokens(app) as other:
         assert other is not None

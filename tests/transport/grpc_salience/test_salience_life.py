@@ -25,8 +25,7 @@ from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.engine.base import EngineState, TokenEvent, TokenGeneration, TokenOutput
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
-from omni_ws.server import create_app, listen
-from omni_ws.token_service import serve_tokens
+from omni_ws.server import create_app, listen, serve_tokens
 
 Status = grpc.StatusCode
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -307,7 +306,7 @@ def test_a_taken_port_is_known_before_the_engine_starts(
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as probe:
         free, port = probe.getsockname()[1], listening.getsockname()[1]
         probe.close()
-        monkeypatch.setattr("omni_ws.token_service.DEFAULT_GRPC_PORT", port if taken == "grpc" else free)
+        monkeypatch.setattr("omni_ws.server.DEFAULT_GRPC_PORT", port if taken == "grpc" else free)
         assert main(["serve", "--engine", "fake", "--port", str(port if taken == "http" else free)], {}) == 1
     assert capfd.readouterr().err.splitlines() == [
         f"omni-ws serve: error: port {port} on 127.0.0.1 is already in use; stop what uses it, or choose another "

@@ -13,8 +13,7 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import ReceivedInput
-from omni_ws.core.request_input import InputSettings
-from omni_ws.core.start_policy import OnFirstChunk
+from omni_ws.core.request_input import ON_FIRST_CHUNK, InputSettings
 from omni_ws.errors import OutOfOrder
 from omni_ws.transport.native.keep_alive import (
     ACK_DELAY_SEC,
@@ -88,7 +87,7 @@ def text(number: int, *, end: bool = False) -> InputChunk:
 
 
 def make() -> AcknowledgedStream:
-    settings = InputSettings(start_policy=OnFirstChunk(), mode=InputMode.EXTEND)
+    settings = InputSettings(start_policy=ON_FIRST_CHUNK, mode=InputMode.EXTEND)
     return AcknowledgedStream(StreamLimits(), lambda: settings, budget=ByteBudget(1 << 20), now=0)
 
 

@@ -104,7 +104,7 @@ async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drai
             assert session.conversation.stream.held_bytes == 0
             assert not session.conversation.busy
             ledger = session.conversation.ledger
-            assert server.held_bytes == session.outbox.journaled + ledger.held_bytes + weighed(ledger)
+            assert server.held_bytes == session.outbox.journaled + ledger.history.held_bytes + weighed(ledger)
         except BaseException as failure:
             failure.add_note(f"seed {seed}: {' '.join(client.story)}")
             raise
@@ -163,9 +163,9 @@ async def test_a_long_conversation_of_any_kind_grows_no_memory() -> None:
             of_history = sum(module in OF_HISTORY for module in modules)
             ours = sum(module.startswith("omni_ws") for module in modules)
             ledger = living.session.conversation.ledger
-            assert ledger.held_bytes <= 2 * (8 * 32_000 + 8 * 256)  # 200 tokens, and the latest turn
+            assert ledger.history.held_bytes <= 2 * (8 * 32_000 + 8 * 256)  # 200 tokens, and the latest turn
             assert weighed(ledger) <= MOST_WEIGHED
-            return of_history, ours - of_history, server.held_bytes - ledger.held_bytes - weighed(ledger)
+            return of_history, ours - of_history, server.held_bytes - ledger.history.held_bytes - weighed(ledger)
 
         of_history, others, held = await talk(until=300)
         assert held == 0
