@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -61,14 +61,6 @@ class VideoFrame(NamedTuple):
     pixels: Pixels
 
 
-class VideoLimits(NamedTuple):
-    """The limits of a decoder; see VideoDecoder."""
-
-    max_pixels: int
-    max_frames: int
-    frames_per_second: float | None
-
-
 class VideoDecoder:
     """Decodes one video input as it arrives: single images, or a container in pieces.
 
@@ -93,14 +85,19 @@ class VideoDecoder:
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
         room: Room = UNLIMITED,
     ) -> None:
-        self._limits = VideoLimits(max_pixels, max_frames, frames_per_second)
+        self._max_pixels = max_pixels
+        self._max_frames = max_frames
+        self._frames_per_second = frames_per_second
         self._room = room
         self._max_buffered_bytes = max_buffered_bytes
         self._count = 0
         self._next_due_ms = -math.inf
         self._start_ms = 0
         self._head = b""
-        self._container: _Container | None = None
+        #: Of a container: its parser, the thread that runs it, and an MP4 until its index has come.
+        self._parse: Callable[[ByteSource], Iterator[VideoFrame]] | None = None
+        self._reader: ContainerReader[VideoFrame] | None = None
+        self._held: HeldMp4 | None = None
         self._ended = False
 
     def decode(self, data: bytes, timestamp_ms: int | None = None) -> list[VideoFrame]:
@@ -114,7 +111,7 @@ class VideoDecoder:
         """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
         if self._ended:
             raise ValueError("the decoder is already flushed")
-        if self._container is None and not self._head:
+        if self._parse is None and not self._head:
             self._start_ms = timestamp_ms or 0
             if sniff_image(data) is not None:
                 yield from self._admitted(self._still(data))
@@ -128,8 +125,10 @@ class VideoDecoder:
     def close(self) -> None:
         """Release the decoder's thread and buffers. Idempotent."""
         self._ended = True
-        if self._container is not None:
-            self._container.close()
+        if self._reader is not None:
+            self._reader.close()
+        if self._held is not None:
+            self._held.close()
 
     def __enter__(self) -> VideoDecoder:
         return self
@@ -144,28 +143,63 @@ class VideoDecoder:
         if self._ended:
             return
         try:
-            if self._container is not None:
-                yield from self._admitted(self._container.flush(self._start_ms))
+            if self._parse is not None:
+                yield from self._admitted(self._last_of(self._parse))
             elif self._head:
                 raise UnsupportedFormat("the video ended before its first frame")
         finally:
             self.close()
 
     def _still(self, data: bytes) -> Iterator[VideoFrame]:
-        size = decoding_bytes(data, max_pixels=self._limits.max_pixels)
+        size = decoding_bytes(data, max_pixels=self._max_pixels)
         with reserved(self._room, size, keep=True):
-            pixels = decode_image(data, max_pixels=self._limits.max_pixels)
+            pixels = decode_image(data, max_pixels=self._max_pixels)
         self._room.give(size - pixels.nbytes)
         yield VideoFrame(self._start_ms, pixels)
 
     def _container_frames(self, data: bytes) -> Iterator[VideoFrame]:
-        if self._container is None:
+        if self._parse is None:
             self._head += data
             if len(self._head) < _MAGIC_BYTES:
                 return
             data, self._head = self._head, b""
-            self._container = _Container(_container_name(data), self._limits, self._max_buffered_bytes, self._room)
-        yield from self._container.decode(data, self._start_ms)
+            self._open(_container_name(data))
+        if self._held is not None:
+            begun = self._held.begin(data)
+            if begun is None:
+                return
+            self._held, data = None, begun
+        assert self._reader is not None
+        self._reader.push(data)
+        yield from self._reader.pieces()
+
+    def _open(self, name: str) -> None:
+        # It must not refer to the decoder, which its thread would keep alive.
+        self._parse = partial(
+            _frames,
+            name,
+            self._room,
+            start_ms=self._start_ms,
+            max_pixels=self._max_pixels,
+            frames_per_second=self._frames_per_second,
+        )
+        self._reader = ContainerReader(
+            self._parse,
+            cost=lambda frame: frame.pixels.nbytes,
+            burst=_BURST_BYTES,
+            block_bytes=_BLOCK_BYTES,
+            name="decode-video",
+        )
+        if name == "mp4":  # others have no index at their end
+            self._held = HeldMp4(self._max_buffered_bytes, self._room)
+
+    def _last_of(self, parse: Callable[[ByteSource], Iterator[VideoFrame]]) -> Iterator[VideoFrame]:
+        if self._held is not None:
+            yield from parse(self._held.whole())
+            return
+        assert self._reader is not None
+        self._reader.end_input()
+        yield from self._reader.pieces()
 
     def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
         """Count frames, and drop those of still images that exceed the frame rate.
@@ -174,62 +208,18 @@ class VideoDecoder:
         """
         try:
             for frame in frames:
-                if self._container is None and frame.timestamp_ms < self._next_due_ms:
+                if self._parse is None and frame.timestamp_ms < self._next_due_ms:
                     self._room.give(frame.pixels.nbytes)
                     continue
-                if self._limits.frames_per_second is not None:
-                    self._next_due_ms = frame.timestamp_ms + 1000 / self._limits.frames_per_second
+                if self._frames_per_second is not None:
+                    self._next_due_ms = frame.timestamp_ms + 1000 / self._frames_per_second
                 self._count += 1
-                if self._count > self._limits.max_frames:
-                    raise UnsupportedFormat(f"at most {self._limits.max_frames} frames per video")
+                if self._count > self._max_frames:
+                    raise UnsupportedFormat(f"at most {self._max_frames} frames per video")
                 yield frame
         except OmniError:
             self.close()
             raise
-
-
-class _Container:
-    """Decodes one container. Its frames' times start at 0; ``start_ms`` is added."""
-
-    def __init__(self, name: str, limits: VideoLimits, max_buffered_bytes: int, room: Room) -> None:
-        self._name = name
-        self._room = room
-        #: Only MP4 may have its index at the end, so only MP4 is examined before the demuxer gets it.
-        self._held = HeldMp4(max_buffered_bytes, room) if name == "mp4" else None
-        self._limits = limits
-        self._reader: ContainerReader[VideoFrame] = ContainerReader(
-            partial(_frames, name, limits, room),
-            cost=lambda frame: frame.pixels.nbytes,
-            burst=_BURST_BYTES,
-            block_bytes=_BLOCK_BYTES,
-            name="decode-video",
-        )
-
-    def decode(self, data: bytes, start_ms: int) -> Iterator[VideoFrame]:
-        if self._held is not None:
-            begun = self._held.begin(data)
-            if begun is None:
-                return
-            self._held, data = None, begun
-        self._reader.push(data)
-        yield from _shifted(self._reader.pieces(), start_ms)
-
-    def flush(self, start_ms: int) -> Iterator[VideoFrame]:
-        if self._held is not None:
-            yield from _shifted(_frames(self._name, self._limits, self._room, self._held.whole()), start_ms)
-            return
-        self._reader.end_input()
-        yield from _shifted(self._reader.pieces(), start_ms)
-
-    def close(self) -> None:
-        self._reader.close()
-        if self._held is not None:
-            self._held.close()
-
-
-def _shifted(frames: Iterator[VideoFrame], start_ms: int) -> Iterator[VideoFrame]:
-    for frame in frames:
-        yield VideoFrame(frame.timestamp_ms + start_ms, frame.pixels)
 
 
 def _bounded_list(frames: Iterator[VideoFrame]) -> list[VideoFrame]:
@@ -254,8 +244,16 @@ def _container_name(head: bytes) -> str:
     raise UnsupportedFormat("unsupported or corrupt video; supported: mp4, webm, mkv, MPEG-TS and single images")
 
 
-def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> Iterator[VideoFrame]:
-    """Demux and decode ``source``.
+def _frames(
+    name: str,
+    room: Room,
+    source: ByteSource,
+    *,
+    start_ms: int,
+    max_pixels: int,
+    frames_per_second: float | None,
+) -> Iterator[VideoFrame]:
+    """Demux and decode ``source``, which begins at ``start_ms``.
 
     The pixels of each frame remain accounted for in ``room``, the codec's own frames until the iterator ends.
     """
@@ -272,11 +270,11 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
             context: Any = stream.codec_context
             if context is None:
                 raise UnsupportedFormat("the codec of the video is not supported")
-            _check_size(context.width, context.height, limits.max_pixels)
+            _check_size(context.width, context.height, max_pixels)
             codec.raise_to(context.width * context.height * _CODEC_BYTES)
             # The frame size may change later, and libav then checks it before it allocates. It includes macroblocks
             # and padding, hence the slack; ``_pixels`` checks the exact size of each frame.
-            context.options = {"max_pixels": str(2 * limits.max_pixels + _MARGIN_PIXELS)}
+            context.options = {"max_pixels": str(2 * max_pixels + _MARGIN_PIXELS)}
             # One thread per video, since many are decoded concurrently.
             context.thread_count = 1
             for packet in container.demux(stream):
@@ -290,11 +288,11 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
                     codec.raise_to(frame.width * frame.height * _CODEC_BYTES)
                     timestamp_ms = _timestamp_ms(frame, stream.start_time)
                     if timestamp_ms >= next_due_ms:
-                        if limits.frames_per_second is not None:
-                            next_due_ms = timestamp_ms + 1000 / limits.frames_per_second
-                        yield VideoFrame(timestamp_ms, _pixels(frame, limits.max_pixels, room))
+                        if frames_per_second is not None:
+                            next_due_ms = timestamp_ms + 1000 / frames_per_second
+                        yield VideoFrame(start_ms + timestamp_ms, _pixels(frame, max_pixels, room))
     except av.error.MemoryError as error:
-        raise UnsupportedFormat(f"the frames of the video are far larger than {limits.max_pixels} pixels") from error
+        raise UnsupportedFormat(f"the frames of the video are far larger than {max_pixels} pixels") from error
     except (av.error.FFmpegError, ValueError, LookupError) as error:
         # PyAV raises ValueError and LookupError for some damaged headers.
         raise UnsupportedFormat("decoding the video failed; the data may be corrupt") from error
