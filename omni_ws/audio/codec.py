@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from omni_ws.audio.container import WavHeaderReader, wav_header
-from omni_ws.audio.files import FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
+from omni_ws.audio.files import FileCutter, FileEvent, FileMark
 from omni_ws.audio.pcm import (
     NO_SAMPLES,
     Pcm16,
@@ -282,19 +282,20 @@ class _FileStream:
     def _decoded(self, events: Iterator[FileEvent]) -> Iterator[SourceBlock]:
         for event in events:
             match event:
-                case FileBegins(kind=kind):
+                case FileKind() | FileMark.BEGINS:
+                    kind = None if event is FileMark.BEGINS else event
                     self._file = _file_decoder(self._encoding, kind, self._room)
-                case FileBytes(data=data):
+                case bytes():
                     assert self._file is not None
-                    yield from self._file.decode(data)
-                case FileEnds():
+                    yield from self._file.decode(event)
+                case FileMark.ENDS:
                     ended, self._file = self._file, None
                     assert ended is not None
                     try:
                         yield from ended.flush()
                     finally:
                         ended.close()
-                case StrayBytes():
+                case FileMark.STRAY:
                     self._stray = True
 
 
@@ -304,9 +305,9 @@ def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None
     if encoding is AudioEncoding.WAV:
         return _WavDecoder()
     # Imported on use: libav takes long to load.
-    from omni_ws.audio.compressed import CompressedDecoder, Mp4Decoder
+    from omni_ws.audio.compressed import CompressedDecoder
 
-    return Mp4Decoder(encoding, room) if _KINDS[encoding] is FileKind.ISO else CompressedDecoder(encoding)
+    return CompressedDecoder(encoding, room)
 
 
 class _WavDecoder:

@@ -34,6 +34,7 @@ from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
 _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
 _MAGIC_BYTES = 4
 _MP4: Final = "mov"
+_ISO: Final = frozenset({AudioEncoding.MP4, AudioEncoding.M4A, AudioEncoding.MOV})
 #: The largest MP4 file with its index at the end: an hour of speech. The lower limit is for files without a budget.
 MAX_HELD_BYTES: Final = 64 << 20
 MAX_UNACCOUNTED_BYTES: Final = 4 << 20
@@ -42,20 +43,29 @@ _BLOCK_BYTES = 128
 
 
 class CompressedDecoder:
-    """Decodes one stream of WebM, Ogg, MP3, FLAC or AAC as the bytes arrive, in a thread of its own.
+    """Decodes one file, WebM, Ogg, MP3, FLAC, AAC, MP4 or QuickTime, as the bytes arrive, in a thread of its own.
 
     The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, with an
-    error, or with ``close``; dropping the object closes it too. Every call raises UnsupportedFormat for input that
-    cannot be decoded.
+    error, or with ``close``; dropping the object closes it too. An MP4 whose index comes last is held in ``room``, and
+    decoded at its end. Every call raises UnsupportedFormat for input that cannot be decoded.
     """
 
-    def __init__(self, encoding: AudioEncoding) -> None:
+    def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
         self._encoding = encoding
         self._head = b""
         self._reader: ContainerReader[SourceBlock] | None = None
+        #: An MP4 file until it is known that its index comes first.
+        self._held: HeldMp4 | None = None
+        if encoding in _ISO:
+            self._held = HeldMp4(MAX_UNACCOUNTED_BYTES if room is None else MAX_HELD_BYTES, room or UNLIMITED)
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]:
         """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
+        if self._held is not None:
+            begun = self._held.begin(data)
+            if begun is None:
+                return
+            self._held, data = None, begun
         if self._reader is None:
             self._head += data
             if len(self._head) < _MAGIC_BYTES:
@@ -67,6 +77,12 @@ class CompressedDecoder:
 
     def flush(self) -> Iterator[SourceBlock]:
         """End the input and yield the rest of the audio."""
+        if self._held is not None:
+            try:
+                yield from _blocks(_MP4, self._encoding, self._held.whole(), options={})
+            finally:
+                self._held.close()
+            return
         if self._reader is None:
             if self._head:
                 raise UnsupportedFormat(f"{self._encoding}: the input ended before any audio")
@@ -75,7 +91,9 @@ class CompressedDecoder:
         yield from self._reader.pieces()
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """End the thread, and drop what is held. Idempotent."""
+        if self._held is not None:
+            self._held.close()
         if self._reader is not None:
             self._reader.close()
 
@@ -89,46 +107,12 @@ class CompressedDecoder:
         )
 
 
-class Mp4Decoder:
-    """Decodes one MP4 or QuickTime file as it arrives, or at its end if its index comes last."""
-
-    def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
-        self._encoding = encoding
-        self._held = HeldMp4(MAX_UNACCOUNTED_BYTES if room is None else MAX_HELD_BYTES, room or UNLIMITED)
-        self._stream: CompressedDecoder | None = None
-
-    def decode(self, data: bytes) -> Iterator[SourceBlock]:
-        """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
-        if self._stream is None:
-            begun = self._held.begin(data)
-            if begun is None:
-                return
-            self._stream, data = CompressedDecoder(self._encoding), begun
-        yield from self._stream.decode(data)
-
-    def flush(self) -> Iterator[SourceBlock]:
-        """End the input and yield the rest of the audio."""
-        if self._stream is not None:
-            yield from self._stream.flush()
-            return
-        try:
-            yield from _blocks(_MP4, self._encoding, self._held.whole(), options={})
-        finally:
-            self._held.close()
-
-    def close(self) -> None:
-        """Release what it holds. Idempotent."""
-        self._held.close()
-        if self._stream is not None:
-            self._stream.close()
-
-
 def _container_name(head: bytes, encoding: AudioEncoding) -> str:
     """Return libav's name of the container, by its signature or, for formats without one, by ``encoding``."""
     magic = head[:_MAGIC_BYTES]
     if magic in _MAGIC:
         return _MAGIC[magic]
-    if encoding in (AudioEncoding.MP4, AudioEncoding.M4A, AudioEncoding.MOV):
+    if encoding in _ISO:
         return _MP4
     if encoding is AudioEncoding.AAC:
         return "aac"
