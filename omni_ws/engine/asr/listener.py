@@ -18,7 +18,6 @@ from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
-    ListenerSlot,
     ListenerSlots,
     LiveText,
     Recognised,
@@ -57,7 +56,8 @@ class Listener:
         self.samples = 0
         self._transcriber = transcriber
         self._slots = slots
-        self._slot: ListenerSlot | None = None
+        #: Whether it has been given a slot, and whether it has that still.
+        self._had_slot = self._has_slot = False
         self._pace = pace
         self._executor = executor
         self._holder = holder
@@ -77,8 +77,9 @@ class Listener:
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         """Take the next samples at 16 kHz; yield what changed. Raises EngineOverloaded where there is no slot."""
-        if self._slot is None:
-            self._slot = await self._slots.take(self._holder)
+        if not self._had_slot:
+            await self._slots.take(self._holder)
+            self._had_slot = self._has_slot = True
         self.samples += len(samples)
         self._live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
         self._splitter.feed(samples, live=self._live and not self._slots.crowded)
@@ -106,8 +107,8 @@ class Listener:
         A request without a ``holder`` keeps its slot to its end: a recording is fed faster than it is written down, and
         without a limit many recordings would all wait for one another.
         """
-        if self._slot is not None and self._holder is not None:
-            self._slot.leave()
+        if self._holder is not None:
+            self._leave_slot()
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
         """End the utterance under way where the audio breaks off, and yield its text."""
@@ -126,8 +127,12 @@ class Listener:
             with events.span("release"):
                 await release_in_thread(self._executor, self._splitter.close)
         finally:
-            if self._slot is not None:
-                self._slot.leave()
+            self._leave_slot()
+
+    def _leave_slot(self) -> None:
+        if self._has_slot:
+            self._has_slot = False
+            self._slots.leave(self._holder)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         with _recognising():
