@@ -13,7 +13,7 @@ import h11
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from omni_ws.caller.answers import Answers, NativeReader, ResponseReader, TimedAnswer
-from omni_ws.caller.script import Pace, Target, Timetable, content
+from omni_ws.caller.script import PATIENCE_SEC, Target, Timetable, content
 from omni_ws.wire.recording import (
     AnsweredLine,
     ClosedLine,
@@ -71,14 +71,22 @@ class HttpCall:
     ``run`` returns the answers. It raises OSError if the server cannot be reached.
     """
 
-    def __init__(self, script: Sequence[RecordedLine], target: Target, pace: Pace, *, is_session: bool = False) -> None:
+    def __init__(
+        self,
+        script: Sequence[RecordedLine],
+        target: Target,
+        *,
+        speed: float = 1.0,
+        patience: float = PATIENCE_SEC,
+        is_session: bool = False,
+    ) -> None:
         self._is_session = is_session
         self._then = _exchanges(script)
         self._now: list[Exchange] = []
         self._over: set[int] = set()
         self._target = target
-        self._patience = pace.patience
-        self._time = Timetable(pace)
+        self._patience = patience
+        self._time = Timetable(speed=speed, patience=patience)
         self._session_id: str | None = None
 
     def recorded(self) -> Answers:

@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from omni_ws.caller.answers import Answers, SessionReader
-from omni_ws.caller.script import Pace, Target, Timetable, content
+from omni_ws.caller.script import PATIENCE_SEC, Target, Timetable, content
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
 
 #: Close codes of drain and time-outs, which depend on timing and are not compared.
@@ -42,11 +42,17 @@ class WebSocketCall:
     """
 
     def __init__(
-        self, script: Sequence[RecordedLine], target: Target, pace: Pace, reader: Callable[[], SessionReader]
+        self,
+        script: Sequence[RecordedLine],
+        target: Target,
+        reader: Callable[[], SessionReader],
+        *,
+        speed: float = 1.0,
+        patience: float = PATIENCE_SEC,
     ) -> None:
         self._script = script
         self._target = target
-        self._time = Timetable(pace)
+        self._time = Timetable(speed=speed, patience=patience)
         self._then, self._now = reader(), reader()
         self._connections: dict[int, ClientConnection] = {}
         self._readers: list[asyncio.Task[None]] = []

@@ -6,18 +6,31 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import orjson
 
 from omni_ws.caller.answers import Answers, NativeReader, RealtimeReader
 from omni_ws.caller.http import HttpCall
-from omni_ws.caller.script import AT_ONCE, Pace, Target
+from omni_ws.caller.script import AT_ONCE, PATIENCE_SEC, Target
 from omni_ws.caller.websocket import WebSocketCall, recorded_answers
+from omni_ws.errors import InvalidFrame
 from omni_ws.replay.compare import Comparison, Result, as_json, as_text, differences
-from omni_ws.replay.recording import RecordedSession, RecordingError, read_recording
+from omni_ws.wire.recording import (
+    CutLine,
+    EndedLine,
+    HeaderLine,
+    OpenedLine,
+    RecordedLine,
+    RequestedLine,
+    SentLine,
+    decode_event,
+    decode_header,
+)
+from omni_ws.wire.server_frames import ServerFrame, decode_server_frame
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
@@ -38,9 +51,16 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     except (ValueError, RecordingError) as error:
         print(f"omni-ws replay: error: {error}", file=sys.stderr)
         return USAGE_ERROR
-    pace = Pace(speed=options.speed, patience=options.patience)
+    replaying = replay(
+        recordings,
+        target,
+        options.compare,
+        speed=options.speed,
+        patience=options.patience,
+        copies=options.copies,
+    )
     try:
-        results = asyncio.run(replay(recordings, target, pace, copies=options.copies, comparison=options.compare))
+        results = asyncio.run(replaying)
     except KeyboardInterrupt:
         return INTERRUPTED
     print(orjson.dumps(as_json(results)).decode() if options.format == "json" else as_text(results))
@@ -48,22 +68,34 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 async def replay(
-    recordings: Sequence[RecordedSession], target: Target, pace: Pace, *, copies: int = 1, comparison: Comparison
+    recordings: Sequence[RecordedSession],
+    target: Target,
+    comparison: Comparison,
+    *,
+    speed: float = 1.0,
+    patience: float = PATIENCE_SEC,
+    copies: int = 1,
 ) -> list[Result]:
     """Replay all recordings concurrently, each ``copies`` times."""
     return await asyncio.gather(
-        *(_one(recording, copy, target, pace, comparison) for copy in range(copies) for recording in recordings)
+        *(
+            _one(recording, copy, target, comparison, speed=speed, patience=patience)
+            for copy in range(copies)
+            for recording in recordings
+        )
     )
 
 
-async def _one(recording: RecordedSession, copy: int, target: Target, pace: Pace, comparison: Comparison) -> Result:
+async def _one(
+    recording: RecordedSession, copy: int, target: Target, comparison: Comparison, *, speed: float, patience: float
+) -> Result:
     now: Answers | None = None
     kind, script = recording.header.kind, recording.events
     if (reader := _READERS.get(kind)) is not None:
         then = recorded_answers(script, reader())
-        work = WebSocketCall(script, target, pace, reader).run()
+        work = WebSocketCall(script, target, reader, speed=speed, patience=patience).run()
     else:
-        requests = HttpCall(script, target, pace, is_session=kind == "session")
+        requests = HttpCall(script, target, is_session=kind == "session", speed=speed, patience=patience)
         then = requests.recorded()
         work = requests.run()
     try:
@@ -127,3 +159,89 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return number
+
+
+# A recording that is to be played again: a script for the caller
+
+
+class RecordingError(Exception):
+    """The recording is unusable; the message names file and line."""
+
+    def __init__(self, path: Path, line: int, problem: str) -> None:
+        super().__init__(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSession:
+    """A recording in memory."""
+
+    path: Path
+    header: HeaderLine
+    events: tuple[RecordedLine, ...]
+
+
+def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
+    """Read and check a recording.
+
+    ``incomplete`` accepts one that was cut. Raises RecordingError.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RecordingError(path, 0, error.strerror or "cannot be read") from None
+    unfinished = lines.pop()  # empty if the last line is complete
+    if not lines:
+        raise RecordingError(path, 1, "empty, or not a recording")
+    header = _decoded(decode_header, path, 1, lines[0])
+    if not header.payloads:
+        raise RecordingError(path, 1, "recorded without payloads (record_payloads = false), so it cannot be replayed")
+    if header.kind == "telephony":
+        raise RecordingError(path, 1, "a telephone call, which cannot be replayed")
+    events: list[RecordedLine] = []
+    connections = 0
+    for number, line in enumerate(lines[1:], start=2):
+        if events and isinstance(events[-1], EndedLine | CutLine):
+            raise RecordingError(path, number, "a line after the end")
+        event = _decoded(decode_event, path, number, line)
+        connections = _checked(event, connections, path, number)
+        if isinstance(event, SentLine) and event.text is not None and header.kind == "websocket":
+            _decoded(_server_frame, path, number, event.text.encode())
+        events.append(event)
+    end = len(lines) + 1
+    if unfinished and not incomplete:
+        raise RecordingError(path, end, "the recording breaks off within this line")
+    if events and isinstance(events[-1], CutLine) and not incomplete:
+        raise RecordingError(path, end - 1, f"the recording was cut here: {events[-1].reason} (see --incomplete)")
+    if (not events or not isinstance(events[-1], EndedLine | CutLine)) and not incomplete:
+        raise RecordingError(path, end, "the recording has no end: it was interrupted, or is still being written")
+    if not any(isinstance(event, OpenedLine | RequestedLine) for event in events):
+        raise RecordingError(path, end, "the recording has no connection")
+    return RecordedSession(path, header, tuple(event for event in events if not isinstance(event, CutLine | EndedLine)))
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def _decoded(decode: Callable[[bytes], _Decoded], path: Path, number: int, line: bytes) -> _Decoded:
+    try:
+        return decode(line)
+    except ValueError as error:
+        raise RecordingError(path, number, str(error)) from None
+
+
+def _server_frame(data: bytes) -> ServerFrame:
+    try:
+        return decode_server_frame(data)
+    except InvalidFrame as error:
+        raise ValueError(f"not a frame of a server: {error.message}") from None
+
+
+def _checked(event: RecordedLine, connections: int, path: Path, number: int) -> int:
+    """Check the connection number of an event; return the number of connections so far."""
+    if isinstance(event, OpenedLine | RequestedLine):
+        if event.connection != connections:
+            raise RecordingError(path, number, f"connection {event.connection} where {connections} is next")
+        return connections + 1
+    if not isinstance(event, CutLine | EndedLine) and event.connection >= connections:
+        raise RecordingError(path, number, f"no connection {event.connection}")
+    return connections
