@@ -11,7 +11,7 @@ from support.mode_b_client import SESSIONS, create, text
 from support.native_client import Address, native_client
 from support.raw_http import RawClient, post, raw_client, request
 
-from benchmarks.running_while import running_while
+from omni_ws.caller.script import beside
 
 CHAT = "/v1/chat/completions"
 Attack = Callable[[int, int], AbstractAsyncContextManager[None]]
@@ -22,13 +22,14 @@ async def empty_sessions(port: int, count: int) -> AsyncIterator[None]:
     """Opens so many sessions of Mode B over one connection, and goes on opening one for each answer."""
 
     async def opened(client: RawClient, times: int | None = None) -> None:
-        while times is None or (times := times - 1) >= 0:
-            await client.send(request("POST", SESSIONS))
-            await client.response()
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while times is None or (times := times - 1) >= 0:
+                await client.send(request("POST", SESSIONS))
+                await client.response()
 
     async with raw_client(port) as client:
         await opened(client, count)
-        async with running_while(opened(client)):
+        async with beside(opened(client)):
             yield
 
 
@@ -47,7 +48,7 @@ async def trickled_bodies(port: int, count: int) -> AsyncIterator[None]:
         for _ in range(count):
             client = await open_.enter_async_context(raw_client(port))
             await client.send(head, b"{")
-            await open_.enter_async_context(running_while(trickle(client)))
+            await open_.enter_async_context(beside(trickle(client)))
         yield
 
 
