@@ -32,9 +32,8 @@ from support.until import until
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, Hearing, InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.engine.asr import listener
-from omni_ws.engine.asr.listener import AudioPace, Transcript
 from omni_ws.engine.asr.recogniser import UtteranceLimits
-from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.recogniser_engine import AudioPace, RecogniserEngine, Transcript
 from omni_ws.engine.base import (
     AnswerOptions,
     EngineOutput,
