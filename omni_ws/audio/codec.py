@@ -90,13 +90,16 @@ class AudioDecoder:
         self.sample_rate = checked_sample_rate(sample_rate)
         #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
-        self._decoder = _source_decoder(source, room)
+        self._decoder: _SourceDecoder
         #: ``_decoder`` where the source is raw audio at ``sample_rate``, which only has to be converted to float32.
         self._raw: _RawDecoder | None = None
         #: ``_decoder`` where the source is files.
-        self._files = self._decoder if isinstance(self._decoder, _FileStream) else None
-        if isinstance(self._decoder, _RawDecoder) and source.sample_rate == sample_rate:
-            self._raw = self._decoder
+        self._files: _FileStream | None = None
+        if source.is_raw:
+            raw = _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
+            self._decoder, self._raw = raw, raw if source.sample_rate == sample_rate else None
+        else:
+            self._decoder = self._files = _FileStream(source.encoding, room)
         self._resampler: StreamResampler | None = None
         self._failure: UnsupportedFormat | None = None
         self._ended = False
@@ -342,12 +345,6 @@ class _WavDecoder:
     def close(self) -> None:
         if self._raw is not None:
             self._raw.close()
-
-
-def _source_decoder(source: AudioFormat, room: Room | None) -> _SourceDecoder:
-    if source.encoding in _RAW_LAYOUTS:
-        return _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
-    return _FileStream(source.encoding, room)
 
 
 # Encoding

@@ -464,8 +464,9 @@ class _Pauses:
                     return tuple(events), self._question
                 turns.answer(_answer_to(self._question))
             event = turns.feed(waiting.popleft())
-            if turns.silent_windows == 0:
-                self._drop_question()  # the speaker has gone on
+            if turns.silent_windows == 0 and self._question is not None:
+                self._question.cancel()  # the speaker has gone on
+                self._question = None
             if event is not None:
                 events.append(event)
                 self._note(event)
@@ -479,11 +480,6 @@ class _Pauses:
             case SpeechPause():
                 end = self._turns.windows * WINDOW_SAMPLES
                 self._question = self._judge.ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
-
-    def _drop_question(self) -> None:
-        question, self._question = self._question, None
-        if question is not None:
-            question.cancel()
 
     def _between(self, start: int, end: int) -> Samples:
         """The samples of the stream from ``start`` to ``end``."""

@@ -390,11 +390,12 @@ class Upstream:
         headers = {"User-Agent": f"omni_ws/{__version__}", "Accept-Encoding": "identity"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
+        is_secure, ca_file = parts.scheme == "https", None if settings.ca_file is None else str(settings.ca_file)
         self._client = httpx.AsyncClient(
             headers=headers,
             timeout=httpx.Timeout(None, connect=settings.connect_timeout),
             transport=httpx.AsyncHTTPTransport(
-                verify=_tls(settings) if parts.scheme == "https" else False,
+                verify=ssl.create_default_context(cafile=ca_file) if is_secure else False,
                 limits=httpx.Limits(
                     max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEEPALIVE_SEC
                 ),
@@ -440,13 +441,16 @@ class Upstream:
 
         Raises Unusable for an answer without end, and what httpx raises.
         """
+        body = bytearray()
         async with self._client.stream(method, url, json=json) as response:
             try:
-                body = await _bounded_body(response, _MAX_REPLY_BYTES)
+                async for piece in inflated(response):
+                    body += piece
+                    if len(body) > _MAX_REPLY_BYTES:
+                        most = _MAX_REPLY_BYTES >> 20
+                        raise Unusable(f"its answer to {urlsplit(url).path} has more than {most} MiB")
             except EngineFailed as error:
                 raise Unusable(error.message) from None
-        if body is None:
-            raise Unusable(f"its answer to {urlsplit(url).path} has more than {_MAX_REPLY_BYTES >> 20} MiB")
         if not response.is_success:
             return response.status_code, None
         try:
@@ -685,20 +689,6 @@ class UpstreamAnswer:
         await self._response.aclose()
 
 
-def _tls(settings: UpstreamSettings) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=None if settings.ca_file is None else str(settings.ca_file))
-
-
-async def _bounded_body(response: httpx.Response, most: int) -> bytes | None:
-    """The body of a response; None for one that is longer than ``most`` bytes."""
-    body = bytearray()
-    async for piece in inflated(response):
-        body += piece
-        if len(body) > most:
-            return None
-    return bytes(body)
-
-
 async def inflated(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """Yield a body in pieces of bounded size, inflated if the server compressed it, which nothing asks for.
 
@@ -743,5 +733,5 @@ async def _error_body(response: httpx.Response) -> bytes:
 
 def _reason(error: Exception) -> str:
     """Describe an error for the operator."""
-    words: Any = str(error) or type(error).__name__
-    return f"{type(error).__name__}: {words}" if words != type(error).__name__ else words
+    name = type(error).__name__
+    return f"{name}: {error}" if str(error) else name
