@@ -75,6 +75,7 @@ def _with_halves(data: bytes) -> Any:
 
     Only the texts of an answer keep the halves: their next event has the other one. Raises EngineFailed.
     """
+    # Of the parsers at hand only the standard library's gives back half a character.
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
