@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -15,13 +15,13 @@ import av.error
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_ws.audio.compressed import usable_frames
 from omni_ws.audio.container import (
     LENIENT_METADATA,
     STREAMING_OPTIONS,
     ByteSource,
     ContainerReader,
     HeldMp4,
-    PacketTally,
 )
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
@@ -94,10 +94,8 @@ class VideoDecoder:
         self._next_due_ms = -math.inf
         self._start_ms = 0
         self._head = b""
-        #: Of a container: its parser, the thread that runs it, and an MP4 until its index has come.
-        self._parse: Callable[[ByteSource], Iterator[VideoFrame]] | None = None
+        #: Of a container; None for single images.
         self._reader: ContainerReader[VideoFrame] | None = None
-        self._held: HeldMp4 | None = None
         self._ended = False
 
     def decode(self, data: bytes, timestamp_ms: int | None = None) -> list[VideoFrame]:
@@ -111,7 +109,7 @@ class VideoDecoder:
         """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
         if self._ended:
             raise ValueError("the decoder is already flushed")
-        if self._parse is None and not self._head:
+        if self._reader is None and not self._head:
             self._start_ms = timestamp_ms or 0
             if sniff_image(data) is not None:
                 yield from self._admitted(self._still(data))
@@ -127,8 +125,6 @@ class VideoDecoder:
         self._ended = True
         if self._reader is not None:
             self._reader.close()
-        if self._held is not None:
-            self._held.close()
 
     def __enter__(self) -> VideoDecoder:
         return self
@@ -143,8 +139,8 @@ class VideoDecoder:
         if self._ended:
             return
         try:
-            if self._parse is not None:
-                yield from self._admitted(self._last_of(self._parse))
+            if self._reader is not None:
+                yield from self._admitted(self._reader.finish())
             elif self._head:
                 raise UnsupportedFormat("the video ended before its first frame")
         finally:
@@ -158,24 +154,16 @@ class VideoDecoder:
         yield VideoFrame(self._start_ms, pixels)
 
     def _container_frames(self, data: bytes) -> Iterator[VideoFrame]:
-        if self._parse is None:
+        if self._reader is None:
             self._head += data
             if len(self._head) < _MAGIC_BYTES:
                 return
             data, self._head = self._head, b""
-            self._open(_container_name(data))
-        if self._held is not None:
-            begun = self._held.begin(data)
-            if begun is None:
-                return
-            self._held, data = None, begun
-        assert self._reader is not None
-        self._reader.push(data)
-        yield from self._reader.pieces()
+            self._reader = self._open(_container_name(data))
+        yield from self._reader.feed(data)
 
-    def _open(self, name: str) -> None:
-        # It must not refer to the decoder, which its thread would keep alive.
-        self._parse = partial(
+    def _open(self, name: str) -> ContainerReader[VideoFrame]:
+        parse = partial(
             _frames,
             name,
             self._room,
@@ -183,23 +171,14 @@ class VideoDecoder:
             max_pixels=self._max_pixels,
             frames_per_second=self._frames_per_second,
         )
-        self._reader = ContainerReader(
-            self._parse,
+        return ContainerReader(
+            parse,
             cost=lambda frame: frame.pixels.nbytes,
             burst=_BURST_BYTES,
             block_bytes=_BLOCK_BYTES,
             name="decode-video",
+            held=HeldMp4(self._max_buffered_bytes, self._room) if name == "mp4" else None,
         )
-        if name == "mp4":  # others have no index at their end
-            self._held = HeldMp4(self._max_buffered_bytes, self._room)
-
-    def _last_of(self, parse: Callable[[ByteSource], Iterator[VideoFrame]]) -> Iterator[VideoFrame]:
-        if self._held is not None:
-            yield from parse(self._held.whole())
-            return
-        assert self._reader is not None
-        self._reader.end_input()
-        yield from self._reader.pieces()
 
     def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
         """Count frames, and drop those of still images that exceed the frame rate.
@@ -208,7 +187,7 @@ class VideoDecoder:
         """
         try:
             for frame in frames:
-                if self._parse is None and frame.timestamp_ms < self._next_due_ms:
+                if self._reader is None and frame.timestamp_ms < self._next_due_ms:
                     self._room.give(frame.pixels.nbytes)
                     continue
                 if self._frames_per_second is not None:
@@ -257,7 +236,6 @@ def _frames(
 
     The pixels of each frame remain accounted for in ``room``, the codec's own frames until the iterator ends.
     """
-    tally = PacketTally("video")
     # Unlike the other containers, MPEG-TS has no header that lists its streams, so libav has to probe some input.
     options = {"probesize": "65536"} if name == "mpegts" else STREAMING_OPTIONS
     next_due_ms = -math.inf
@@ -277,26 +255,18 @@ def _frames(
             context.options = {"max_pixels": str(2 * max_pixels + _MARGIN_PIXELS)}
             # One thread per video, since many are decoded concurrently.
             context.thread_count = 1
-            for packet in container.demux(stream):
-                try:
-                    decoded = context.decode(packet)
-                except av.error.InvalidDataError as error:
-                    tally.count_broken(error)
-                    continue
-                for frame in decoded:
-                    tally.count_good()
-                    codec.raise_to(frame.width * frame.height * _CODEC_BYTES)
-                    timestamp_ms = _timestamp_ms(frame, stream.start_time)
-                    if timestamp_ms >= next_due_ms:
-                        if frames_per_second is not None:
-                            next_due_ms = timestamp_ms + 1000 / frames_per_second
-                        yield VideoFrame(start_ms + timestamp_ms, _pixels(frame, max_pixels, room))
+            for frame in usable_frames(container.demux(stream), context.decode, "video"):
+                codec.raise_to(frame.width * frame.height * _CODEC_BYTES)
+                timestamp_ms = _timestamp_ms(frame, stream.start_time)
+                if timestamp_ms >= next_due_ms:
+                    if frames_per_second is not None:
+                        next_due_ms = timestamp_ms + 1000 / frames_per_second
+                    yield VideoFrame(start_ms + timestamp_ms, _pixels(frame, max_pixels, room))
     except av.error.MemoryError as error:
         raise UnsupportedFormat(f"the frames of the video are far larger than {max_pixels} pixels") from error
     except (av.error.FFmpegError, ValueError, LookupError) as error:
         # PyAV raises ValueError and LookupError for some damaged headers.
         raise UnsupportedFormat("decoding the video failed; the data may be corrupt") from error
-    tally.check_at_end()
 
 
 def _timestamp_ms(frame: av.VideoFrame, start_time: int | None) -> int:
