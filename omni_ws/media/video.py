@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import av
@@ -33,8 +32,6 @@ MAX_FRAME_PIXELS = 4096 * 2160
 MAX_FRAMES = 4096
 #: The limit for an MP4 file whose index is at its end.
 MAX_BUFFERED_BYTES = 64 * 1024 * 1024
-#: The limit on the decoded bytes that a call of ``decode`` returns.
-_MAX_RESULT_BYTES = 512 * 1024 * 1024
 #: How many decoded bytes the decoder thread may produce in advance of its consumer.
 _BURST_BYTES = 32 * 1024 * 1024
 #: The demuxer's read size: 8 ms of video at 1 Mbit/s.
@@ -69,7 +66,7 @@ class VideoDecoder:
 
     ``frames_per_second`` drops frames that follow too closely. More than ``max_frames`` of the remaining frames, or
     more than ``max_pixels`` in one of them, is an error. An MP4 file with its index at the end is buffered, up to
-    ``max_buffered_bytes``, and decoded by ``flush``.
+    ``max_buffered_bytes``, and decoded by ``last_frames``.
 
     Errors are UnsupportedFormat, and those of ``room``. The pixels of the frames returned remain accounted for in
     ``room``; releasing them is the caller's task. A container occupies a thread until ``close``, which the garbage
@@ -98,15 +95,11 @@ class VideoDecoder:
         self._reader: ContainerReader[VideoFrame] | None = None
         self._ended = False
 
-    def decode(self, data: bytes, timestamp_ms: int | None = None) -> list[VideoFrame]:
-        """Return the frames that ``data`` completes. ``timestamp_ms`` matters for images and a container's first chunk.
-
-        Raises UnsupportedFormat for too much decoded data; ``frames`` has no such limit.
-        """
-        return _bounded_list(self.frames(data, timestamp_ms))
-
     def frames(self, data: bytes, timestamp_ms: int | None = None) -> Iterator[VideoFrame]:
-        """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
+        """Yield the frames that ``data`` completes. The iterator has to be exhausted before the next call.
+
+        ``timestamp_ms`` matters for images and a container's first chunk.
+        """
         if self._ended:
             raise ValueError("the decoder is already flushed")
         if self._reader is None and not self._head:
@@ -116,26 +109,14 @@ class VideoDecoder:
                 return
         yield from self._admitted(self._container_frames(data))
 
-    def flush(self) -> list[VideoFrame]:
-        """End the input; returns the remaining frames. A second call returns none."""
-        return _bounded_list(self.last_frames())
-
     def close(self) -> None:
         """Release the decoder's thread and buffers. Idempotent."""
         self._ended = True
         if self._reader is not None:
             self._reader.close()
 
-    def __enter__(self) -> VideoDecoder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def last_frames(self) -> Iterator[VideoFrame]:
-        """Yield what ``flush`` returns, in bounded memory."""
+        """End the input, and yield the remaining frames. A second call yields none."""
         if self._ended:
             return
         try:
@@ -199,17 +180,6 @@ class VideoDecoder:
         except OmniError:
             self.close()
             raise
-
-
-def _bounded_list(frames: Iterator[VideoFrame]) -> list[VideoFrame]:
-    kept: list[VideoFrame] = []
-    size = 0
-    for frame in frames:
-        kept.append(frame)
-        size += frame.pixels.nbytes
-        if size > _MAX_RESULT_BYTES:
-            raise UnsupportedFormat("a chunk of the video decodes to too many frames; send smaller chunks")
-    return kept
 
 
 def _container_name(head: bytes) -> str:
