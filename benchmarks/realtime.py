@@ -22,8 +22,8 @@ import websockets
 from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, microphone, speak, wait_until_ready
 from benchmarks.server_process import free_port, running, scheduled_seconds
 from omni_ws.caller.answers import Answers, RealtimeReader
+from omni_ws.caller.call import WebSocketCall
 from omni_ws.caller.script import PIECE_SEC, Target, spoken
-from omni_ws.caller.websocket import WebSocketCall
 from omni_ws.client.audio import paced
 
 RATE: Final = 24_000

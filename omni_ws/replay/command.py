@@ -19,9 +19,8 @@ import orjson
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.answers import Answers, NativeReader, RealtimeReader, TimedAnswer
-from omni_ws.caller.http import HttpCall
+from omni_ws.caller.call import ORDERLY_CLOSE_CODES, HttpCall, WebSocketCall, recorded_answers
 from omni_ws.caller.script import AT_ONCE, PATIENCE_SEC, Target
-from omni_ws.caller.websocket import ORDERLY_CLOSE_CODES, WebSocketCall, recorded_answers
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.recording import (
