@@ -27,8 +27,7 @@ from typing import Any, Final
 import websockets
 
 from benchmarks.server_process import child_processes, cpu_seconds, free_port, proportional_mib, running
-from omni_ws.caller.script import PIECE_SEC
-from omni_ws.caller.talk import beside, say, speech_of
+from omni_ws.caller.script import PIECE_SEC, beside, say, speech_of
 from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.audio import Pcm16, read_wav

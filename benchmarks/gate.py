@@ -39,7 +39,7 @@ from benchmarks.embedded import (
 )
 from benchmarks.server_process import free_port, running
 from benchmarks.turns import MAX_INTERRUPTION, interrupt
-from omni_ws.caller.talk import beside, say
+from omni_ws.caller.script import beside, say
 from omni_ws.client import AudioChunk, SpeechStarted, connect
 from omni_ws.profiler.report import build_report, read
 

@@ -23,7 +23,6 @@ import numpy as np
 import websockets
 from numpy.typing import NDArray
 
-from benchmarks.running_while import running_while
 from omni_ws.audio.pcm import (
     SampleLayout,
     StreamResampler,
@@ -32,6 +31,7 @@ from omni_ws.audio.pcm import (
     pcm16_from_samples,
     samples_from_bytes,
 )
+from omni_ws.caller.script import beside
 
 #: A sound of the answer, and of the recording: pcm16.
 LOUD: Final = 1000
@@ -154,7 +154,7 @@ async def _talking(
             if (reply := take(json.loads(data))) is not None:
                 await socket.send(reply)
 
-    async with running_while(speak(), listen()):
+    async with beside(speak(), listen()):
         yield
 
 

@@ -28,9 +28,8 @@ import soxr
 
 from benchmarks.server_process import free_port, running
 from omni_ws.caller.answers import NativeReader, RealtimeReader
-from omni_ws.caller.script import Pace, Target, spoken
-from omni_ws.caller.talk import beside, say
-from omni_ws.caller.websocket import WebSocketCall
+from omni_ws.caller.call import WebSocketCall
+from omni_ws.caller.script import Target, beside, say, spoken
 from omni_ws.client import AudioChunk, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.audio import Pcm16
@@ -123,7 +122,7 @@ async def _pause(base: str, parts: Sequence[bytes], number: int) -> bool | None:
     rate, reader = (_RATE, NativeReader) if number % 2 == 0 else (24_000, RealtimeReader)
     said = _resampled(audio, _RATE, rate)
     script = spoken(Pcm16(said, rate), json.dumps(opening), target=path, after_ms=_AFTER_SEC * 1000)
-    found = await WebSocketCall(script, Target.parse(base), Pace(), reader).run()
+    found = await WebSocketCall(script, Target.parse(base), reader).run()
     if found.ends != ["client"]:
         return None
     return KEY in " ".join(f"{one.heard} {one.text}" for one in found.answers).lower()

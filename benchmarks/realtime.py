@@ -22,8 +22,8 @@ import websockets
 from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, microphone, speak, wait_until_ready
 from benchmarks.server_process import free_port, running, scheduled_seconds
 from omni_ws.caller.answers import Answers, RealtimeReader
-from omni_ws.caller.script import PIECE_SEC, Pace, Target, spoken
-from omni_ws.caller.websocket import WebSocketCall
+from omni_ws.caller.call import WebSocketCall
+from omni_ws.caller.script import PIECE_SEC, Target, spoken
 from omni_ws.client.audio import paced
 
 RATE: Final = 24_000
@@ -104,7 +104,7 @@ async def speak_realtime(url: str, clip: Clip) -> float:
     """Seconds from the end of the speech to the first audio."""
     opening = json.dumps(realtime_session({"type": "semantic_vad"}, SAMPLE_RATE))
     script = spoken(microphone(clip), opening, target=REALTIME)
-    call = WebSocketCall(script, Target.parse(url), Pace(), RealtimeReader)
+    call = WebSocketCall(script, Target.parse(url), RealtimeReader)
     found = await call.run(until=_is_heard)
     if found.errors or found.answers[0].first_audio_at is None:
         raise RuntimeError(f"no audio: {found.errors}")

@@ -20,6 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from benchmarks.soak_server import KEY
+from omni_ws.caller.answers import NativeReader, TimedAnswer
 
 RECORDING: Final = Path(__file__).parents[1] / "tests" / "data" / "goforward.wav"
 HEARD: Final = "Go forward 10 meters."
@@ -42,16 +43,6 @@ class Tally:
     def fault(self, *kinds: str, since: float) -> bool:
         """Whether a fault of one of these kinds has been since then."""
         return any(self.faults.get(kind, -1.0) >= since for kind in kinds)
-
-
-@dataclass
-class Received:
-    """An answer as it came; ``audio`` counts its characters of base64."""
-
-    text: str = ""
-    transcript: str = ""
-    audio: int = 0
-    errors: list[str] = field(default_factory=list)
 
 
 class Overloaded(Exception):
@@ -80,6 +71,7 @@ class Talker:
         self._tally = tally
         self._random = generator
         self._socket: ClientConnection | None = None
+        self._reader = NativeReader()
         self._sent = 0
         self._turn_began = 0.0
         self.vanished = False
@@ -141,47 +133,41 @@ class Talker:
         self._sent += 1
 
     async def _check(self, words: str, heard: str) -> None:
-        """Takes an answer, and compares it with what has to be in it."""
+        """Take an answer, and compare it with what has to be in it."""
         got = await self._answer()
-        if heard and got.errors == ["engine_overloaded None"]:  # recognisers of clients who vanished are still at work
+        problems = [f"{error.code} {error.param}" for error in got.errors]
+        problems += [f"{code} None" for code in self._reader.found.errors]
+        self._reader.found.errors.clear()
+        if heard and problems == ["engine_overloaded None"]:  # recognisers of clients who vanished are still at work
             self._tally.counts["turns refused for lack of a recogniser"] += 1
             raise Overloaded
         since = self._turn_began - AFTERMATH_SEC
         # A recogniser is loaded from files.
-        if heard and got.errors == ["engine_failed asr"] and self._tally.fault("descriptors", since=since):
+        if heard and problems == ["engine_failed asr"] and self._tally.fault("descriptors", since=since):
             self._tally.counts["turns without a recogniser for lack of descriptors"] += 1
             return
         self._tally.counts["answers"] += 1
         # A voice that was killed, or that could not be started, is an error that names it; the words are right.
         voiceless = self._tally.fault("voice", "descriptors", since=since)
-        problems = [error for error in got.errors if not (voiceless and error == "engine_failed tts")]
+        problems = [error for error in problems if not (voiceless and error == "engine_failed tts")]
         if not got.text or words not in got.text:
             problems.append(f"said {got.text!r}, not {words!r}")
-        if heard and got.transcript.strip() != heard:
-            problems.append(f"heard {got.transcript!r}, not {heard!r}")
+        if heard and got.heard.strip() != heard:
+            problems.append(f"heard {got.heard!r}, not {heard!r}")
         if not got.audio and not voiceless:
             problems.append("no audio")
         if not got.audio and not problems:
             self._tally.counts["answers whose voice was killed"] += 1
         self._tally.wrong += problems
 
-    async def _answer(self) -> Received:
-        """The frames of an answer up to its final."""
+    async def _answer(self) -> TimedAnswer:
+        """An answer up to its final."""
         assert self._socket is not None
-        received = Received()
+        reader, answers = self._reader, self._reader.finals
         async for message in self._socket:
-            frame = json.loads(message)
-            match frame:
-                case {"type": "error", "error": error}:
-                    received.errors.append(f"{error['code']} {error.get('param')}")
-                case {"modality": "transcript", "text": text} if not frame.get("interim"):
-                    received.transcript += text
-                case {"modality": "text", "text": text}:
-                    received.text += text
-                case {"modality": "audio", "payload": payload}:
-                    received.audio += len(payload)
-            if frame.get("final"):
-                return received
+            reader.heard(time.monotonic(), message)
+            if reader.finals > answers:
+                return reader.found.answers[answers]
         raise ConnectionResetError("closed before the final")
 
 

@@ -24,7 +24,7 @@ from benchmarks.speech.corpus import recordings
 from omni_ws.audio.pcm import SampleLayout, Samples, pcm16_from_samples, samples_from_bytes
 from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
 from omni_ws.audio.vad import SmartTurn, SpeechDetector
-from omni_ws.caller.talk import SPEECH_LEVEL
+from omni_ws.caller.script import frame_levels, loud_part
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.weights.cache import WeightsCache, weights_cache
 from omni_ws.weights.sources import pinned_weights
@@ -81,9 +81,8 @@ class Sentence:
 
     @classmethod
     def of(cls, name: str, samples: Samples) -> Sentence:
-        levels = _levels(samples)
-        loud = np.flatnonzero(levels > SPEECH_LEVEL * levels.max())
-        first, last = int(loud[0]), int(loud[-1]) + 1
+        levels = frame_levels(samples, _FRAME)
+        first, last = loud_part(levels)
         samples, levels = samples[first * _FRAME : last * _FRAME], levels[first:last]
         cuts: list[int] = []
         # Between words it is quiet for 60 ms.
@@ -102,12 +101,6 @@ class Sentence:
         for cut in self.cuts:
             before, after = np.split(self.samples, [cut * _FRAME])
             yield _in_silence(np.concatenate([before, _silence(pause_ms), after]))
-
-
-def _levels(samples: Samples) -> Samples:
-    frames = samples[: len(samples) // _FRAME * _FRAME].reshape(-1, _FRAME)
-    levels: Samples = np.sqrt(np.mean(np.square(frames), axis=1))
-    return levels
 
 
 def _silence(ms: float) -> Samples:

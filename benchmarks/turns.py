@@ -25,7 +25,7 @@ from benchmarks.embedded import CLIPS, SAMPLE_RATE, Clip, Report
 from benchmarks.load import Load, Outcome, run_load
 from benchmarks.server_process import free_port, running
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
-from omni_ws.caller.talk import beside, say
+from omni_ws.caller.script import beside, say
 from omni_ws.client import AudioChunk, ClientSession, SpeechStopped, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.audio import Pcm16
@@ -168,7 +168,7 @@ async def end_of_turn(url: str, clip: Clip, *, shift_ms: int) -> float:
     end = len(lead) / 2 / SAMPLE_RATE + clip.speech[1]
     async with connect(url, config={"turn_detection": TURNS, "start_policy": "on_end_only"}) as session:
         began = time.perf_counter()
-        async with beside(say(session, audio)) as speaking:
+        async with beside(say(session, audio)) as (speaking,):
             stopped = 0.0
             async for event in session.events():
                 if isinstance(event, SpeechStopped):

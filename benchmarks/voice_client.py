@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Data
 
 from benchmarks.embedded import LEAD_SEC, SAMPLE_RATE, Clip
-from omni_ws.caller.script import PIECE_SEC
+from omni_ws.caller.script import PIECE_SEC, beside
 from omni_ws.client.audio import Pcm16, paced, pieces
 
 #: Of the answers, at every server.
@@ -217,15 +217,8 @@ async def microphone_open(
             except ConnectionClosed as closed:
                 raise RuntimeError("the server ended a session") from closed
 
-        tasks = [asyncio.create_task(send()), asyncio.create_task(_listen(connection, wire, player))]
-        try:
-            yield tasks[0]
-            if tasks[1].done():
-                tasks[1].result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with beside(send(), _listen(connection, wire, player)) as (sending, _):
+            yield sending
 
 
 def _pieces(clips: Sequence[Clip], turn_sec: float) -> Iterator[bytes]:

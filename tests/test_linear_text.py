@@ -22,7 +22,7 @@ from omni_ws.core.history import Message, in_order
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.ledger_entry import MAX_KEPT_TEXT
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
+from omni_ws.engine.answer_limit import AnswerText, WordCounter
 from omni_ws.engine.clauses import ClauseSplitter, pieces_of
 from omni_ws.engine.llm.intents.sums import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.llm.rules import answer
@@ -131,14 +131,14 @@ def calculated(text: str) -> None:
 def limited(text: str) -> None:
     """With stop strings of the greatest length that nearly match."""
     stops = [text[:4] * 60 + "!?" + str(number) for number in range(4)]
-    limit = AnswerLimit({"stop": stops, "max_tokens": 10**6})
+    limit = AnswerText({"stop": stops, "max_tokens": 10**6})
     for piece in pieces_of(text):
         limit.feed(piece)
     limit.finish()
 
 
 def limited_by_character(text: str) -> None:
-    limit = AnswerLimit({"stop": [text[:4] * 60 + "!?"], "max_tokens": 10**6})
+    limit = AnswerText({"stop": [text[:4] * 60 + "!?"], "max_tokens": 10**6})
     counter = WordCounter()
     for character in text:
         limit.feed(character)

@@ -16,7 +16,7 @@ from support.speech_clips import SAMPLE_RATE, clip_bytes
 
 from benchmarks.vllm_parts.report import Report, Size, milliseconds
 from omni_ws.caller.answers import TimedAnswer
-from omni_ws.caller.talk import say
+from omni_ws.caller.script import say
 from omni_ws.client import ClientSession, connect
 from omni_ws.client.audio import Pcm16
 from omni_ws.config.model import VllmConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from omni_ws.audio.container import WavHeaderReader, wav_header
-from omni_ws.audio.files import FileBegins, FileBytes, FileCutter, FileEnds, FileEvent, StrayBytes
+from omni_ws.audio.files import FileCutter, FileEvent, FileMark
 from omni_ws.audio.pcm import (
     NO_SAMPLES,
     Pcm16,
@@ -90,13 +90,16 @@ class AudioDecoder:
         self.sample_rate = checked_sample_rate(sample_rate)
         #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
-        self._decoder = _source_decoder(source, room)
+        self._decoder: _SourceDecoder
         #: ``_decoder`` where the source is raw audio at ``sample_rate``, which only has to be converted to float32.
         self._raw: _RawDecoder | None = None
         #: ``_decoder`` where the source is files.
-        self._files = self._decoder if isinstance(self._decoder, _FileStream) else None
-        if isinstance(self._decoder, _RawDecoder) and source.sample_rate == sample_rate:
-            self._raw = self._decoder
+        self._files: _FileStream | None = None
+        if source.is_raw:
+            raw = _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
+            self._decoder, self._raw = raw, raw if source.sample_rate == sample_rate else None
+        else:
+            self._decoder = self._files = _FileStream(source.encoding, room)
         self._resampler: StreamResampler | None = None
         self._failure: UnsupportedFormat | None = None
         self._ended = False
@@ -282,19 +285,20 @@ class _FileStream:
     def _decoded(self, events: Iterator[FileEvent]) -> Iterator[SourceBlock]:
         for event in events:
             match event:
-                case FileBegins(kind=kind):
+                case FileKind() | FileMark.BEGINS:
+                    kind = None if event is FileMark.BEGINS else event
                     self._file = _file_decoder(self._encoding, kind, self._room)
-                case FileBytes(data=data):
+                case bytes():
                     assert self._file is not None
-                    yield from self._file.decode(data)
-                case FileEnds():
+                    yield from self._file.decode(event)
+                case FileMark.ENDS:
                     ended, self._file = self._file, None
                     assert ended is not None
                     try:
                         yield from ended.flush()
                     finally:
                         ended.close()
-                case StrayBytes():
+                case FileMark.STRAY:
                     self._stray = True
 
 
@@ -304,9 +308,9 @@ def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None
     if encoding is AudioEncoding.WAV:
         return _WavDecoder()
     # Imported on use: libav takes long to load.
-    from omni_ws.audio.compressed import CompressedDecoder, Mp4Decoder
+    from omni_ws.audio.compressed import CompressedDecoder
 
-    return Mp4Decoder(encoding, room) if _KINDS[encoding] is FileKind.ISO else CompressedDecoder(encoding)
+    return CompressedDecoder(encoding, room)
 
 
 class _WavDecoder:
@@ -341,12 +345,6 @@ class _WavDecoder:
     def close(self) -> None:
         if self._raw is not None:
             self._raw.close()
-
-
-def _source_decoder(source: AudioFormat, room: Room | None) -> _SourceDecoder:
-    if source.encoding in _RAW_LAYOUTS:
-        return _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
-    return _FileStream(source.encoding, room)
 
 
 # Encoding

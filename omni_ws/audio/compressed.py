@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import av
 import av.error
@@ -21,12 +21,13 @@ from omni_ws.audio.container import (
     ByteSource,
     ContainerReader,
     HeldMp4,
-    PacketTally,
 )
 from omni_ws.audio.pcm import Samples, SourceBlock, bounded, mixed_down, pcm16_from_samples
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
 from omni_ws.core.quota import UNLIMITED, Room
 from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
+
+Frame = TypeVar("Frame")
 
 # Decoding
 
@@ -34,6 +35,7 @@ from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
 _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
 _MAGIC_BYTES = 4
 _MP4: Final = "mov"
+_ISO: Final = frozenset({AudioEncoding.MP4, AudioEncoding.M4A, AudioEncoding.MOV})
 #: The largest MP4 file with its index at the end: an hour of speech. The lower limit is for files without a budget.
 MAX_HELD_BYTES: Final = 64 << 20
 MAX_UNACCOUNTED_BYTES: Final = 4 << 20
@@ -42,17 +44,20 @@ _BLOCK_BYTES = 128
 
 
 class CompressedDecoder:
-    """Decodes one stream of WebM, Ogg, MP3, FLAC or AAC as the bytes arrive, in a thread of its own.
+    """Decodes one file, WebM, Ogg, MP3, FLAC, AAC, MP4 or QuickTime, as the bytes arrive, in a thread of its own.
 
     The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, with an
-    error, or with ``close``; dropping the object closes it too. Every call raises UnsupportedFormat for input that
-    cannot be decoded.
+    error, or with ``close``; dropping the object closes it too. An MP4 whose index comes last is held in ``room``, and
+    decoded at its end. Every call raises UnsupportedFormat for input that cannot be decoded.
     """
 
-    def __init__(self, encoding: AudioEncoding) -> None:
+    def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
         self._encoding = encoding
         self._head = b""
         self._reader: ContainerReader[SourceBlock] | None = None
+        if encoding in _ISO:
+            held = HeldMp4(MAX_UNACCOUNTED_BYTES if room is None else MAX_HELD_BYTES, room or UNLIMITED)
+            self._reader = self._open(_MP4, held)
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]:
         """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
@@ -62,8 +67,7 @@ class CompressedDecoder:
                 return
             self._reader = self._open(_container_name(self._head, self._encoding))
             data, self._head = self._head, b""
-        self._reader.push(data)
-        yield from self._reader.pieces()
+        yield from self._reader.feed(data)
 
     def flush(self) -> Iterator[SourceBlock]:
         """End the input and yield the rest of the audio."""
@@ -71,56 +75,22 @@ class CompressedDecoder:
             if self._head:
                 raise UnsupportedFormat(f"{self._encoding}: the input ended before any audio")
             return
-        self._reader.end_input()
-        yield from self._reader.pieces()
+        yield from self._reader.finish()
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """End the thread, and drop what is held. Idempotent."""
         if self._reader is not None:
             self._reader.close()
 
-    def _open(self, container: str) -> ContainerReader[SourceBlock]:
+    def _open(self, container: str, held: HeldMp4 | None = None) -> ContainerReader[SourceBlock]:
         return ContainerReader(
             partial(_blocks, container, self._encoding),
             cost=lambda block: len(block.samples),
             burst=BURST_SAMPLES,
             block_bytes=_BLOCK_BYTES,
             name=f"decode-{self._encoding}",
+            held=held,
         )
-
-
-class Mp4Decoder:
-    """Decodes one MP4 or QuickTime file as it arrives, or at its end if its index comes last."""
-
-    def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
-        self._encoding = encoding
-        self._held = HeldMp4(MAX_UNACCOUNTED_BYTES if room is None else MAX_HELD_BYTES, room or UNLIMITED)
-        self._stream: CompressedDecoder | None = None
-
-    def decode(self, data: bytes) -> Iterator[SourceBlock]:
-        """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
-        if self._stream is None:
-            begun = self._held.begin(data)
-            if begun is None:
-                return
-            self._stream, data = CompressedDecoder(self._encoding), begun
-        yield from self._stream.decode(data)
-
-    def flush(self) -> Iterator[SourceBlock]:
-        """End the input and yield the rest of the audio."""
-        if self._stream is not None:
-            yield from self._stream.flush()
-            return
-        try:
-            yield from _blocks(_MP4, self._encoding, self._held.whole(), options={})
-        finally:
-            self._held.close()
-
-    def close(self) -> None:
-        """Release what it holds. Idempotent."""
-        self._held.close()
-        if self._stream is not None:
-            self._stream.close()
 
 
 def _container_name(head: bytes, encoding: AudioEncoding) -> str:
@@ -128,8 +98,6 @@ def _container_name(head: bytes, encoding: AudioEncoding) -> str:
     magic = head[:_MAGIC_BYTES]
     if magic in _MAGIC:
         return _MAGIC[magic]
-    if encoding in (AudioEncoding.MP4, AudioEncoding.M4A, AudioEncoding.MOV):
-        return _MP4
     if encoding is AudioEncoding.AAC:
         return "aac"
     # ID3 tags may precede both FLAC and MP3. MP3 has no signature: a stream may begin at any of its frames.
@@ -140,14 +108,12 @@ def _container_name(head: bytes, encoding: AudioEncoding) -> str:
     raise UnsupportedFormat(f"the input is not a valid {encoding} file")
 
 
-def _blocks(
-    container_name: str, encoding: AudioEncoding, source: ByteSource, options: Mapping[str, str] = STREAMING_OPTIONS
-) -> Iterator[SourceBlock]:
+def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) -> Iterator[SourceBlock]:
     """Demux and decode ``source``, in the decoder thread where it is still arriving."""
-    tally = PacketTally(str(encoding))
+    options = {} if isinstance(source, io.BytesIO) else STREAMING_OPTIONS
     try:
         with av.open(
-            source, "r", format=container_name, options=dict(options), metadata_errors=LENIENT_METADATA
+            source, "r", format=container_name, options=options, metadata_errors=LENIENT_METADATA
         ) as container:
             if not container.streams.audio:
                 raise UnsupportedFormat(f"{encoding}: the file has no audio stream")
@@ -155,19 +121,38 @@ def _blocks(
             context: Any = stream.codec_context
             if context is None:
                 raise UnsupportedFormat(f"{encoding}: the codec of the file is not supported")
-            for packet in container.demux(stream):
-                try:
-                    frames = context.decode(packet)
-                except av.error.InvalidDataError as error:
-                    tally.count_broken(error)
-                    continue
-                for frame in frames:
-                    tally.count_good()
-                    yield _block(frame, encoding)
+            for frame in usable_frames(container.demux(stream), context.decode, str(encoding)):
+                yield _block(frame, encoding)
     except (av.error.FFmpegError, ValueError, LookupError) as error:
         # PyAV raises ValueError and LookupError for some damaged headers.
         raise UnsupportedFormat(f"{encoding}: decoding failed; the data may be corrupt") from error
-    tally.check_at_end()
+
+
+#: A few packets that cannot be decoded are common, in recordings cut out of a stream; from this number on they must
+#: not outnumber the others.
+_BROKEN_PACKETS_ALLOWED = 8
+
+
+def usable_frames(packets: Iterable[Any], decode: Callable[[Any], Iterable[Frame]], what: str) -> Iterator[Frame]:
+    """Yield the frames of ``packets``, and skip packets that cannot be decoded.
+
+    Raises UnsupportedFormat when such packets outnumber the frames, once there are several of them or at the end, and
+    for a stream without frames.
+    """
+    good = broken = 0
+    for packet in packets:
+        try:
+            frames = decode(packet)
+        except av.error.InvalidDataError as error:
+            broken += 1
+            if broken >= _BROKEN_PACKETS_ALLOWED and broken > good:
+                raise UnsupportedFormat(f"{what}: the data is corrupt") from error
+            continue
+        for frame in frames:
+            good += 1
+            yield frame
+    if good == 0 or broken > good:
+        raise UnsupportedFormat(f"{what}: no usable packet; the data may be corrupt")
 
 
 def _block(frame: av.AudioFrame, encoding: AudioEncoding) -> SourceBlock:

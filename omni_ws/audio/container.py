@@ -455,14 +455,15 @@ class ContainerReader(Generic[T]):
     """Runs ``parse``, a pull parser such as libav's demuxer, in a thread and feeds it with pushed input.
 
     libav reads from a file and blocks until there is data. Here it does so in strict alternation with the caller:
-    ``pieces`` returns when the parser has consumed all input so far and waits for more. The output therefore depends on
+    ``feed`` returns when the parser has consumed all input so far and waits for more. The output therefore depends on
     the bytes alone, never on timing.
 
-    The thread starts at the first call of ``pieces`` and ends with the parser, or with ``close``. It also ends when the
-    reader is dropped, so ``parse`` must not refer to the owner of the reader.
+    The thread starts with the first input and ends with the parser, or with ``close``. It also ends when the reader is
+    dropped, so ``parse`` must not refer to the owner of the reader.
 
     ``cost`` measures a result; the parser blocks while the results waiting cost ``burst`` or more. It reads
-    ``block_bytes`` at a time: an incomplete block waits for more input.
+    ``block_bytes`` at a time: an incomplete block waits for more input. With ``held`` the input is an MP4 file, which
+    is parsed as a whole, by the caller, if its index comes last.
     """
 
     def __init__(
@@ -473,25 +474,41 @@ class ContainerReader(Generic[T]):
         burst: int,
         block_bytes: int,
         name: str,
+        held: HeldMp4 | None = None,
     ) -> None:
+        self._parse = parse
+        #: None once it is known that the index comes first, and for other files.
+        self._held = held
         self._exchange: _Exchange[T] = _Exchange(cost, burst, block_bytes)
         self._thread = threading.Thread(target=self._exchange.run, args=(parse,), name=name, daemon=True)
         self._finalizer = weakref.finalize(self, self._exchange.abandon)
         self._started = False
 
-    def push(self, data: bytes) -> None:
-        """Add input. It is ignored once the parser has finished."""
-        self._exchange.push(data)
+    def feed(self, data: bytes) -> Iterator[T]:
+        """Yield the results that ``data`` completes. Raises the parser's exception after the last of them.
 
-    def end_input(self) -> None:
-        """End the input: the parser sees the end of the file."""
-        self._exchange.end_input()
-
-    def pieces(self) -> Iterator[T]:
-        """Yield the results for the input so far. Raises the parser's exception after the last of them.
-
-        It has to be exhausted before the next ``push``.
+        It has to be exhausted before the next call. Input is ignored once the parser has finished.
         """
+        if self._held is not None:
+            begun = self._held.begin(data)
+            if begun is None:
+                return
+            self._held, data = None, begun
+        self._exchange.push(data)
+        yield from self._results()
+
+    def finish(self) -> Iterator[T]:
+        """End the input, and yield the last results; see ``feed``."""
+        if self._held is not None:
+            try:
+                yield from self._parse(self._held.whole())
+            finally:
+                self._held.close()
+            return
+        self._exchange.end_input()
+        yield from self._results()
+
+    def _results(self) -> Iterator[T]:
         if not self._started and self._finalizer.alive:
             self._started = True
             self._thread.start()
@@ -500,42 +517,13 @@ class ContainerReader(Generic[T]):
                 yield batch.popleft()  # drops the reference: results are large
 
     def close(self) -> None:
-        """End the thread and wait for it. Idempotent."""
+        """End the thread and wait for it; drop what is held. Idempotent."""
+        if self._held is not None:
+            self._held.close()
         self._finalizer()
         if self._started:
             self._thread.join()
         self._started = False
-
-
-#: A few packets that cannot be decoded are common, in recordings cut out of a stream; from this number on they must
-#: not outnumber the others.
-_BROKEN_PACKETS_ALLOWED = 8
-
-
-class PacketTally:
-    """Decides whether a stream with undecodable packets is still worth reading.
-
-    A stream is refused when such packets outnumber the others, once there are several of them or at its end.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._good = 0
-        self._broken = 0
-
-    def count_good(self) -> None:
-        self._good += 1
-
-    def count_broken(self, error: Exception) -> None:
-        """Count a packet that cannot be decoded. Raises UnsupportedFormat when there are too many."""
-        self._broken += 1
-        if self._broken >= _BROKEN_PACKETS_ALLOWED and self._broken > self._good:
-            raise UnsupportedFormat(f"{self._what}: the data is corrupt") from error
-
-    def check_at_end(self) -> None:
-        """Raise UnsupportedFormat for a stream that had too few good packets."""
-        if self._good == 0 or self._broken > self._good:
-            raise UnsupportedFormat(f"{self._what}: no usable packet; the data may be corrupt")
 
 
 # MP4 files, which can only be decoded as a whole where their index (``moov``) follows the media data (``mdat``)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
@@ -41,31 +41,18 @@ _MAX_LYRICS_BYTES: Final = 1 << 16
 MAX_FLAC_LOOKS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class FileBegins:
-    """A file begins; ``kind`` is None where no head says which, as in the middle of MP3."""
+class FileMark(Enum):
+    """What happens in a stream of files besides their bytes."""
 
-    kind: FileKind | None
-
-
-@dataclass(frozen=True, slots=True)
-class FileBytes:
-    """The next bytes of the file."""
-
-    data: bytes
+    #: A file begins, and no head says of which kind, as in the middle of MP3.
+    BEGINS = auto()
+    ENDS = auto()
+    #: Behind the end of a file are bytes that are neither padding, nor a tag, nor another file.
+    STRAY = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class FileEnds:
-    """The file has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class StrayBytes:
-    """Behind the end of a file are bytes that are neither padding, nor a tag, nor another file."""
-
-
-FileEvent: TypeAlias = FileBegins | FileBytes | FileEnds | StrayBytes
+#: A FileKind: a file of that kind begins. Bytes: the next ones of the file.
+FileEvent: TypeAlias = FileKind | FileMark | bytes
 
 
 class FileCutter:
@@ -92,7 +79,7 @@ class FileCutter:
         self._is_lost = False
         #: Whether the bytes at hand are stray: they are dropped up to the head of the next file.
         self._is_astray = False
-        #: Whether StrayBytes was reported, which happens once.
+        #: Whether FileMark.STRAY was reported, which happens once.
         self._told = False
         self._window = bytearray()
         #: The offset in the stream of the window, and those of the chunks that begin in the window.
@@ -109,7 +96,7 @@ class FileCutter:
             self._skip -= len(data)
             self._at += len(data)
             self._chunks.clear()
-            yield FileBytes(data)
+            yield data
             return
         if begins_chunk:
             self._chunks.append(self._at + len(self._window))
@@ -157,7 +144,7 @@ class FileCutter:
             case Look.MORE:
                 if not final:
                     return False
-                yield FileBytes(self._take(len(self._window)))
+                yield self._take(len(self._window))
             case Look.OPEN:
                 self._is_open = True
             case Look.END:
@@ -214,7 +201,7 @@ class FileCutter:
         self._walker = WALKERS[named]()
         self._is_lost = named in (FileKind.MP3, FileKind.ADTS)
         self._is_open = not self._is_lost
-        yield FileBegins(None)
+        yield FileMark.BEGINS
         return True
 
     def _begin(self, kind: FileKind) -> Iterator[FileEvent]:
@@ -223,7 +210,7 @@ class FileCutter:
         self._is_open = self._is_lost = self._is_astray = False
         self._tail.clear()
         self._looks = 0
-        yield FileBegins(kind)
+        yield kind
 
     def _end_file(self) -> Iterator[FileEvent]:
         walker, self._walker = self._walker, None
@@ -231,7 +218,7 @@ class FileCutter:
         self._skip = 0
         if walker is None:
             return
-        yield FileEnds()
+        yield FileMark.ENDS
         if was_lost or (isinstance(walker, FlacWalker) and _has_stray_bytes(bytes(self._tail))):
             yield from self._stray()
         self._tail.clear()
@@ -239,7 +226,7 @@ class FileCutter:
     def _stray(self) -> Iterator[FileEvent]:
         if not self._told:
             self._told = True
-            yield StrayBytes()
+            yield FileMark.STRAY
 
     def _pass_element(self, *, final: bool) -> Generator[FileEvent, None, bool]:
         """Pass an element on, up to a new file that begins with a chunk where the file before has no length."""
@@ -317,7 +304,7 @@ class FileCutter:
         if isinstance(self._walker, FlacWalker):
             self._tail += data
             del self._tail[:-TAIL_BYTES]
-        yield FileBytes(data)
+        yield data
 
 
 def _has_stray_bytes(tail: bytes) -> bool | None:

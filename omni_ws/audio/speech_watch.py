@@ -36,8 +36,18 @@ MAX_START_SPAN = 8
 #: The limit of a threshold raised by ``StartBar.margin``; the model rarely reports higher probabilities.
 HIGHEST_RAISED_THRESHOLD = 0.95
 
-#: Above this probability a speaker is likely to have finished.
+#: Above this probability a speaker is likely to have finished, and above this one surely, unless another is named.
 LIKELY = 0.5
+SURE = 0.9
+#: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
+#: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
+DETECTOR_LAG_WINDOWS: Final = 2
+DETECTOR_LAG_MS: Final = DETECTOR_LAG_WINDOWS * WINDOW_MS
+#: A judge is asked after 160 ms of silence. Where the speaker has finished, the turn ends after 256 ms; where that is
+#: only likely, after 640 ms (docs/decisions/015).
+ASKED_WINDOWS: Final = 160 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+FINISHED_WINDOWS: Final = 256 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+LIKELY_WINDOWS: Final = 640 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
 #: A window counts as silence only this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
@@ -77,32 +87,6 @@ TurnEvent: TypeAlias = SpeechOnset | SpeechPause | SpeechOffset
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedPauses:
-    """Pauses of which a judge says how probable it is that the speaker has finished.
-
-    It is asked after ``ask_ms`` of silence. The turn ends after ``finished_ms`` of it where the probability is above
-    ``sure``, and after ``likely_ms`` where it is above ``LIKELY``.
-    """
-
-    ask_ms: float
-    finished_ms: float
-    likely_ms: float
-    sure: float = 0.9
-
-    @property
-    def ask_windows(self) -> int:
-        return max(1, int(self.ask_ms // WINDOW_MS))
-
-    @property
-    def finished_windows(self) -> int:
-        return max(self.ask_windows + 1, int(self.finished_ms // WINDOW_MS))
-
-    @property
-    def likely_windows(self) -> int:
-        return max(self.finished_windows, int(self.likely_ms // WINDOW_MS))
-
-
-@dataclass(frozen=True, slots=True)
 class StartBar:
     """The condition for the start of a turn.
 
@@ -128,8 +112,9 @@ class TurnDetector:
     """Derives starts and ends of speech from probabilities. Pure; its clock is the number of windows.
 
     A turn begins as ``bar`` demands, or a later ``demand``. It ends after ``silence_duration_ms`` of windows
-    clearly below ``threshold``. With ``judged`` it may end sooner: a SpeechPause says when to ask whether the speaker
-    has finished, ``answer`` takes the probability, and a window that ``needs_answer`` must not be fed without it.
+    clearly below ``threshold``. With ``sure`` it may end sooner: a SpeechPause says when to ask whether the speaker has
+    finished, ``answer`` takes the probability, and a window that ``needs_answer`` must not be fed without it. The turn
+    ends soonest where the probability is above ``sure``, and later where it is above ``LIKELY``.
     """
 
     def __init__(
@@ -138,7 +123,7 @@ class TurnDetector:
         silence_duration_ms: float = 480,
         *,
         bar: StartBar = ORDINARY_BAR,
-        judged: JudgedPauses | None = None,
+        sure: float | None = None,
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
@@ -153,8 +138,7 @@ class TurnDetector:
         self.windows = 0
         self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
         # Where its judgement would come too late, the model is not asked.
-        in_time = judged is not None and judged.finished_windows < self.silence_windows
-        self._judged = judged if in_time else None
+        self._sure = sure if self.silence_windows > FINISHED_WINDOWS else None
         #: The windows of silence that end the turn, by the answer about this pause; None while there is none.
         self._answered: int | None = None
 
@@ -174,16 +158,15 @@ class TurnDetector:
 
     def needs_answer(self, probability: float) -> bool:
         """Whether the next window, of this probability, can be judged only once the last SpeechPause is answered."""
-        if self._judged is None or not self.speaking or self._answered is not None:
+        if self._sure is None or not self.speaking or self._answered is not None:
             return False
-        return self.silent_windows + 1 >= self._judged.finished_windows and not self._goes_on(probability)
+        return self.silent_windows + 1 >= FINISHED_WINDOWS and not self._goes_on(probability)
 
     def answer(self, probability: float) -> None:
         """Answer the last SpeechPause with the probability that the speaker has finished."""
-        judged = self._judged
         self._answered = self.silence_windows
-        if judged is not None and probability > LIKELY:
-            windows = judged.finished_windows if probability > judged.sure else judged.likely_windows
+        if self._sure is not None and probability > LIKELY:
+            windows = FINISHED_WINDOWS if probability > self._sure else LIKELY_WINDOWS
             self._answered = min(windows, self.silence_windows)
 
     def end_turn(self) -> None:
@@ -217,7 +200,7 @@ class TurnDetector:
             ended = (self.windows - self.silent_windows) * WINDOW_MS
             self.end_turn()
             return SpeechOffset(ended, self.audio_ms)
-        is_asked = self._judged is not None and self.silent_windows == self._judged.ask_windows
+        is_asked = self._sure is not None and self.silent_windows == ASKED_WINDOWS
         return SpeechPause(self.audio_ms) if is_asked else None
 
     def _goes_on(self, probability: float) -> bool:
@@ -260,14 +243,6 @@ T = TypeVar("T")
 #: much audio its bytes are.
 SLICE_SAMPLES: Final = SAMPLE_RATE
 
-#: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
-#: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
-DETECTOR_LAG_MS: Final = 2 * WINDOW_MS
-#: A judge is asked after 160 ms of silence. Where the speaker has finished, the turn ends after 256 ms; where that is
-#: only likely, after 640 ms (docs/decisions/015).
-JUDGED_PAUSES: Final = JudgedPauses(
-    ask_ms=160 - DETECTOR_LAG_MS, finished_ms=256 - DETECTOR_LAG_MS, likely_ms=640 - DETECTOR_LAG_MS
-)
 #: A judge hears what was before the onset, too: speech is detected with a delay.
 HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 _LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
@@ -333,13 +308,13 @@ class SpeechWatch:
         threshold: float,
         silence_duration_ms: float,
         judge: AskJudge | None = None,
-        sure: float = JUDGED_PAUSES.sure,
+        sure: float = SURE,
     ) -> None:
         self.detector = detector
         self._turns = TurnDetector(
             threshold,
             max(0, silence_duration_ms - DETECTOR_LAG_MS),
-            judged=None if judge is None else replace(JUDGED_PAUSES, sure=sure),
+            sure=None if judge is None else sure,
         )
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
         self._source: AudioFormat | None = None
@@ -483,8 +458,9 @@ class _Pauses:
                     return tuple(events), self._question
                 turns.answer(_answer_to(self._question))
             event = turns.feed(waiting.popleft())
-            if turns.silent_windows == 0:
-                self._drop_question()  # the speaker has gone on
+            if turns.silent_windows == 0 and self._question is not None:
+                self._question.cancel()  # the speaker has gone on
+                self._question = None
             if event is not None:
                 events.append(event)
                 self._note(event)
@@ -498,11 +474,6 @@ class _Pauses:
             case SpeechPause():
                 end = self._turns.windows * WINDOW_SAMPLES
                 self._question = self._ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
-
-    def _drop_question(self) -> None:
-        question, self._question = self._question, None
-        if question is not None:
-            question.cancel()
 
     def _between(self, start: int, end: int) -> Samples:
         """The samples of the stream from ``start`` to ``end``."""

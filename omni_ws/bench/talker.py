@@ -15,8 +15,7 @@ from ssl import SSLContext
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from omni_ws.caller.answers import TimedAnswer
-from omni_ws.caller.script import PIECE_MS, PIECE_SEC
-from omni_ws.caller.talk import beside, speech_of
+from omni_ws.caller.script import PIECE_MS, PIECE_SEC, beside, speech_of
 from omni_ws.client import (
     AudioChunk,
     ClientSession,

@@ -9,16 +9,21 @@ import asyncio
 import base64
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from omni_ws.client.audio import Pcm16, pieces
+from omni_ws.audio.pcm import SampleLayout, Samples, samples_from_bytes
+from omni_ws.client import ClientSession
+from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
 
 #: Of spoken audio.
@@ -108,26 +113,22 @@ def spoken(audio: Pcm16, opening: str, *, target: str, after_ms: float = 0.0) ->
     return [*script, ClosedLine(at=at + after_ms, connection=0, by="client", code=1000)]
 
 
-#: ``--speed max``.
+#: A speed: without pauses.
 AT_ONCE: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """``speed`` is a factor; ``patience`` is the time-out in seconds of each awaited event."""
-
-    speed: float = 1.0
-    patience: float = 10.0
+#: Seconds that an awaited event may take, where nothing else is said.
+PATIENCE_SEC: Final = 10.0
 
 
 class Timetable:
     """Clock of one session: at recorded speed, faster or without pauses, but never before the events a step depends on.
 
-    A delay postpones everything after it.
+    A delay postpones everything after it. ``speed`` is a factor; ``patience`` is the time-out in seconds of each event
+    that is awaited.
     """
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, *, speed: float, patience: float) -> None:
+        self._speed = speed
+        self._patience = patience
         self._began = time.monotonic()
         self._late = 0.0
         self._changed = asyncio.Event()
@@ -145,7 +146,7 @@ class Timetable:
 
         Returns False if the latter timed out.
         """
-        at = at / self._pace.speed
+        at = at / self._speed
         await asyncio.sleep(max(0.0, at + self._late - self.now()) / 1000)
         ready = await self.wait(is_ready)
         self._late = max(self._late, self.now() - at)
@@ -154,10 +155,62 @@ class Timetable:
     async def wait(self, is_ready: Callable[[], bool]) -> bool:
         """Wait for a condition; return False if that timed out."""
         try:
-            async with asyncio.timeout(self._pace.patience):
+            async with asyncio.timeout(self._patience):
                 while not is_ready():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             return False
         return True
+
+
+# Speaking into a session of the client library, while something else listens to it
+
+#: The level of speech, relative to the loudest frame; what is softer counts as the noise of a recording.
+SPEECH_LEVEL: Final = 10 ** (-26 / 20)
+
+
+def frame_levels(samples: Samples, frame: int) -> NDArray[np.float64]:
+    """The RMS level of each ``frame`` samples, of which the last may be fewer."""
+    starts = np.arange(0, len(samples), frame)
+    sums = np.add.reduceat(np.square(samples, dtype=np.float64), starts)
+    levels: NDArray[np.float64] = np.sqrt(sums / np.diff(starts, append=len(samples)))
+    return levels
+
+
+def loud_part(levels: NDArray[np.float64]) -> tuple[int, int]:
+    """The frames in which speech begins, and behind which it has ended: those within 26 dB of the loudest.
+
+    Raises ValueError where there is no sound.
+    """
+    if not levels.any():
+        raise ValueError("the recording has no sound")
+    loud = np.flatnonzero(levels > SPEECH_LEVEL * levels.max())
+    return int(loud[0]), int(loud[-1]) + 1
+
+
+def speech_of(audio: Pcm16) -> tuple[int, int]:
+    """The pieces in which speech begins, and behind which it has ended; see ``loud_part``."""
+    samples = samples_from_bytes(audio.samples, SampleLayout.S16)
+    return loud_part(frame_levels(samples, max(1, audio.sample_rate * PIECE_MS // 1000) * audio.channels))
+
+
+async def say(session: ClientSession, audio: Pcm16) -> None:
+    """Send audio in real time."""
+    async for piece in paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_SEC):
+        await session.send_audio(piece)
+
+
+@asynccontextmanager
+async def beside(*activities: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run something beside the block, and no longer than that; raise what went wrong in it."""
+    tasks = [asyncio.create_task(activity) for activity in activities]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()

@@ -49,41 +49,7 @@ class WordCounter:
 
 
 class AnswerText:
-    """Cuts the text of an answer with an AnswerLimit, and counts the words that it passes on."""
-
-    def __init__(self, sampling: Mapping[str, Any]) -> None:
-        self._limit = AnswerLimit(sampling)
-        self._counter = WordCounter()
-
-    @property
-    def words(self) -> int:
-        """The number of words passed on so far."""
-        return self._counter.words
-
-    @property
-    def reached(self) -> FinishReason | None:
-        """Why the answer was cut off; None while it is within its limits."""
-        return self._limit.reached
-
-    async def add(self, text: str) -> AsyncGenerator[str, None]:
-        """Add ``text`` to the answer, and yield the text that may be sent now."""
-        async for piece in CooperativePieces(text):
-            if passed := self._counted(self._limit.feed(piece)):
-                yield passed
-            if self.reached is not None:
-                return
-
-    def finish(self) -> str:
-        """End the answer, and return the text that was held back."""
-        return self._counted(self._limit.finish())
-
-    def _counted(self, passed: str) -> str:
-        self._counter.feed(passed)
-        return passed
-
-
-class AnswerLimit:
-    """Cuts an answer, which is fed in pieces, at ``max_tokens`` or at a stop string.
+    """Cuts the text of an answer, which comes in pieces, at ``max_tokens`` or a stop string, and counts its words.
 
     ``max_tokens`` counts whitespace-separated words. Stop strings are removed, even across pieces: text that may be the
     beginning of a stop string is held back until the next piece. White space after the last word allowed is held back
@@ -99,11 +65,40 @@ class AnswerLimit:
         self._held = ""
         self._space = ""
         self._inside_word = False
+        self._passed = WordCounter()
         #: Why the answer was cut off; None while it is within its limits.
         self.reached: FinishReason | None = None
 
+    @property
+    def words(self) -> int:
+        """The number of words passed on so far."""
+        return self._passed.words
+
+    async def add(self, text: str) -> AsyncGenerator[str, None]:
+        """Add ``text``, and yield what may be sent now; other tasks run between the pieces of a long text."""
+        async for piece in CooperativePieces(text):
+            if passed := self.feed(piece):
+                yield passed
+            if self.reached is not None:
+                return
+
     def feed(self, text: str) -> str:
         """Return the text that may be sent now."""
+        passed = self._fed(text)
+        self._passed.feed(passed)
+        return passed
+
+    def finish(self) -> str:
+        """End the answer, and return the text that was held back."""
+        if self.reached is not None:
+            return ""
+        held, self._held = self._held, ""
+        passed = self._within_length(held)
+        passed = passed if self.reached is not None else passed + self._space
+        self._passed.feed(passed)
+        return passed
+
+    def _fed(self, text: str) -> str:
         if self.reached is not None:
             return ""
         text = self._held + text
@@ -120,14 +115,6 @@ class AnswerLimit:
             keep = max(_overlap(text, stop) for stop in self._stops)
             text, self._held = text[: len(text) - keep], text[len(text) - keep :]
         return self._within_length(text)
-
-    def finish(self) -> str:
-        """End the answer, and return the text that was held back."""
-        if self.reached is not None:
-            return ""
-        held, self._held = self._held, ""
-        passed = self._within_length(held)
-        return passed if self.reached is not None else passed + self._space
 
     def _within_length(self, text: str) -> str:
         """Return as much of ``text`` as the limit on words allows."""

@@ -25,7 +25,7 @@ from omni_ws.core.chunks import (
     Task,
     Usage,
 )
-from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
+from omni_ws.engine.answer_limit import AnswerText, WordCounter
 from omni_ws.engine.base import (
     AudioOutput,
     EngineCapabilities,
@@ -120,7 +120,7 @@ class EchoEngine(_ModelFree):
                     while (refused := await emission.offer_all(outputs)) is not None:
                         yield refused
             emission.fail_as_configured()
-            yield Finished(echo.limit.reached or FinishReason.STOP, echo.usage())
+            yield Finished(echo.answer.reached or FinishReason.STOP, echo.usage())
         finally:
             echo.close()
             self.active_requests -= 1
@@ -213,27 +213,27 @@ class _Echo:
     """The echo of one request."""
 
     def __init__(self, request: GenerationRequest, chunk_ms: int) -> None:
-        self.limit = AnswerLimit(request.sampling)
+        self.answer = AnswerText(request.sampling)
         self._request = request
         self._chunk_ms = chunk_ms
         self._writes = request.tells_text
         self._speaks = OutputModality.AUDIO in request.modalities
-        self._decoder: AudioDecoder | _Unchanged | None = None
+        self._decoder: AudioDecoder | None = None
+        #: In place of a decoder, for 16-bit samples that need no conversion.
+        self._unchanged: WholeFrames | None = None
         self._source: AudioFormat | None = None
         #: The number of the last chunk of audio.
         self._last_id: int | None = None
-        #: Whether the audio is raw, so that it is decoded on the event loop.
-        self._is_raw = False
         #: The rate of the first audio: an answer has a single rate.
         self._sample_rate: int | None = None
         self._seen = {Modality.IMAGE: 0, Modality.VIDEO: 0}
-        self._words_in, self._words_out = WordCounter(), WordCounter()
+        self._words_in = WordCounter()
         self._audio_ms = {"in": 0.0, "out": 0.0}
 
     def usage(self) -> Usage:
         return Usage(
             input_tokens=self._words_in.words,
-            output_tokens=self._words_out.words,
+            output_tokens=self.answer.words,
             input_audio_ms=round(self._audio_ms["in"]),
             output_audio_ms=round(self._audio_ms["out"]),
         )
@@ -246,7 +246,7 @@ class _Echo:
         """Yield the outputs of one chunk after the other; with ``reply``, only that, at the end."""
         async for chunk in own_part(self._request.input):
             async for audio in self._audio(chunk) if chunk.modality is Modality.AUDIO else self._flush_audio():
-                if reply is None and self.limit.reached is None:
+                if reply is None and self.answer.reached is None:
                     yield audio
             if chunk.modality is Modality.AUDIO:
                 continue
@@ -265,23 +265,18 @@ class _Echo:
             yield self._text(reply)
         else:
             yield self._whole(self._counts())
-        yield self._pieces(self.limit.finish())
+        yield _words(self.answer.finish())
 
     # text
 
     def _text(self, text: str) -> Iterator[TextOutput]:
         if self._writes:
-            yield from self._pieces(self.limit.feed(text))
+            yield from _words(self.answer.feed(text))
 
     def _whole(self, text: str) -> Iterator[TextOutput]:
         """Yield ``text`` as one output, without the end that may be the beginning of a stop string."""
-        if self._writes and (passed := self.limit.feed(text)):
-            self._words_out.feed(passed)
+        if self._writes and (passed := self.answer.feed(text)):
             yield TextOutput(passed)
-
-    def _pieces(self, text: str) -> Iterator[TextOutput]:
-        self._words_out.feed(text)
-        return map(TextOutput, _WORD.findall(text))
 
     def _counts(self) -> str:
         """Return a sentence with the number of images and video chunks."""
@@ -305,13 +300,16 @@ class _Echo:
             async for audio in self._flush_audio():
                 yield audio
             self._begin_audio(source)
+        if self._unchanged is not None:
+            for piece in _slices(chunk):
+                yield self._outputs(np.frombuffer(self._unchanged.take(piece.payload), PCM16), source.sample_rate)
+            return
         decoder = self._decoder
         assert decoder is not None
-        if self._is_raw:
+        if source.is_raw:  # decoded on the event loop
             for piece in _slices(chunk):
                 yield self._outputs(decoder.decode(piece.payload), decoder.sample_rate)
             return
-        assert isinstance(decoder, AudioDecoder)
         for piece in _slices(chunk):
             pieces = decoder.pieces(piece.payload, begins_chunk=not piece.continues)
             async for audio in self._unpacked(decoder, pieces, chunk.sequence_id):
@@ -327,18 +325,21 @@ class _Echo:
         self._tell_stray(decoder, sequence_id)
 
     def _begin_audio(self, source: AudioFormat) -> None:
-        self._source, self._is_raw = source, source.is_raw
+        self._source = source
         self._sample_rate = rate = self._sample_rate or source.sample_rate
-        unchanged = AudioFormat(AudioEncoding.PCM16, rate)
-        self._decoder = _Unchanged(rate) if source == unchanged else AudioDecoder(source, sample_rate=rate)
+        if source == AudioFormat(AudioEncoding.PCM16, rate):
+            self._unchanged = WholeFrames(PCM16.itemsize)
+        else:
+            self._decoder = AudioDecoder(source, sample_rate=rate)
 
     async def _flush_audio(self) -> AsyncGenerator[Iterable[AudioOutput], None]:
         """End a part of audio, and yield the samples that its decoder still holds."""
         decoder = self._decoder
         if decoder is None:
+            self._unchanged = self._source = None
             return
         try:
-            if self._is_raw or not isinstance(decoder, AudioDecoder):
+            if decoder.source.is_raw:
                 yield self._outputs(decoder.flush(), decoder.sample_rate)
             else:
                 async for audio in self._unpacked(decoder, decoder.last_pieces(), self._last_id):
@@ -364,23 +365,8 @@ class _Echo:
         return [AudioOutput(samples[start : start + step], sample_rate) for start in range(0, len(samples), step)]
 
 
-class _Unchanged:
-    """In place of an AudioDecoder, for 16-bit samples that need no conversion."""
-
-    def __init__(self, sample_rate: int) -> None:
-        self.sample_rate = sample_rate
-        self._frames = WholeFrames(PCM16.itemsize)
-
-    def decode(self, data: bytes) -> Pcm16:
-        """Return the samples that ``data`` completes."""
-        return np.frombuffer(self._frames.take(data), PCM16)
-
-    def flush(self) -> Pcm16:
-        """Return none: an incomplete sample is dropped."""
-        return np.frombuffer(b"", PCM16)
-
-    def close(self) -> None:
-        """Nothing is held."""
+def _words(text: str) -> Iterator[TextOutput]:
+    return map(TextOutput, _WORD.findall(text))
 
 
 def _slices(chunk: InputChunk) -> Iterable[InputChunk]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import av
@@ -15,13 +14,13 @@ import av.error
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_ws.audio.compressed import usable_frames
 from omni_ws.audio.container import (
     LENIENT_METADATA,
     STREAMING_OPTIONS,
     ByteSource,
     ContainerReader,
     HeldMp4,
-    PacketTally,
 )
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
@@ -33,8 +32,6 @@ MAX_FRAME_PIXELS = 4096 * 2160
 MAX_FRAMES = 4096
 #: The limit for an MP4 file whose index is at its end.
 MAX_BUFFERED_BYTES = 64 * 1024 * 1024
-#: The limit on the decoded bytes that a call of ``decode`` returns.
-_MAX_RESULT_BYTES = 512 * 1024 * 1024
 #: How many decoded bytes the decoder thread may produce in advance of its consumer.
 _BURST_BYTES = 32 * 1024 * 1024
 #: The demuxer's read size: 8 ms of video at 1 Mbit/s.
@@ -61,14 +58,6 @@ class VideoFrame(NamedTuple):
     pixels: Pixels
 
 
-class VideoLimits(NamedTuple):
-    """The limits of a decoder; see VideoDecoder."""
-
-    max_pixels: int
-    max_frames: int
-    frames_per_second: float | None
-
-
 class VideoDecoder:
     """Decodes one video input as it arrives: single images, or a container in pieces.
 
@@ -77,7 +66,7 @@ class VideoDecoder:
 
     ``frames_per_second`` drops frames that follow too closely. More than ``max_frames`` of the remaining frames, or
     more than ``max_pixels`` in one of them, is an error. An MP4 file with its index at the end is buffered, up to
-    ``max_buffered_bytes``, and decoded by ``flush``.
+    ``max_buffered_bytes``, and decoded by ``last_frames``.
 
     Errors are UnsupportedFormat, and those of ``room``. The pixels of the frames returned remain accounted for in
     ``room``; releasing them is the caller's task. A container occupies a thread until ``close``, which the garbage
@@ -93,79 +82,84 @@ class VideoDecoder:
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
         room: Room = UNLIMITED,
     ) -> None:
-        self._limits = VideoLimits(max_pixels, max_frames, frames_per_second)
+        self._max_pixels = max_pixels
+        self._max_frames = max_frames
+        self._frames_per_second = frames_per_second
         self._room = room
         self._max_buffered_bytes = max_buffered_bytes
         self._count = 0
         self._next_due_ms = -math.inf
         self._start_ms = 0
         self._head = b""
-        self._container: _Container | None = None
+        #: Of a container; None for single images.
+        self._reader: ContainerReader[VideoFrame] | None = None
         self._ended = False
 
-    def decode(self, data: bytes, timestamp_ms: int | None = None) -> list[VideoFrame]:
-        """Return the frames that ``data`` completes. ``timestamp_ms`` matters for images and a container's first chunk.
-
-        Raises UnsupportedFormat for too much decoded data; ``frames`` has no such limit.
-        """
-        return _bounded_list(self.frames(data, timestamp_ms))
-
     def frames(self, data: bytes, timestamp_ms: int | None = None) -> Iterator[VideoFrame]:
-        """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
+        """Yield the frames that ``data`` completes. The iterator has to be exhausted before the next call.
+
+        ``timestamp_ms`` matters for images and a container's first chunk.
+        """
         if self._ended:
             raise ValueError("the decoder is already flushed")
-        if self._container is None and not self._head:
+        if self._reader is None and not self._head:
             self._start_ms = timestamp_ms or 0
             if sniff_image(data) is not None:
                 yield from self._admitted(self._still(data))
                 return
         yield from self._admitted(self._container_frames(data))
 
-    def flush(self) -> list[VideoFrame]:
-        """End the input; returns the remaining frames. A second call returns none."""
-        return _bounded_list(self.last_frames())
-
     def close(self) -> None:
         """Release the decoder's thread and buffers. Idempotent."""
         self._ended = True
-        if self._container is not None:
-            self._container.close()
-
-    def __enter__(self) -> VideoDecoder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        if self._reader is not None:
+            self._reader.close()
 
     def last_frames(self) -> Iterator[VideoFrame]:
-        """Yield what ``flush`` returns, in bounded memory."""
+        """End the input, and yield the remaining frames. A second call yields none."""
         if self._ended:
             return
         try:
-            if self._container is not None:
-                yield from self._admitted(self._container.flush(self._start_ms))
+            if self._reader is not None:
+                yield from self._admitted(self._reader.finish())
             elif self._head:
                 raise UnsupportedFormat("the video ended before its first frame")
         finally:
             self.close()
 
     def _still(self, data: bytes) -> Iterator[VideoFrame]:
-        size = decoding_bytes(data, max_pixels=self._limits.max_pixels)
+        size = decoding_bytes(data, max_pixels=self._max_pixels)
         with reserved(self._room, size, keep=True):
-            pixels = decode_image(data, max_pixels=self._limits.max_pixels)
+            pixels = decode_image(data, max_pixels=self._max_pixels)
         self._room.give(size - pixels.nbytes)
         yield VideoFrame(self._start_ms, pixels)
 
     def _container_frames(self, data: bytes) -> Iterator[VideoFrame]:
-        if self._container is None:
+        if self._reader is None:
             self._head += data
             if len(self._head) < _MAGIC_BYTES:
                 return
             data, self._head = self._head, b""
-            self._container = _Container(_container_name(data), self._limits, self._max_buffered_bytes, self._room)
-        yield from self._container.decode(data, self._start_ms)
+            self._reader = self._open(_container_name(data))
+        yield from self._reader.feed(data)
+
+    def _open(self, name: str) -> ContainerReader[VideoFrame]:
+        parse = partial(
+            _frames,
+            name,
+            self._room,
+            start_ms=self._start_ms,
+            max_pixels=self._max_pixels,
+            frames_per_second=self._frames_per_second,
+        )
+        return ContainerReader(
+            parse,
+            cost=lambda frame: frame.pixels.nbytes,
+            burst=_BURST_BYTES,
+            block_bytes=_BLOCK_BYTES,
+            name="decode-video",
+            held=HeldMp4(self._max_buffered_bytes, self._room) if name == "mp4" else None,
+        )
 
     def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
         """Count frames, and drop those of still images that exceed the frame rate.
@@ -174,73 +168,18 @@ class VideoDecoder:
         """
         try:
             for frame in frames:
-                if self._container is None and frame.timestamp_ms < self._next_due_ms:
+                if self._reader is None and frame.timestamp_ms < self._next_due_ms:
                     self._room.give(frame.pixels.nbytes)
                     continue
-                if self._limits.frames_per_second is not None:
-                    self._next_due_ms = frame.timestamp_ms + 1000 / self._limits.frames_per_second
+                if self._frames_per_second is not None:
+                    self._next_due_ms = frame.timestamp_ms + 1000 / self._frames_per_second
                 self._count += 1
-                if self._count > self._limits.max_frames:
-                    raise UnsupportedFormat(f"at most {self._limits.max_frames} frames per video")
+                if self._count > self._max_frames:
+                    raise UnsupportedFormat(f"at most {self._max_frames} frames per video")
                 yield frame
         except OmniError:
             self.close()
             raise
-
-
-class _Container:
-    """Decodes one container. Its frames' times start at 0; ``start_ms`` is added."""
-
-    def __init__(self, name: str, limits: VideoLimits, max_buffered_bytes: int, room: Room) -> None:
-        self._name = name
-        self._room = room
-        #: Only MP4 may have its index at the end, so only MP4 is examined before the demuxer gets it.
-        self._held = HeldMp4(max_buffered_bytes, room) if name == "mp4" else None
-        self._limits = limits
-        self._reader: ContainerReader[VideoFrame] = ContainerReader(
-            partial(_frames, name, limits, room),
-            cost=lambda frame: frame.pixels.nbytes,
-            burst=_BURST_BYTES,
-            block_bytes=_BLOCK_BYTES,
-            name="decode-video",
-        )
-
-    def decode(self, data: bytes, start_ms: int) -> Iterator[VideoFrame]:
-        if self._held is not None:
-            begun = self._held.begin(data)
-            if begun is None:
-                return
-            self._held, data = None, begun
-        self._reader.push(data)
-        yield from _shifted(self._reader.pieces(), start_ms)
-
-    def flush(self, start_ms: int) -> Iterator[VideoFrame]:
-        if self._held is not None:
-            yield from _shifted(_frames(self._name, self._limits, self._room, self._held.whole()), start_ms)
-            return
-        self._reader.end_input()
-        yield from _shifted(self._reader.pieces(), start_ms)
-
-    def close(self) -> None:
-        self._reader.close()
-        if self._held is not None:
-            self._held.close()
-
-
-def _shifted(frames: Iterator[VideoFrame], start_ms: int) -> Iterator[VideoFrame]:
-    for frame in frames:
-        yield VideoFrame(frame.timestamp_ms + start_ms, frame.pixels)
-
-
-def _bounded_list(frames: Iterator[VideoFrame]) -> list[VideoFrame]:
-    kept: list[VideoFrame] = []
-    size = 0
-    for frame in frames:
-        kept.append(frame)
-        size += frame.pixels.nbytes
-        if size > _MAX_RESULT_BYTES:
-            raise UnsupportedFormat("a chunk of the video decodes to too many frames; send smaller chunks")
-    return kept
 
 
 def _container_name(head: bytes) -> str:
@@ -254,12 +193,19 @@ def _container_name(head: bytes) -> str:
     raise UnsupportedFormat("unsupported or corrupt video; supported: mp4, webm, mkv, MPEG-TS and single images")
 
 
-def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> Iterator[VideoFrame]:
-    """Demux and decode ``source``.
+def _frames(
+    name: str,
+    room: Room,
+    source: ByteSource,
+    *,
+    start_ms: int,
+    max_pixels: int,
+    frames_per_second: float | None,
+) -> Iterator[VideoFrame]:
+    """Demux and decode ``source``, which begins at ``start_ms``.
 
     The pixels of each frame remain accounted for in ``room``, the codec's own frames until the iterator ends.
     """
-    tally = PacketTally("video")
     # Unlike the other containers, MPEG-TS has no header that lists its streams, so libav has to probe some input.
     options = {"probesize": "65536"} if name == "mpegts" else STREAMING_OPTIONS
     next_due_ms = -math.inf
@@ -272,33 +218,25 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
             context: Any = stream.codec_context
             if context is None:
                 raise UnsupportedFormat("the codec of the video is not supported")
-            _check_size(context.width, context.height, limits.max_pixels)
+            _check_size(context.width, context.height, max_pixels)
             codec.raise_to(context.width * context.height * _CODEC_BYTES)
             # The frame size may change later, and libav then checks it before it allocates. It includes macroblocks
             # and padding, hence the slack; ``_pixels`` checks the exact size of each frame.
-            context.options = {"max_pixels": str(2 * limits.max_pixels + _MARGIN_PIXELS)}
+            context.options = {"max_pixels": str(2 * max_pixels + _MARGIN_PIXELS)}
             # One thread per video, since many are decoded concurrently.
             context.thread_count = 1
-            for packet in container.demux(stream):
-                try:
-                    decoded = context.decode(packet)
-                except av.error.InvalidDataError as error:
-                    tally.count_broken(error)
-                    continue
-                for frame in decoded:
-                    tally.count_good()
-                    codec.raise_to(frame.width * frame.height * _CODEC_BYTES)
-                    timestamp_ms = _timestamp_ms(frame, stream.start_time)
-                    if timestamp_ms >= next_due_ms:
-                        if limits.frames_per_second is not None:
-                            next_due_ms = timestamp_ms + 1000 / limits.frames_per_second
-                        yield VideoFrame(timestamp_ms, _pixels(frame, limits.max_pixels, room))
+            for frame in usable_frames(container.demux(stream), context.decode, "video"):
+                codec.raise_to(frame.width * frame.height * _CODEC_BYTES)
+                timestamp_ms = _timestamp_ms(frame, stream.start_time)
+                if timestamp_ms >= next_due_ms:
+                    if frames_per_second is not None:
+                        next_due_ms = timestamp_ms + 1000 / frames_per_second
+                    yield VideoFrame(start_ms + timestamp_ms, _pixels(frame, max_pixels, room))
     except av.error.MemoryError as error:
-        raise UnsupportedFormat(f"the frames of the video are far larger than {limits.max_pixels} pixels") from error
+        raise UnsupportedFormat(f"the frames of the video are far larger than {max_pixels} pixels") from error
     except (av.error.FFmpegError, ValueError, LookupError) as error:
         # PyAV raises ValueError and LookupError for some damaged headers.
         raise UnsupportedFormat("decoding the video failed; the data may be corrupt") from error
-    tally.check_at_end()
 
 
 def _timestamp_ms(frame: av.VideoFrame, start_time: int | None) -> int:

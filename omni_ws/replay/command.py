@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias, TypeVar
 
+import numpy as np
 import orjson
 
-from omni_ws.caller.answers import Answers, NativeReader, RealtimeReader
-from omni_ws.caller.http import HttpCall
-from omni_ws.caller.script import AT_ONCE, Pace, Target
-from omni_ws.caller.websocket import WebSocketCall, recorded_answers
-from omni_ws.replay.compare import Comparison, Result, as_json, as_text, differences
-from omni_ws.replay.recording import RecordedSession, RecordingError, read_recording
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.pcm import Samples
+from omni_ws.caller.answers import Answers, NativeReader, RealtimeReader, TimedAnswer
+from omni_ws.caller.call import ORDERLY_CLOSE_CODES, HttpCall, WebSocketCall, recorded_answers
+from omni_ws.caller.script import AT_ONCE, PATIENCE_SEC, Target
+from omni_ws.core.chunks import AudioFormat
+from omni_ws.errors import InvalidFrame, OmniError
+from omni_ws.wire.recording import (
+    CutLine,
+    EndedLine,
+    HeaderLine,
+    OpenedLine,
+    RecordedLine,
+    RequestedLine,
+    SentLine,
+    decode_event,
+    decode_header,
+)
+from omni_ws.wire.server_frames import ServerFrame, decode_server_frame
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
@@ -38,9 +55,16 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     except (ValueError, RecordingError) as error:
         print(f"omni-ws replay: error: {error}", file=sys.stderr)
         return USAGE_ERROR
-    pace = Pace(speed=options.speed, patience=options.patience)
+    replaying = replay(
+        recordings,
+        target,
+        options.compare,
+        speed=options.speed,
+        patience=options.patience,
+        copies=options.copies,
+    )
     try:
-        results = asyncio.run(replay(recordings, target, pace, copies=options.copies, comparison=options.compare))
+        results = asyncio.run(replaying)
     except KeyboardInterrupt:
         return INTERRUPTED
     print(orjson.dumps(as_json(results)).decode() if options.format == "json" else as_text(results))
@@ -48,22 +72,34 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 async def replay(
-    recordings: Sequence[RecordedSession], target: Target, pace: Pace, *, copies: int = 1, comparison: Comparison
+    recordings: Sequence[RecordedSession],
+    target: Target,
+    comparison: Comparison,
+    *,
+    speed: float = 1.0,
+    patience: float = PATIENCE_SEC,
+    copies: int = 1,
 ) -> list[Result]:
     """Replay all recordings concurrently, each ``copies`` times."""
     return await asyncio.gather(
-        *(_one(recording, copy, target, pace, comparison) for copy in range(copies) for recording in recordings)
+        *(
+            _one(recording, copy, target, comparison, speed=speed, patience=patience)
+            for copy in range(copies)
+            for recording in recordings
+        )
     )
 
 
-async def _one(recording: RecordedSession, copy: int, target: Target, pace: Pace, comparison: Comparison) -> Result:
+async def _one(
+    recording: RecordedSession, copy: int, target: Target, comparison: Comparison, *, speed: float, patience: float
+) -> Result:
     now: Answers | None = None
     kind, script = recording.header.kind, recording.events
     if (reader := _READERS.get(kind)) is not None:
         then = recorded_answers(script, reader())
-        work = WebSocketCall(script, target, pace, reader).run()
+        work = WebSocketCall(script, target, reader, speed=speed, patience=patience).run()
     else:
-        requests = HttpCall(script, target, pace, is_session=kind == "session")
+        requests = HttpCall(script, target, is_session=kind == "session", speed=speed, patience=patience)
         then = requests.recorded()
         work = requests.run()
     try:
@@ -127,3 +163,320 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return number
+
+
+# A recording that is to be played again: a script for the caller
+
+
+class RecordingError(Exception):
+    """The recording is unusable; the message names file and line."""
+
+    def __init__(self, path: Path, line: int, problem: str) -> None:
+        super().__init__(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSession:
+    """A recording in memory."""
+
+    path: Path
+    header: HeaderLine
+    events: tuple[RecordedLine, ...]
+
+
+def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
+    """Read and check a recording.
+
+    ``incomplete`` accepts one that was cut. Raises RecordingError.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RecordingError(path, 0, error.strerror or "cannot be read") from None
+    unfinished = lines.pop()  # empty if the last line is complete
+    if not lines:
+        raise RecordingError(path, 1, "empty, or not a recording")
+    header = _decoded(decode_header, path, 1, lines[0])
+    if not header.payloads:
+        raise RecordingError(path, 1, "recorded without payloads (record_payloads = false), so it cannot be replayed")
+    if header.kind == "telephony":
+        raise RecordingError(path, 1, "a telephone call, which cannot be replayed")
+    events: list[RecordedLine] = []
+    connections = 0
+    for number, line in enumerate(lines[1:], start=2):
+        if events and isinstance(events[-1], EndedLine | CutLine):
+            raise RecordingError(path, number, "a line after the end")
+        event = _decoded(decode_event, path, number, line)
+        connections = _checked(event, connections, path, number)
+        if isinstance(event, SentLine) and event.text is not None and header.kind == "websocket":
+            _decoded(_server_frame, path, number, event.text.encode())
+        events.append(event)
+    end = len(lines) + 1
+    if unfinished and not incomplete:
+        raise RecordingError(path, end, "the recording breaks off within this line")
+    if events and isinstance(events[-1], CutLine) and not incomplete:
+        raise RecordingError(path, end - 1, f"the recording was cut here: {events[-1].reason} (see --incomplete)")
+    if (not events or not isinstance(events[-1], EndedLine | CutLine)) and not incomplete:
+        raise RecordingError(path, end, "the recording has no end: it was interrupted, or is still being written")
+    if not any(isinstance(event, OpenedLine | RequestedLine) for event in events):
+        raise RecordingError(path, end, "the recording has no connection")
+    return RecordedSession(path, header, tuple(event for event in events if not isinstance(event, CutLine | EndedLine)))
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def _decoded(decode: Callable[[bytes], _Decoded], path: Path, number: int, line: bytes) -> _Decoded:
+    try:
+        return decode(line)
+    except ValueError as error:
+        raise RecordingError(path, number, str(error)) from None
+
+
+def _server_frame(data: bytes) -> ServerFrame:
+    try:
+        return decode_server_frame(data)
+    except InvalidFrame as error:
+        raise ValueError(f"not a frame of a server: {error.message}") from None
+
+
+def _checked(event: RecordedLine, connections: int, path: Path, number: int) -> int:
+    """Check the connection number of an event; return the number of connections so far."""
+    if isinstance(event, OpenedLine | RequestedLine):
+        if event.connection != connections:
+            raise RecordingError(path, number, f"connection {event.connection} where {connections} is next")
+        return connections + 1
+    if not isinstance(event, CutLine | EndedLine) and event.connection >= connections:
+        raise RecordingError(path, number, f"no connection {event.connection}")
+    return connections
+
+
+# Answers, then and now: compared, and reported.
+
+#: Tolerances for synthesised audio of the same text.
+LENGTH_TOLERANCE_MS: Final = 100.0
+LENGTH_TOLERANCE: Final = 0.05
+LEVEL_TOLERANCE_DB: Final = 1.5
+
+#: Level of digital silence.
+_SILENCE_DB: Final = -100.0
+#: Characters of a text that are shown.
+_SHOWN: Final = 60
+
+
+class Comparison(StrEnum):
+    """How strictly answers are compared."""
+
+    #: Audio byte by byte.
+    EXACT = "exact"
+    #: Audio by its length and level.
+    FULL = "full"
+    #: No audio: for another voice or engine.
+    TEXT = "text"
+    NONE = "none"
+
+
+def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str]:
+    """Describe the differences between the answers of two sessions; empty if they are the same."""
+    if comparison is Comparison.NONE:
+        return []
+    found: list[str] = []
+    if len(then.answers) != len(now.answers):
+        found.append(f"answers: {len(then.answers)} recorded, {len(now.answers)} replayed")
+    for place, (old, new) in enumerate(zip(then.answers, now.answers, strict=False)):
+        found += [f"answer {place}: {difference}" for difference in _differences(old, new, comparison)]
+    if then.errors != now.errors:
+        found.append(f"errors: {_names(then.errors)} recorded, {_names(now.errors)} replayed")
+    for number, (was, is_) in enumerate(zip(then.ends, now.ends, strict=False)):
+        ended = {end for end in (was, is_) if end.startswith("server")}
+        if was != is_ and ended and not any(int(end.split()[1]) in ORDERLY_CLOSE_CODES for end in ended):
+            found.append(f"end of connection {number}: {was} recorded, {is_} replayed")
+    return found
+
+
+def _differences(old: TimedAnswer, new: TimedAnswer, comparison: Comparison) -> Iterator[str]:
+    # The length of an answer that was cut short depends on timing.
+    partial = old.is_partial and (new.is_partial or old.finish_reason is None)
+    if old.finish_reason is not None and old.finish_reason != new.finish_reason:
+        yield f"finish_reason: {old.finish_reason} recorded, {new.finish_reason} replayed"
+    if old.error_codes != new.error_codes:
+        yield f"errors: {_names(old.error_codes)} recorded, {_names(new.error_codes)} replayed"
+    for name, was, is_ in (
+        ("text", old.text, new.text),
+        ("transcript", old.heard, new.heard),
+        ("tool_calls", old.tool_calls, new.tool_calls),
+    ):
+        if not (_agree(was, is_) if partial else was == is_):
+            yield f"{name}: {_shown(was)} recorded, {_shown(is_)} replayed"
+    if comparison is not Comparison.TEXT and not same_audio(old, new, partial=partial):
+        yield from _audio_differences(old, new, exact=comparison is Comparison.EXACT, partial=partial)
+
+
+def same_audio(old: TimedAnswer, new: TimedAnswer, *, partial: bool = False) -> bool:
+    """Compare audio byte by byte; if ``partial``, up to the end of the shorter one."""
+    was, is_ = old.sound, new.sound
+    size = min(len(was), len(is_)) if partial else None
+    return old.format == new.format and was[:size] == is_[:size]
+
+
+def _audio_differences(old: TimedAnswer, new: TimedAnswer, *, exact: bool, partial: bool) -> Iterator[str]:
+    if exact:
+        yield f"audio: {len(old.sound)} bytes recorded, {len(new.sound)} different bytes replayed"
+        return
+    if partial:
+        return  # different lengths have different levels
+    try:
+        was, is_ = _samples(old), _samples(new)
+    except OmniError as error:
+        yield f"audio: cannot be decoded: {error.message}"
+        return
+    then_ms, now_ms = _length_ms(old, was), _length_ms(new, is_)
+    if abs(then_ms - now_ms) > max(LENGTH_TOLERANCE_MS, LENGTH_TOLERANCE * then_ms):
+        yield f"audio: {then_ms:.0f} ms recorded, {now_ms:.0f} ms replayed"
+    elif abs(level_db(was) - level_db(is_)) > LEVEL_TOLERANCE_DB:
+        yield f"audio level: {level_db(was):.1f} dB recorded, {level_db(is_):.1f} dB replayed"
+
+
+def _samples(answer: TimedAnswer) -> Samples:
+    """Decode the audio at its own rate. Raises OmniError."""
+    source = answer.audio_format or AudioFormat()
+    with AudioDecoder(source, sample_rate=source.sample_rate) as decoder:
+        return np.concatenate([*decoder.pieces(answer.sound), decoder.flush()])
+
+
+def _length_ms(answer: TimedAnswer, samples: Samples) -> float:
+    return len(samples) * 1000 / (answer.audio_format or AudioFormat()).sample_rate
+
+
+def level_db(samples: Samples) -> float:
+    """RMS level in dB relative to full scale."""
+    power = float(np.mean(np.square(samples, dtype=np.float64))) if len(samples) else 0.0
+    return max(_SILENCE_DB, 10 * math.log10(power)) if power > 0 else _SILENCE_DB
+
+
+def _agree(was: str, is_: str) -> bool:
+    return was.startswith(is_) or is_.startswith(was)
+
+
+def _names(errors: list[str]) -> str:
+    return ", ".join(errors) or "none"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+# Reported, as text and as JSON
+
+_Moment: TypeAlias = Callable[[TimedAnswer], float | None]
+_MOMENTS: Final[tuple[tuple[str, str, _Moment], ...]] = (
+    ("first output", "first_output_ms", lambda answer: answer.first_output_at),
+    ("first audio", "first_audio_ms", lambda answer: answer.first_audio_at),
+    ("final", "final_ms", lambda answer: answer.final_at),
+)
+#: Up to this many sessions are all listed; of more, only those that differ.
+_MAX_LISTED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of one replayed session. ``now`` is None if it could not be replayed."""
+
+    path: Path
+    copy: int
+    then: Answers
+    now: Answers | None
+    differences: Sequence[str]
+
+    @property
+    def is_equal(self) -> bool:
+        return self.now is not None and not self.differences
+
+    def pairs(self) -> Iterator[tuple[TimedAnswer, TimedAnswer]]:
+        """Yield recorded and replayed answers by place, as far as both exist."""
+        yield from zip(self.then.answers, self.now.answers if self.now else (), strict=False)
+
+
+def as_text(results: Sequence[Result]) -> str:
+    """Format the report for a terminal."""
+    lines: list[str] = []
+    for result in results:
+        if len(results) <= _MAX_LISTED or not result.is_equal:
+            lines += _session(result, in_detail=len(results) <= _MAX_LISTED)
+    equal = sum(result.is_equal for result in results)
+    lines.append(f"{len(results)} sessions replayed: {equal} equal, {len(results) - equal} different")
+    lines += _summary(results)
+    return "\n".join(lines)
+
+
+def _session(result: Result, *, in_detail: bool) -> Iterator[str]:
+    yield f"{result.path} (copy {result.copy}): {'equal' if result.is_equal else 'DIFFERENT'}"
+    for difference in result.differences:
+        yield f"  {difference}"
+    if in_detail:
+        for place, (then, now) in enumerate(result.pairs()):
+            times = [
+                f"{name} {_ms(then.latency(moment(then)))} → {_ms(now.latency(moment(now)))}"
+                for name, _, moment in _MOMENTS
+                if moment(then) is not None or moment(now) is not None
+            ]
+            same = ", the same audio bytes" if now.audio and same_audio(then, now) else ""
+            yield f"  answer {place} ({now.finish_reason}{same}): {'; '.join(times)}"
+
+
+def _summary(results: Sequence[Result]) -> Iterator[str]:
+    pairs = [pair for result in results for pair in result.pairs()]
+    for name, _, moment in _MOMENTS:
+        then = _latencies([pair[0] for pair in pairs], moment)
+        now = _latencies([pair[1] for pair in pairs], moment)
+        if then and now:
+            yield (
+                f"{name:>12}: p50 {_ms(_at(then, 0.5))} → {_ms(_at(now, 0.5))}, "
+                f"p95 {_ms(_at(then, 0.95))} → {_ms(_at(now, 0.95))} (recorded → replayed, {len(now)} answers)"
+            )
+
+
+def as_json(results: Sequence[Result]) -> dict[str, Any]:
+    """Build the report for programs."""
+    return {
+        "equal": all(result.is_equal for result in results),
+        "sessions": [
+            {
+                "recording": str(result.path),
+                "copy": result.copy,
+                "equal": result.is_equal,
+                "differences": list(result.differences),
+                "answers": [
+                    {
+                        "finish_reason": now.finish_reason,
+                        "same_audio_bytes": same_audio(then, now),
+                        "recorded": _times(then),
+                        "replayed": _times(now),
+                    }
+                    for then, now in result.pairs()
+                ],
+            }
+            for result in results
+        ],
+    }
+
+
+def _times(answer: TimedAnswer) -> dict[str, float | None]:
+    return {key: _rounded(answer.latency(moment(answer))) for _, key, moment in _MOMENTS}
+
+
+def _latencies(answers: Sequence[TimedAnswer], moment: _Moment) -> list[float]:
+    found = (answer.latency(moment(answer)) for answer in answers)
+    return sorted(latency for latency in found if latency is not None)
+
+
+def _at(values: Sequence[float], part: float) -> float:
+    return values[min(len(values) - 1, int(part * len(values)))]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _ms(value: float | None) -> str:
+    return "none" if value is None else f"{value:.0f} ms"

@@ -6,9 +6,11 @@ import gc
 import threading
 from collections.abc import Iterator
 
+import av.error
 import pytest
 
-from omni_ws.audio.container import ByteSource, ContainerReader, PacketTally
+from omni_ws.audio.compressed import usable_frames
+from omni_ws.audio.container import ByteSource, ContainerReader
 from omni_ws.errors import UnsupportedFormat
 
 NAME = "decode-test"
@@ -34,15 +36,12 @@ def threads() -> list[threading.Thread]:
 
 def test_everything_so_far_is_parsed_when_pieces_returns() -> None:
     source = reader()
-    source.push(b"abcdef")
-    assert list(source.pieces()) == [b"abcd"]
-    assert list(source.pieces()) == []
-    source.push(b"gh")
-    assert list(source.pieces()) == [b"efgh"]
-    source.push(b"i")
-    source.end_input()
-    assert list(source.pieces()) == [b"i"]
-    assert list(source.pieces()) == []
+    assert list(source.feed(b"abcdef")) == [b"abcd"]
+    assert list(source.feed(b"")) == []
+    assert list(source.feed(b"gh")) == [b"efgh"]
+    assert list(source.feed(b"i")) == []
+    assert list(source.finish()) == [b"i"]
+    assert list(source.finish()) == []
     source.close()
     assert not threads()
 
@@ -58,8 +57,7 @@ def test_a_parser_that_runs_ahead_is_halted() -> None:
             yield bytes(10)
 
     source = reader(endless, burst=100)
-    source.push(b"start")
-    pieces = source.pieces()
+    pieces = source.feed(b"start")
     for _ in range(35):
         next(pieces)
     assert produced <= 50
@@ -69,14 +67,12 @@ def test_a_parser_that_runs_ahead_is_halted() -> None:
 
 def test_good_results_come_before_the_error() -> None:
     source = reader(failing)
-    source.push(b"12345678")
-    pieces = source.pieces()
+    pieces = source.feed(b"12345678")
     assert next(pieces) == b"1234"
     with pytest.raises(UnsupportedFormat, match="enough"):
         next(pieces)
-    source.push(b"ignored")
     with pytest.raises(UnsupportedFormat, match="enough"):
-        next(source.pieces())
+        next(source.feed(b"ignored"))
     source.close()
 
 
@@ -85,16 +81,14 @@ def test_a_foreign_error_is_not_swallowed() -> None:
         yield bytes(1 // len(source.read(1)[1:]))
 
     source = reader(broken)
-    source.push(b"x")
     with pytest.raises(ZeroDivisionError):
-        list(source.pieces())
+        list(source.feed(b"x"))
     source.close()
 
 
 def test_a_dropped_reader_takes_its_thread_along() -> None:
     source = reader()
-    source.push(b"abcdef")
-    assert list(source.pieces())
+    assert list(source.feed(b"abcdef"))
     (thread,) = threads()
     del source
     gc.collect()
@@ -106,8 +100,7 @@ def test_close_before_the_first_byte_and_use_after() -> None:
     source = reader()
     source.close()
     source.close()
-    source.push(b"abcd")
-    assert list(source.pieces()) == []
+    assert list(source.feed(b"abcd")) == []
     assert not threads()
 
 
@@ -115,31 +108,34 @@ def test_many_at_a_time() -> None:
     readers = [reader() for _ in range(50)]
     for round_ in range(20):
         for source in readers:
-            source.push(b"%04d" % round_)
-            assert list(source.pieces()) == [b"%04d" % round_]
+            assert list(source.feed(b"%04d" % round_)) == [b"%04d" % round_]
     for source in readers:
         source.close()
     assert not threads()
 
 
-def test_a_tally_forgives_a_few_broken_packets() -> None:
-    tally = PacketTally("thing")
-    for _ in range(7):
-        tally.count_broken(ValueError())
-    with pytest.raises(UnsupportedFormat):
-        tally.check_at_end()
-    with pytest.raises(UnsupportedFormat, match="data is corrupt"):
-        tally.count_broken(ValueError())
+def frames_of(packets: str) -> list[str]:
+    """Decode packets that are good or, where they are ``x``, cannot be decoded."""
+
+    def decode(packet: str) -> list[str]:
+        if packet == "x":
+            raise av.error.InvalidDataError(1, "broken")
+        return [packet]
+
+    return list(usable_frames(packets, decode, "thing"))
 
 
-def test_a_tally_of_mostly_good_packets() -> None:
-    tally = PacketTally("thing")
+def test_a_few_broken_packets_are_forgiven_if_others_are_good() -> None:
+    assert frames_of("x" * 7 + "g" * 7) == ["g"] * 7
     with pytest.raises(UnsupportedFormat, match="no usable packet"):
-        tally.check_at_end()
-    for _ in range(20):
-        tally.count_good()
-    for _ in range(20):
-        tally.count_broken(ValueError())
-    tally.check_at_end()
-    with pytest.raises(UnsupportedFormat):
-        tally.count_broken(ValueError())
+        frames_of("x" * 7 + "g" * 6)
+    with pytest.raises(UnsupportedFormat, match="data is corrupt"):
+        frames_of("x" * 8 + "g" * 100)
+
+
+def test_of_many_packets_as_many_may_be_broken_as_are_good() -> None:
+    with pytest.raises(UnsupportedFormat, match="no usable packet"):
+        frames_of("")
+    assert len(frames_of("g" * 20 + "x" * 20)) == 20
+    with pytest.raises(UnsupportedFormat, match="data is corrupt"):
+        frames_of("g" * 20 + "x" * 21)

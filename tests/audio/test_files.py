@@ -17,12 +17,9 @@ from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import wav_header
 from omni_ws.audio.files import (
     MAX_FLAC_LOOKS,
-    FileBegins,
-    FileBytes,
     FileCutter,
-    FileEnds,
     FileEvent,
-    StrayBytes,
+    FileMark,
     frame_ends,
 )
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
@@ -70,14 +67,14 @@ def summary(events: list[FileEvent]) -> list[object]:
     found: list[object] = []
     for event in events:
         match event:
-            case FileBegins(kind=kind):
-                found += [kind, 0]
-            case FileBytes(data=data):
+            case FileKind() | FileMark.BEGINS:
+                found += [None if event is FileMark.BEGINS else event, 0]
+            case bytes():
                 assert isinstance(found[-1], int)
-                found[-1] += len(data)
-            case FileEnds():
+                found[-1] += len(event)
+            case FileMark.ENDS:
                 found.append("end")
-            case StrayBytes():
+            case FileMark.STRAY:
                 found.append("stray")
     return found
 

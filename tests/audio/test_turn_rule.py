@@ -14,7 +14,6 @@ from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
     ORDINARY_BAR,
-    JudgedPauses,
     PrefixPadding,
     SpeechOffset,
     SpeechOnset,
@@ -151,11 +150,9 @@ def test_the_padding_is_the_newest_audio(lengths: list[int], padding_ms: int) ->
 
 # judged pauses
 
-JUDGED = JudgedPauses(ask_ms=96, finished_ms=192, likely_ms=480, sure=0.9)
-
 
 def judged(*, silence_ms: float = 1504) -> TurnDetector:
-    detector = TurnDetector(silence_duration_ms=silence_ms, judged=JUDGED)
+    detector = TurnDetector(silence_duration_ms=silence_ms, sure=0.9)
     assert len(events(detector, [0.9] * 10)) == 1
     return detector
 
@@ -171,7 +168,7 @@ def test_a_pause_is_told_once() -> None:
 
 @pytest.mark.parametrize(
     ("probability", "silent_windows"),
-    [(1.0, 6), (math.nextafter(0.9, 1), 6), (0.9, 15), (math.nextafter(0.5, 1), 15), (0.5, 47), (0.0, 47)],
+    [(1.0, 6), (math.nextafter(0.9, 1), 6), (0.9, 18), (math.nextafter(0.5, 1), 18), (0.5, 47), (0.0, 47)],
 )
 def test_the_more_probable_the_end_is_the_sooner_the_turn_ends(probability: float, silent_windows: int) -> None:
     detector = judged()

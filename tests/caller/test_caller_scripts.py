@@ -11,10 +11,8 @@ import pytest
 from support.live_server import LiveServer, live_server
 
 from omni_ws.caller.answers import NativeReader, RealtimeReader, ResponseReader, SessionReader
-from omni_ws.caller.http import HttpCall
-from omni_ws.caller.script import AT_ONCE, Pace, Target, spoken
-from omni_ws.caller.talk import beside, speech_of
-from omni_ws.caller.websocket import WebSocketCall
+from omni_ws.caller.call import HttpCall, WebSocketCall
+from omni_ws.caller.script import AT_ONCE, Target, beside, speech_of, spoken
 from omni_ws.client.audio import Pcm16
 from omni_ws.wire.recording import InputEndedLine, ReceivedLine, RecordedLine, RequestedLine
 
@@ -44,7 +42,7 @@ async def test_an_open_microphone_is_answered_with_times(path: str) -> None:
     *script, close = spoken(tone(100), orjson.dumps(CONFIG[path]).decode(), target=path)
     script += [ReceivedLine(at=100, connection=0, text=orjson.dumps(frame).decode()) for frame in END[path]]
     async with live_server() as server:
-        call = WebSocketCall(script, target_of(server), Pace(speed=AT_ONCE), READERS[path])
+        call = WebSocketCall(script, target_of(server), READERS[path], speed=AT_ONCE)
         found = await call.run(until=lambda now: any(answer.final_at is not None for answer in now.answers))
     (answer,) = found.answers
     assert (found.errors, found.ends) == ([], ["client"])
@@ -59,7 +57,7 @@ async def test_an_open_microphone_is_answered_with_times(path: str) -> None:
 async def test_a_script_ends_early_where_it_is_told_to() -> None:
     script = spoken(tone(100), orjson.dumps(CONFIG[NATIVE]).decode(), target=NATIVE)
     async with live_server() as server:
-        call = WebSocketCall(script, target_of(server), Pace(speed=AT_ONCE), NativeReader)
+        call = WebSocketCall(script, target_of(server), NativeReader, speed=AT_ONCE)
         found = await call.run(until=lambda now: True)
     assert (call.sent, found.answers) == ([], [])
 
@@ -74,7 +72,7 @@ async def test_a_request_is_a_script() -> None:
         InputEndedLine(at=1, connection=0),
     ]
     async with live_server() as server:
-        found = await HttpCall(script, target_of(server), Pace()).run()
+        found = await HttpCall(script, target_of(server)).run()
     (answer,) = found.answers
     assert (answer.text, answer.finish_reason) == ("one two", "stop")
     assert answer.latency(answer.first_text_at) is not None
@@ -106,7 +104,7 @@ async def test_what_goes_wrong_beside_a_block_is_raised_behind_it() -> None:
 
     async def goes_on() -> None:
         nonlocal went_on
-        async with beside(fails()) as task:
+        async with beside(fails()) as (task,):
             await asyncio.wait([task])
             went_on = True
 

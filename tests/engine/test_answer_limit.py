@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.answer_limit import MAX_HELD_SPACE, AnswerLimit, WordCounter, count_words
+from omni_ws.engine.answer_limit import MAX_HELD_SPACE, AnswerText, WordCounter, count_words
 
 
 def run(text: str, sampling: dict[str, Any], cuts: list[int] | None = None) -> tuple[str, FinishReason | None]:
-    limit = AnswerLimit(sampling)
+    limit = AnswerText(sampling)
     borders = [0, *sorted(cuts or []), len(text)]
     passed = "".join(limit.feed(text[start:end]) for start, end in itertools.pairwise(borders))
     passed += limit.finish()
@@ -68,14 +68,14 @@ def test_words_are_counted_across_pieces(text: str, cuts: list[int]) -> None:
 
 
 def test_nothing_passes_after_the_limit() -> None:
-    limit = AnswerLimit({"max_tokens": 1})
+    limit = AnswerText({"max_tokens": 1})
     assert limit.feed("one two") == "one"
     assert limit.feed(" three") == ""
     assert limit.finish() == ""
 
 
 def test_space_takes_linear_time_and_bounded_memory() -> None:
-    limit = AnswerLimit({"max_tokens": 1})
+    limit = AnswerText({"max_tokens": 1})
     begin = time.thread_time()
     assert limit.feed("word" + " " * 1_000_000) == "word"
     for _ in range(10_000):

@@ -4,6 +4,7 @@ import gc
 import io
 import struct
 import threading
+from contextlib import closing
 from functools import cache
 from itertools import pairwise
 
@@ -93,10 +94,10 @@ def with_index_first(data: bytes) -> bytes:
 
 
 def decoded(data: bytes, borders: list[int], start_ms: int | None = None) -> list[VideoFrame]:
-    with VideoDecoder() as decoder:
+    with closing(VideoDecoder()) as decoder:
         borders = [0, *sorted(min(border, len(data)) for border in borders), len(data)]
-        parts = [decoder.decode(data[a:b], start_ms) for a, b in pairwise(borders)]
-        return [frame for part in [*parts, decoder.flush()] for frame in part]
+        parts = [list(decoder.frames(data[a:b], start_ms)) for a, b in pairwise(borders)]
+        return [frame for part in [*parts, list(decoder.last_frames())] for frame in part]
 
 
 def video_threads() -> list[threading.Thread]:
@@ -133,70 +134,73 @@ def test_cutting_makes_no_difference(kind: str, borders: list[int]) -> None:
 @pytest.mark.parametrize("kind", ["webm", "mkv", "fragmented mp4", "faststart mp4", "mpegts"])
 def test_frames_come_while_the_bytes_still_arrive(kind: str) -> None:
     data = video(kind, 320, 240)
-    with VideoDecoder() as decoder:
-        assert decoder.decode(data[: len(data) * 3 // 4])
+    with closing(VideoDecoder()) as decoder:
+        assert list(decoder.frames(data[: len(data) * 3 // 4]))
 
 
 def test_an_mp4_with_its_index_at_the_end_waits_for_the_end() -> None:
     data = video("plain mp4")
-    with VideoDecoder(max_buffered_bytes=len(data)) as decoder:
-        assert decoder.decode(data) == []
-        assert len(decoder.flush()) == FRAMES
-    with VideoDecoder(max_buffered_bytes=len(data) - 1) as decoder, pytest.raises(UnsupportedFormat, match="index"):
-        decoder.decode(data)
+    with closing(VideoDecoder(max_buffered_bytes=len(data))) as decoder:
+        assert list(decoder.frames(data)) == []
+        assert len(list(decoder.last_frames())) == FRAMES
+    with (
+        closing(VideoDecoder(max_buffered_bytes=len(data) - 1)) as decoder,
+        pytest.raises(UnsupportedFormat, match="index"),
+    ):
+        list(decoder.frames(data))
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
 def test_a_chunk_that_is_an_image_is_a_frame(format: str) -> None:
-    with VideoDecoder() as decoder:
+    with closing(VideoDecoder()) as decoder:
         for time in (0, 40, 80):
-            (frame,) = decoder.decode(still(format=format), time)
+            (frame,) = list(decoder.frames(still(format=format), time))
             assert frame.timestamp_ms == time
             assert frame.pixels.shape == (6, 8, 3)
-        assert decoder.flush() == []
+        assert list(decoder.last_frames()) == []
 
 
 def test_the_limit_of_frames_and_one_past_it() -> None:
-    with VideoDecoder(max_frames=FRAMES) as decoder:
-        assert len(decoder.decode(video("webm")) + decoder.flush()) == FRAMES
+    with closing(VideoDecoder(max_frames=FRAMES)) as decoder:
+        assert len(list(decoder.frames(video("webm"))) + list(decoder.last_frames())) == FRAMES
     decoder = VideoDecoder(max_frames=FRAMES - 1)
     with pytest.raises(UnsupportedFormat, match="at most 19 frames"):
-        _ = decoder.decode(video("webm")) + decoder.flush()
+        _ = list(decoder.frames(video("webm"))) + list(decoder.last_frames())
     assert not video_threads()
-    with VideoDecoder(max_frames=1) as decoder:
-        decoder.decode(still())
+    with closing(VideoDecoder(max_frames=1)) as decoder:
+        list(decoder.frames(still()))
         with pytest.raises(UnsupportedFormat, match="at most 1 frames"):
-            decoder.decode(still())
+            list(decoder.frames(still()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_limit_of_pixels_and_one_past_it(kind: str) -> None:
-    with VideoDecoder(max_pixels=64 * 48) as decoder:
-        assert decoder.decode(video(kind)) + decoder.flush()
-    with VideoDecoder(max_pixels=64 * 48 - 1) as decoder, pytest.raises(UnsupportedFormat, match="64x48"):
-        _ = decoder.decode(video(kind)) + decoder.flush()
+    with closing(VideoDecoder(max_pixels=64 * 48)) as decoder:
+        assert list(decoder.frames(video(kind))) + list(decoder.last_frames())
+    with closing(VideoDecoder(max_pixels=64 * 48 - 1)) as decoder, pytest.raises(UnsupportedFormat, match="64x48"):
+        _ = list(decoder.frames(video(kind))) + list(decoder.last_frames())
     assert not video_threads()
 
 
 @pytest.mark.parametrize("kind", ["plain mp4", "mpegts"])
 def test_frames_of_far_too_many_pixels_are_refused_before_they_are_made(kind: str) -> None:
-    with VideoDecoder(max_pixels=1) as decoder, pytest.raises(UnsupportedFormat, match="pixels"):
-        _ = decoder.decode(video(kind, 1920, 1080)) + decoder.flush()
+    with closing(VideoDecoder(max_pixels=1)) as decoder, pytest.raises(UnsupportedFormat, match="pixels"):
+        _ = list(decoder.frames(video(kind, 1920, 1080))) + list(decoder.last_frames())
 
 
 def test_the_pixel_limit_of_stills() -> None:
-    with VideoDecoder(max_pixels=48) as decoder:
-        decoder.decode(still(size=(8, 6)))
+    with closing(VideoDecoder(max_pixels=48)) as decoder:
+        list(decoder.frames(still(size=(8, 6))))
         with pytest.raises(UnsupportedFormat, match="7x7"):
-            decoder.decode(still(size=(7, 7)))
+            list(decoder.frames(still(size=(7, 7))))
 
 
 def test_thinning() -> None:
-    with VideoDecoder(frames_per_second=2) as decoder:
-        frames = decoder.decode(video("webm")) + decoder.flush()
+    with closing(VideoDecoder(frames_per_second=2)) as decoder:
+        frames = list(decoder.frames(video("webm"))) + list(decoder.last_frames())
     assert [frame.timestamp_ms for frame in frames] == [0, 500, 1000, 1500]
-    with VideoDecoder(frames_per_second=2) as decoder:
-        times = [frame.timestamp_ms for time in range(0, 2000, 100) for frame in decoder.decode(still(), time)]
+    with closing(VideoDecoder(frames_per_second=2)) as decoder:
+        times = [frame.timestamp_ms for time in range(0, 2000, 100) for frame in list(decoder.frames(still(), time))]
     assert times == [0, 500, 1000, 1500]
 
 
@@ -245,18 +249,18 @@ def test_damage_is_survived_or_refused(kind: str, data: st.DataObject) -> None:
 
 
 def test_nothing_in_nothing_out() -> None:
-    with VideoDecoder() as decoder:
-        assert decoder.decode(b"") == []
-        assert decoder.flush() == []
-        assert decoder.flush() == []
+    with closing(VideoDecoder()) as decoder:
+        assert list(decoder.frames(b"")) == []
+        assert list(decoder.last_frames()) == []
+        assert list(decoder.last_frames()) == []
         with pytest.raises(ValueError, match="already flushed"):
-            decoder.decode(still())
+            list(decoder.frames(still()))
 
 
 def test_the_thread_ends_with_close_and_with_the_last_reference() -> None:
     first, second = VideoDecoder(), VideoDecoder()
     for decoder in (first, second):
-        decoder.decode(video("webm")[:1000])
+        list(decoder.frames(video("webm")[:1000]))
     assert len(video_threads()) == 2
     first.close()
     (left,) = video_threads()

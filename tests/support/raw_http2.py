@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from support.raw_http import raw_client
 
-from benchmarks.running_while import running_while
+from omni_ws.caller.script import beside
 
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 ACK = END_STREAM = 1
@@ -131,5 +131,5 @@ async def raw_http2(port: int, *, window: int = 65_535) -> AsyncIterator[RawHttp
     """``window`` is what the server may send on each call."""
     async with raw_client(port) as connection:
         client = RawHttp2(connection.reader, connection.writer, window=window)
-        async with running_while(client._read()):
+        async with beside(client._read()):
             yield client

@@ -14,7 +14,7 @@ import pytest
 from support.child_messages import read_message
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.tts.synthesiser import FromWorker, VoiceMissing
+from omni_ws.engine.tts.synthesiser import FromWorker, VoiceReady
 from omni_ws.engine.tts.voice_process import WORKER_MODULE
 
 
@@ -25,7 +25,7 @@ def _missing(choice: VoiceChoice) -> str:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         said, _ = read_message(worker.stdout, FromWorker)
-    return said.reason if isinstance(said, VoiceMissing) else ""
+    return said.reason if isinstance(said, VoiceReady) else ""
 
 
 def need(choice: VoiceChoice) -> VoiceChoice:

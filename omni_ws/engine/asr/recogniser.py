@@ -280,16 +280,15 @@ class ListenerSlots:
         """Whether interim texts would be too much."""
         return self._carried is not None and self.taken > self._carried(True)
 
-    async def take(self, holder: str | None = None) -> ListenerSlot:
+    async def take(self, holder: str | None = None) -> None:
         """Wait for a slot, MAX_WAIT_SEC at most. Raises EngineOverloaded when there is none by then."""
         if not self._shares(holder) and (self._waiting or self.taken >= self.count):
             await self._wait(holder)
         else:
             self._grant(holder)
-        return ListenerSlot(self, holder)
 
-    def leave(self, holder: str | None) -> None:
-        """Give back the slot of one request of ``holder``; see ListenerSlot."""
+    def leave(self, holder: str | None = None) -> None:
+        """Give back the slot of one request of ``holder``, once for each ``take``."""
         if holder is not None:
             self._shared[holder] -= 1
             if self._shared[holder]:
@@ -336,18 +335,3 @@ class ListenerSlots:
         self.taken += not self._shares(holder)
         if holder is not None:
             self._shared[holder] = self._shared.get(holder, 0) + 1
-
-
-class ListenerSlot:
-    """A slot that a request has from its first audio to the end of its input."""
-
-    def __init__(self, slots: ListenerSlots, holder: str | None) -> None:
-        self._slots: ListenerSlots | None = slots
-        #: Whose requests share the slot; None for a request by itself.
-        self.holder = holder
-
-    def leave(self) -> None:
-        """It is not needed any more. Idempotent."""
-        slots, self._slots = self._slots, None
-        if slots is not None:
-            slots.leave(self.holder)

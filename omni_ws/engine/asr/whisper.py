@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from omni_ws.audio.pcm import Pcm16, samples_from_pcm16
-from omni_ws.core.chunks import HeardSegment, Hearing, Word
+from omni_ws.core.chunks import HeardSegment, Hearing
 from omni_ws.core.json_values import language_name
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
@@ -166,8 +166,7 @@ class WhisperRecogniser:
         self.cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
         if heard is None:
             return Recognised()
-        words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in heard.words)
-        return Recognised(heard.text, words, _hearing(heard, len(pcm) * 1000 // SAMPLE_RATE))
+        return Recognised(heard.text, heard.words, _hearing(heard, len(pcm) * 1000 // SAMPLE_RATE))
 
     def _interim(self, pcm: Pcm16) -> str:
         began = self._clock()

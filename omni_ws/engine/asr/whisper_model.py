@@ -1,4 +1,4 @@
-"""Whisper on CTranslate2: speech in, words with their times and probabilities out."""
+"""Whisper on CTranslate2: speech in, words with their times out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.vad import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
+from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command, install_command
@@ -79,16 +80,6 @@ _MS_PER_ALIGNED_FRAME: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredWord:
-    """A word with its time in milliseconds and the probability that the model gave it."""
-
-    text: str
-    start_ms: int
-    end_ms: int
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
 class WhisperTranscript:
     """What the model read.
 
@@ -98,7 +89,7 @@ class WhisperTranscript:
     """
 
     text: str
-    words: tuple[ScoredWord, ...]
+    words: tuple[Word, ...]
     no_speech: float
     score: float
     tokens: tuple[int, ...] = ()
@@ -194,19 +185,17 @@ class WhisperModel:
 
     def _words(
         self, encoded: ctranslate2.StorageView, prompt: list[int], tokens: list[int], seconds: float
-    ) -> tuple[ScoredWord, ...]:
+    ) -> tuple[Word, ...]:
         (aligned,) = self._model.align(encoded, prompt, [tokens], math.ceil(seconds * FRAMES_PER_SEC))
         if not aligned.alignments:
             return ()  # too short to be aligned
         places, frames = np.asarray(aligned.alignments).T
         # Where each token begins, and at last where the text ends.
         begins = frames[np.diff(places, prepend=-1) > 0] * _MS_PER_ALIGNED_FRAME
-        probabilities = aligned.text_token_probs
         found = []
         for start, end in self._spans(tokens):
             if text := self._text(tokens[start:end]):
-                probability = float(np.mean(probabilities[start:end]))
-                found.append(ScoredWord(text, int(begins[start]), int(begins[min(end, len(begins) - 1)]), probability))
+                found.append(Word(text, int(begins[start]), int(begins[min(end, len(begins) - 1)])))
         return tuple(found)
 
     def _spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
@@ -245,7 +234,7 @@ _BLANK: Final = next(letter for letter, byte in _BYTES.items() if byte == ord(" 
 # What is written down twice though it was said once: told by the words' times.
 
 
-def without_repeats(words: Sequence[ScoredWord]) -> Sequence[ScoredWord]:
+def without_repeats(words: Sequence[Word]) -> Sequence[Word]:
     """Return the words without the copies at their end that take no time.
 
     Short audio the model sometimes reads again ("Location. Location."), or its end, and then the end of that: copies

@@ -75,6 +75,7 @@ def _with_halves(data: bytes) -> Any:
 
     Only the texts of an answer keep the halves: their next event has the other one. Raises EngineFailed.
     """
+    # Of the parsers at hand only the standard library's gives back half a character.
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -491,15 +492,13 @@ class _Call:
         #: The place of the call in our answer; None until the call is told.
         self.index: int | None = None
         self.has_arguments = False
-        self._brackets = _Brackets()
+        #: Whether the arguments are a whole JSON value; known of a call without an id alone.
+        self.closed = False
+        self._depth = 0
+        self._in_string = self._escaped = False
         self._halves = Halves()
         #: Arguments that may still mean none.
         self._held = ""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the arguments are a whole JSON value; known of a call without an id alone."""
-        return self._brackets.closed
 
     def take_id(self, their_id: str) -> None:
         """Note the upstream's id, which came late: ours, too, unless another one was told."""
@@ -528,12 +527,24 @@ class _Call:
     def told(self, arguments: str, *, index: int | None = None) -> ToolCallFragment:
         """Return the next piece of the call; the first one, which has its name, with an ``index``."""
         if not self.their_id:
-            self._brackets.feed(arguments)
+            self._note_brackets(arguments)
         if index is None:
             assert self.index is not None
             return ToolCallFragment(self.index, arguments=arguments)
         self.index = index
         return ToolCallFragment(index, self.id, self.name, arguments)
+
+    def _note_brackets(self, text: str) -> None:
+        if self._escaped:
+            text, self._escaped = text[1:], not text
+        for mark in _MARKS.findall(text):
+            if mark[0] == "\\":
+                self._escaped = len(mark) == 1
+            elif mark == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark in "{[" else -1
+                self.closed = self._depth == 0
 
     def rest(self) -> str:
         """Return what is left of the arguments at the end of the answer."""
@@ -659,29 +670,6 @@ class UpstreamToolCallReader:
     def _told(self, call: _Call, arguments: str) -> ToolCallFragment:
         self.count += 1
         return call.told(arguments, index=self.count - 1)
-
-
-class _Brackets:
-    """Whether a JSON text that comes in pieces is closed."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def feed(self, text: str) -> None:
-        """Read the next piece."""
-        if self._escaped:
-            text, self._escaped = text[1:], not text
-        for mark in _MARKS.findall(text):
-            if mark[0] == "\\":
-                self._escaped = len(mark) == 1
-            elif mark == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if mark in "{[" else -1
-                self.closed = self._depth == 0
 
 
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any, Final, TypeAlias
 
+import httpx
 import msgspec
 import orjson
 
@@ -137,31 +137,16 @@ class RemoteTranscriber:
             form |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
         elif streams:
             form["stream"] = "true"
-        body, content_type = _form(form, pcm)
-        headers = {"Content-Type": content_type, **self._headers}
-        async with self._pool.post("audio/transcriptions", body, headers=headers) as answer:
+        samples = pcm.astype("<i2").tobytes()
+        wav = wav_header(sample_rate=SAMPLE_RATE, channels=1, data_bytes=len(samples)) + samples
+        told = {name: value for name, value in form.items() if value}
+        # Where it goes is the pool's choice; the URL is none.
+        body = httpx.Request("POST", "http://upstream", data=told, files={"file": ("speech.wav", wav, "audio/wav")})
+        headers = {"Content-Type": body.headers["Content-Type"], **self._headers}
+        async with self._pool.post("audio/transcriptions", body.read(), headers=headers) as answer:
             if answer.content_type.startswith("text/event-stream"):
                 return await _streamed(answer, tell)
             return await _whole(answer)
-
-
-def _form(fields: Mapping[str, str], pcm: Pcm16) -> tuple[bytes, str]:
-    """The body with its type (RFC 7578); fields without a value are left out."""
-    boundary = secrets.token_hex(16)
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-        for name, value in fields.items()
-        if value
-    ]
-    data = pcm.astype("<i2").tobytes()
-    head = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="speech.wav"\r\n'
-        "Content-Type: audio/wav\r\n\r\n"
-    ).encode()
-    wav = wav_header(sample_rate=SAMPLE_RATE, channels=1, data_bytes=len(data)) + data
-    return b"".join(
-        (*parts, head, wav, f"\r\n--{boundary}--\r\n".encode())
-    ), f"multipart/form-data; boundary={boundary}"
 
 
 async def _whole(answer: UpstreamAnswer) -> Recognised:

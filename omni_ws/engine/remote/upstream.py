@@ -12,7 +12,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -391,11 +390,12 @@ class Upstream:
         headers = {"User-Agent": f"omni_ws/{__version__}", "Accept-Encoding": "identity"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
+        is_secure, ca_file = parts.scheme == "https", None if settings.ca_file is None else str(settings.ca_file)
         self._client = httpx.AsyncClient(
             headers=headers,
             timeout=httpx.Timeout(None, connect=settings.connect_timeout),
             transport=httpx.AsyncHTTPTransport(
-                verify=_tls(settings) if parts.scheme == "https" else False,
+                verify=ssl.create_default_context(cafile=ca_file) if is_secure else False,
                 limits=httpx.Limits(
                     max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEEPALIVE_SEC
                 ),
@@ -436,35 +436,47 @@ class Upstream:
         except httpx.HTTPError as error:
             raise Unusable(_reason(error)) from None
 
-    async def _ask(self, method: str, url: str, json: object = None) -> _Reply:
-        """Ask about the upstream itself. Raises Unusable for an answer without end, and what httpx raises."""
+    async def _ask(self, method: str, url: str, json: object = None) -> tuple[int, object]:
+        """Ask about the upstream itself; return the status and what the body says, None for what cannot be read.
+
+        Raises Unusable for an answer without end, and what httpx raises.
+        """
+        body = bytearray()
         async with self._client.stream(method, url, json=json) as response:
             try:
-                body = await _bounded_body(response, _MAX_REPLY_BYTES)
+                async for piece in inflated(response):
+                    body += piece
+                    if len(body) > _MAX_REPLY_BYTES:
+                        most = _MAX_REPLY_BYTES >> 20
+                        raise Unusable(f"its answer to {urlsplit(url).path} has more than {most} MiB")
             except EngineFailed as error:
                 raise Unusable(error.message) from None
-        if body is None:
-            raise Unusable(f"its answer to {urlsplit(url).path} has more than {_MAX_REPLY_BYTES >> 20} MiB")
-        return _Reply(response.status_code, body)
+        if not response.is_success:
+            return response.status_code, None
+        try:
+            check_values(body)
+            return response.status_code, orjson.loads(body)
+        except (InvalidFrame, ValueError):
+            return response.status_code, None
 
     async def _check_health(self) -> None:
         if not self._health:
             return
-        response = await self._ask("GET", self._root + "/health")
-        if response.status >= 500:
-            raise Unusable(f"its health is {response.status}")
+        status, _ = await self._ask("GET", self._root + "/health")
+        if status >= 500:
+            raise Unusable(f"its health is {status}")
         # A server that has no such route is judged by its models alone from now on.
-        self._health = response.is_success
+        self._health = httpx.codes.is_success(status)
 
     async def _read_models(self) -> None:
-        response = await self._ask("GET", self.url + "/models")
-        if response.status == 404 and await self._asks_ollama():
-            response = await self._ask("GET", self._root + "/api/tags")
-        if response.status in (401, 403):
-            raise Unusable(f"it does not accept the key (status {response.status}): {self._where_key}", lasting=True)
-        if not response.is_success:
-            raise Unusable(f"its list of models is {response.status}", lasting=response.status == 404)
-        listed = listed_models(response.json())
+        status, content = await self._ask("GET", self.url + "/models")
+        if status == 404 and await self._asks_ollama():
+            status, content = await self._ask("GET", self._root + "/api/tags")
+        if status in (401, 403):
+            raise Unusable(f"it does not accept the key (status {status}): {self._where_key}", lasting=True)
+        if not httpx.codes.is_success(status):
+            raise Unusable(f"its list of models is {status}", lasting=status == 404)
+        listed = listed_models(content)
         if listed is None:
             raise Unusable("its list of models cannot be read: is this an OpenAI-compatible server?", lasting=True)
         self._listed = listed
@@ -478,7 +490,7 @@ class Upstream:
     async def _asks_ollama(self) -> bool:
         """Whether it is Ollama; asked once."""
         if self._is_ollama is None:
-            content = (await self._ask("GET", self._root + "/api/version")).json()
+            _, content = await self._ask("GET", self._root + "/api/version")
             self._is_ollama = isinstance(content, dict) and isinstance(content.get("version"), str)
         return self._is_ollama
 
@@ -496,18 +508,19 @@ class Upstream:
         listed = next((context_listed(entry) for entry in self._listed if entry["id"] == model), None)
         match self.dialect:
             case Dialect.LLAMA_CPP:
-                props = (await self._ask("GET", self._root + "/props")).json()
+                _, props = await self._ask("GET", self._root + "/props")
                 self._template_opens_thoughts = opens_thoughts_in_props(props)
                 self.opens_thoughts = self.opens_thoughts or self._template_opens_thoughts
                 return context_in_props(props) or listed
             case Dialect.LM_STUDIO:
-                return context_in_lm_studio((await self._ask("GET", f"{self._root}/api/v0/models/{model}")).json())
+                _, about = await self._ask("GET", f"{self._root}/api/v0/models/{model}")
+                return context_in_lm_studio(about)
             case Dialect.OLLAMA:
-                running = context_in_ps((await self._ask("GET", self._root + "/api/ps")).json(), model)
-                if running is not None:
-                    return running
-                show = await self._ask("POST", self._root + "/api/show", json={"model": model})
-                return context_in_show(show.json()) or OLLAMA_CONTEXT
+                _, running = await self._ask("GET", self._root + "/api/ps")
+                if (context := context_in_ps(running, model)) is not None:
+                    return context
+                _, shown = await self._ask("POST", self._root + "/api/show", json={"model": model})
+                return context_in_show(shown) or OLLAMA_CONTEXT
         return listed
 
     def note_thoughts(self, unopened: bool, *, waited: bool) -> None:
@@ -676,43 +689,6 @@ class UpstreamAnswer:
         await self._response.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """An answer to a question about the upstream itself."""
-
-    status: int
-    body: bytes
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 300
-
-    def json(self) -> object:
-        """What it says; None where it says nothing that can be read."""
-        if not self.is_success:
-            return None
-        try:
-            check_values(self.body)
-            content: object = orjson.loads(self.body)
-        except (InvalidFrame, ValueError):
-            return None
-        return content
-
-
-def _tls(settings: UpstreamSettings) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=None if settings.ca_file is None else str(settings.ca_file))
-
-
-async def _bounded_body(response: httpx.Response, most: int) -> bytes | None:
-    """The body of a response; None for one that is longer than ``most`` bytes."""
-    body = bytearray()
-    async for piece in inflated(response):
-        body += piece
-        if len(body) > most:
-            return None
-    return bytes(body)
-
-
 async def inflated(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """Yield a body in pieces of bounded size, inflated if the server compressed it, which nothing asks for.
 
@@ -757,5 +733,5 @@ async def _error_body(response: httpx.Response) -> bytes:
 
 def _reason(error: Exception) -> str:
     """Describe an error for the operator."""
-    words: Any = str(error) or type(error).__name__
-    return f"{type(error).__name__}: {words}" if words != type(error).__name__ else words
+    name = type(error).__name__
+    return f"{name}: {error}" if str(error) else name

@@ -62,7 +62,7 @@ class Synthesiser(Protocol):
 
 
 class Speak(msgspec.Struct, frozen=True, tag=True):
-    """Speak ``text``; what was made and Done or Failed follow."""
+    """Speak ``text``; what was made and Done follow."""
 
     job: int
     voice: str
@@ -77,15 +77,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class VoiceReady(msgspec.Struct, frozen=True, tag=True):
-    """The first message of the worker."""
+    """The first message of the worker; without ``facts`` it is the only one: there is no voice, for this ``reason``."""
 
-    facts: VoiceFacts
-
-
-class VoiceMissing(msgspec.Struct, frozen=True, tag=True):
-    """The only message of a worker without a voice."""
-
-    reason: str
+    facts: VoiceFacts | None
+    reason: str = ""
 
 
 class SpokenPcm(msgspec.Struct, frozen=True, tag=True):
@@ -103,17 +98,11 @@ class SpokenWords(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The job has ended by itself, or after Cancel."""
+    """The job has ended, by itself or after Cancel; before the end of its text where there was a ``failure``."""
 
     job: int
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The job has ended before its text, and ``message`` says why."""
-
-    job: int
-    message: str
+    failure: str = ""
 
 
 ToWorker: TypeAlias = Speak | Cancel
-FromWorker: TypeAlias = VoiceReady | VoiceMissing | SpokenPcm | SpokenWords | Done | Failed
+FromWorker: TypeAlias = VoiceReady | SpokenPcm | SpokenWords | Done

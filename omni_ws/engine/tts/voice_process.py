@@ -23,7 +23,6 @@ from omni_ws.engine.tts.speech_engine import clause_by_clause
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
     Done,
-    Failed,
     FromWorker,
     NoVoice,
     Speak,
@@ -31,7 +30,6 @@ from omni_ws.engine.tts.synthesiser import (
     SpokenWord,
     SpokenWords,
     VoiceFacts,
-    VoiceMissing,
     VoiceReady,
 )
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
@@ -348,9 +346,9 @@ class VoiceProcess:
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 said, _ = await child.receive()
-            if isinstance(said, VoiceMissing):
-                raise NoVoice(said.reason)
             assert isinstance(said, VoiceReady)
+            if said.facts is None:
+                raise NoVoice(said.reason)
         except (TimeoutError, ChildEnded) as error:
             await self._end()
             raise EngineFailed("the voice worker does not start") from error
@@ -374,22 +372,16 @@ class VoiceProcess:
                 job.take_audio(samples_from_bytes(body, SampleLayout.S16), sample_rate)
             case SpokenWords(_, words):
                 job.take_words(words)
-            case Done():
-                self._deaths = 0
-                self._backoff.reset()
-                self._end_job()
-            case Failed(_, message):
-                self._end_job(EngineFailed(message))
-
-    def _end_job(self, error: EngineFailed | None = None) -> None:
-        job, self._current = self._current, None
-        self._watch()
-        if job is not None:
-            if error is None:
-                job.end()
-            else:
-                job.output.fail(error)
-        self._give_next()
+            case Done(_, failure):
+                self._current = None
+                self._watch()
+                if failure:
+                    job.output.fail(EngineFailed(failure))
+                else:
+                    self._deaths = 0
+                    self._backoff.reset()
+                    job.end()
+                self._give_next()
 
 
 # The voice hibari: whether this machine has what it needs. Loads none of its packages.

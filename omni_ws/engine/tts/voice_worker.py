@@ -15,7 +15,6 @@ from omni_ws.engine.tts.espeak import Espeak
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
     Done,
-    Failed,
     NoVoice,
     Speak,
     SpokenPcm,
@@ -23,7 +22,6 @@ from omni_ws.engine.tts.synthesiser import (
     SpokenWords,
     Synthesiser,
     ToWorker,
-    VoiceMissing,
     VoiceReady,
 )
 
@@ -45,11 +43,11 @@ class _Worker:
             try:
                 if asked.job != self._cancelled:
                     synthesiser.speak(asked.text, asked.voice, self, speed=asked.speed)
+                failure = ""
             except Exception:  # whose text is for the log of the server, where this goes
                 traceback.print_exc()
-                self.link.send(Failed(asked.job, "the synthesiser broke on this text"))
-            else:
-                self.link.send(Done(asked.job))
+                failure = "the synthesiser broke on this text"
+            self.link.send(Done(asked.job, failure))
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
         if self._job == self._cancelled:
@@ -84,7 +82,7 @@ def main() -> None:
     try:
         synthesiser = _synthesiser(sys.argv[2] if len(sys.argv) > 2 else None)
     except NoVoice as reason:
-        worker.link.send(VoiceMissing(str(reason)))
+        worker.link.send(VoiceReady(None, str(reason)))
         return
     worker.link.send(VoiceReady(synthesiser.facts))
     # Loading takes more than what was loaded.

@@ -6,15 +6,16 @@ import asyncio
 
 import pytest
 
-from omni_ws.engine.asr.recogniser import MAX_WAIT_SEC, ListenerSlot, ListenerSlots
+from omni_ws.engine.asr.recogniser import MAX_WAIT_SEC, ListenerSlots
 from omni_ws.errors import EngineOverloaded
 
 pytestmark = pytest.mark.virtual_clock
 
 
-async def full(count: int) -> tuple[ListenerSlots, list[ListenerSlot]]:
-    slots = ListenerSlots(count)
-    return slots, [await slots.take() for _ in range(count)]
+async def full() -> ListenerSlots:
+    slots = ListenerSlots(1)
+    await slots.take()
+    return slots
 
 
 async def some_passes() -> None:
@@ -24,10 +25,10 @@ async def some_passes() -> None:
 
 @pytest.mark.parametrize("past", [False, True])
 async def test_who_finds_no_seat_waits_for_so_long_and_is_refused(past: bool) -> None:
-    slots, (first,) = await full(1)
+    slots = await full()
     waiting = asyncio.create_task(slots.take())
     await some_passes()
-    asyncio.get_running_loop().call_later(MAX_WAIT_SEC + (0.001 if past else -0.001), first.leave)
+    asyncio.get_running_loop().call_later(MAX_WAIT_SEC + (0.001 if past else -0.001), slots.leave)
     if past:
         with pytest.raises(EngineOverloaded, match="all 1 recognisers are in use") as refusal:
             await waiting
@@ -39,47 +40,46 @@ async def test_who_finds_no_seat_waits_for_so_long_and_is_refused(past: bool) ->
 
 
 async def test_seats_are_given_in_the_order_in_which_they_were_asked_for() -> None:
-    slots, (first,) = await full(1)
+    slots = await full()
     given: list[str] = []
 
-    async def take(name: str) -> ListenerSlot:
-        slot = await slots.take()
+    async def take(name: str) -> None:
+        await slots.take()
         given.append(name)
-        return slot
 
     waiting = [asyncio.create_task(take("a")), asyncio.create_task(take("b"))]
     await some_passes()
-    first.leave()
+    slots.leave()
     late = asyncio.create_task(take("late"))  # asks in the moment in which one is free
     await some_passes()
     assert given == ["a"]
-    (await waiting[0]).leave()
-    (await waiting[1]).leave()
+    for one in waiting:
+        await one
+        slots.leave()
     await late
     assert given == ["a", "b", "late"]
 
 
 async def test_requests_of_one_holder_share_a_seat_and_wait_for_nobody() -> None:
     slots = ListenerSlots(1)
-    first = await slots.take("session")
+    await slots.take("session")
     waiting = asyncio.create_task(slots.take("another"))
     await some_passes()
-    second = await slots.take("session")
+    await slots.take("session")
     assert slots.taken == 1
-    first.leave()
-    first.leave()
+    slots.leave("session")
     await some_passes()
     assert not waiting.done()
-    second.leave()
+    slots.leave("session")
     await waiting
     assert slots.taken == 1
 
 
 async def test_who_waits_with_its_own_earlier_part_is_given_the_seat_with_it() -> None:
-    slots, (first,) = await full(1)
+    slots = await full()
     parts = [asyncio.create_task(slots.take("session")) for _ in range(2)]
     await some_passes()
-    first.leave()
+    slots.leave()
     for part in parts:
         await part
     assert slots.taken == 1
@@ -87,24 +87,25 @@ async def test_who_waits_with_its_own_earlier_part_is_given_the_seat_with_it() -
 
 @pytest.mark.parametrize("in_the_same_moment", [False, True])
 async def test_who_goes_while_waiting_leaves_nothing(in_the_same_moment: bool) -> None:
-    slots, (first,) = await full(1)
+    slots = await full()
     waiting = asyncio.create_task(slots.take("session"))
     await some_passes()
     if in_the_same_moment:
-        first.leave()
+        slots.leave()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    first.leave()
+    if not in_the_same_moment:
+        slots.leave()
     assert slots.taken == 0
     await slots.take()
 
 
 async def test_who_is_cancelled_before_its_turn_is_passed_over() -> None:
-    slots, (first,) = await full(1)
+    slots = await full()
     gone, there = asyncio.create_task(slots.take()), asyncio.create_task(slots.take())
     await some_passes()
     gone.cancel()
-    first.leave()
+    slots.leave()
     await there
     await asyncio.gather(gone, return_exceptions=True)
     assert slots.taken == 1

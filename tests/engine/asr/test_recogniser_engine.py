@@ -18,7 +18,6 @@ from support.until import until
 
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import Task, Word
-from omni_ws.engine.asr.listener import AudioPace, Listener
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
     ListenerSlots,
@@ -27,7 +26,7 @@ from omni_ws.engine.asr.recogniser import (
     UtteranceLimits,
     asr_capabilities,
 )
-from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.recogniser_engine import AudioPace, Listener, RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import EngineState, GenerationRequest, TranscriptGuess, TranscriptOutput
 from omni_ws.errors import EngineFailed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from omni_ws.engine.asr.whisper_model import ScoredWord, copied_at_end, without_repeats
+from omni_ws.core.chunks import Word
+from omni_ws.engine.asr.whisper_model import copied_at_end, without_repeats
 
 
-def scored(text: str, times: list[int]) -> list[ScoredWord]:
+def scored(text: str, times: list[int]) -> list[Word]:
     """Words that begin at ``times``, each until the next begins; the last of ``times`` is the end."""
     words = text.split()
-    return [ScoredWord(word, times[at], times[at + 1], 0.9) for at, word in enumerate(words)]
+    return [Word(word, times[at], times[at + 1]) for at, word in enumerate(words)]
 
 
 @pytest.mark.parametrize(

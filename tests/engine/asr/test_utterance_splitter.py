@@ -6,7 +6,8 @@ from support.speech_clips import clip_samples, noises
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.vad import WINDOW_MS
-from omni_ws.engine.asr.listener import (
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Utterance, UtteranceLimits
+from omni_ws.engine.asr.recogniser_engine import (
     InterimText,
     UtteranceEnded,
     UtteranceEvent,
@@ -14,7 +15,6 @@ from omni_ws.engine.asr.listener import (
     UtteranceResumed,
     UtteranceSplitter,
 )
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Utterance, UtteranceLimits
 
 LIMITS = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 

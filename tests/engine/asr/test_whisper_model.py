@@ -95,7 +95,6 @@ def test_words_have_times_and_probabilities(transcripts: Mapping[str, WhisperTra
     times = [time for word in transcript.words for time in (word.start_ms, word.end_ms)]
     assert times == sorted(times)
     assert times[-1] <= len(clip_pcm(name)) / SAMPLE_RATE * 1000 + 20
-    assert all(0 < word.probability <= 1 for word in transcript.words)
 
 
 def test_times_are_where_the_words_are(transcripts: Mapping[str, WhisperTranscript]) -> None:

@@ -21,7 +21,7 @@ from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import RecognitionCost, WhisperRecogniser
-from omni_ws.engine.asr.whisper_model import ScoredWord, WhisperTranscript
+from omni_ws.engine.asr.whisper_model import WhisperTranscript
 from omni_ws.errors import EngineOverloaded
 
 SPEECH = clip_bytes("librivox_ss_0870")
@@ -37,7 +37,7 @@ class TimedModel:
         self.pace = 0.1
         self.no_speech, self.score, self.text = 0.1, -0.3, "words"
         #: Words of a text that repeats itself, which have times also where none are asked for.
-        self.repeated: tuple[ScoredWord, ...] = ()
+        self.repeated: tuple[Word, ...] = ()
         #: The beam, the length in seconds and the language of what has begun.
         self.begun: list[tuple[int, float, str | None]] = []
         #: Held back while it is not set.
@@ -49,7 +49,7 @@ class TimedModel:
         self.begun.append((beam, seconds, language))
         assert self.goes_on.wait(30)
         self.now += self.pace * seconds
-        found = (ScoredWord("words", 10, 20, 0.9),) if words else ()
+        found = (Word("words", 10, 20),) if words else ()
         return WhisperTranscript(self.text, self.repeated or found, self.no_speech, self.score)
 
     @property
@@ -107,8 +107,7 @@ async def test_what_was_said_once_is_told_once(recogniser: WhisperRecogniser, mo
     model.text = "ten of clubs ten of clubs ten of"
     starts = [0, 300, 600, *[900] * 5]
     model.repeated = tuple(
-        ScoredWord(word, start, min(start + 300, 900), 0.9)
-        for word, start in zip(model.text.split(), starts, strict=True)
+        Word(word, start, min(start + 300, 900)) for word, start in zip(model.text.split(), starts, strict=True)
     )
     assert recogniser.transcribe(pcm(2)).result(10).text == "ten of clubs"
     live = recogniser.live_text()

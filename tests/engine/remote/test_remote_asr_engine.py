@@ -31,10 +31,9 @@ from support.until import until
 
 from benchmarks.server_process import free_port
 from omni_ws.core.chunks import FinishReason, Hearing, InputChunk, Modality, OutputModality, Task, Word
-from omni_ws.engine.asr import listener
-from omni_ws.engine.asr.listener import AudioPace, Transcript
+from omni_ws.engine.asr import recogniser_engine
 from omni_ws.engine.asr.recogniser import UtteranceLimits
-from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.recogniser_engine import AudioPace, RecogniserEngine, Transcript
 from omni_ws.engine.base import (
     AnswerOptions,
     EngineOutput,
@@ -437,7 +436,7 @@ def transcripts_begun(monkeypatch: pytest.MonkeyPatch) -> list[Transcript]:
             super().__init__(*arguments, **named)
             begun.append(self)
 
-    monkeypatch.setattr(listener, "Transcript", Noted)
+    monkeypatch.setattr(recogniser_engine, "Transcript", Noted)
     return begun
 
 

@@ -22,6 +22,7 @@ def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
     assert worker.stdout is not None
     ready, _ = read_message(worker.stdout, FromWorker)
     assert isinstance(ready, VoiceReady)
+    assert ready.facts is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         worker.send_signal(number)
     text = "This is a long sentence for somebody who has left. " * 50

@@ -17,7 +17,7 @@ from support.raw_http import RawClient, call, chunked, post, raw_client, request
 from support.realtime_client import realtime_client
 from support.worker_server import server_process
 
-from benchmarks.running_while import running_while
+from omni_ws.caller.script import beside
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions import admission
@@ -32,13 +32,14 @@ async def empty_sessions(port: int, count: int) -> AsyncIterator[None]:
     """Opens so many sessions of Mode B over one connection, and goes on opening one for each answer."""
 
     async def opened(client: RawClient, times: int | None = None) -> None:
-        while times is None or (times := times - 1) >= 0:
-            await client.send(request("POST", SESSIONS))
-            await client.response()
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while times is None or (times := times - 1) >= 0:
+                await client.send(request("POST", SESSIONS))
+                await client.response()
 
     async with raw_client(port) as client:
         await opened(client, count)
-        async with running_while(opened(client)):
+        async with beside(opened(client)):
             yield
 
 
@@ -57,7 +58,7 @@ async def trickled_bodies(port: int, count: int) -> AsyncIterator[None]:
         for _ in range(count):
             client = await open_.enter_async_context(raw_client(port))
             await client.send(head, b"{")
-            await open_.enter_async_context(running_while(trickle(client)))
+            await open_.enter_async_context(beside(trickle(client)))
         yield
 
 
