@@ -111,6 +111,8 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     configuration: Mapping[str, Any]
     options: AnswerOptions
     given: bool
+    #: Those of the latest requests, where they are kept.
+    configurations: dict[str, SessionConfig]
     input: SavedInput
     #: The request whose input is open, and the input whose rest is discarded.
     receiving: str | None
@@ -381,6 +383,7 @@ class Conversation:
             configuration=self.configuration.wanted,
             options=self.options,
             given=self.given,
+            configurations=self._configurations,
             input=self.stream.saved(),
             receiving=None if receiving is None else receiving.request_id,
             discarding=discarding,
@@ -398,7 +401,7 @@ class Conversation:
         now = self._now()
         if saved.configuration:
             self.configure(saved.configuration)
-        self.options, self.given = saved.options, saved.given
+        self.options, self.given, self._configurations = saved.options, saved.given, saved.configurations
         self.ledger.restore(saved.ledger, later=now - saved.now)
         self.outbox.restore(saved.output)
         self.stream.restore(saved.input, now=now)

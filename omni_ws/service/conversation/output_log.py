@@ -54,6 +54,13 @@ class Attachment:
     def timer_changed(self) -> None:
         """``Conversation.get_timer`` has become earlier, outside of a method that takes input."""
 
+    def saved(self) -> bytes:
+        """What it alone knows of the session, with which another attachment of its kind goes on. It may be asked often.
+
+        Empty where that is nothing, or where the session cannot be moved.
+        """
+        return b""
+
     def replaced(self) -> None:
         """Another connection has taken over the session."""
 

@@ -26,6 +26,8 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -86,6 +88,8 @@ class SavedSession(msgspec.Struct, kw_only=True):
     token: bytes
     spent_token: bytes | None
     conversation: SavedConversation
+    #: See ``Attachment.saved``.
+    attachment: bytes
 
 
 class Session:
@@ -108,6 +112,8 @@ class Session:
         #: Digest of the token of the newest connection.
         self._token = b""
         self._attachment: Attachment | None = None
+        #: What the attachment knew with which the session was saved; see ``Attachment.saved``.
+        self.of_attachment = b""
         #: Set while there is no attachment, also when the session is ending.
         self._detached = WakeUp(is_set=True)
         self._grace_timer: asyncio.TimerHandle | None = None
@@ -183,14 +189,17 @@ class Session:
             token=self._token,
             spent_token=self.spent_token,
             conversation=self.conversation.saved(),
+            attachment=self.of_attachment if self._attachment is None else self._attachment.saved(),
         )
 
     def restore(self, saved: SavedSession) -> None:
         """Go on where another server had got to. The client has the grace period to come back.
 
+        A session without one is attached within this pass of the event loop, or ends.
+
         Raises what ``Conversation.restore`` raises.
         """
-        self._token, self.spent_token = saved.token, saved.spent_token
+        self._token, self.spent_token, self.of_attachment = saved.token, saved.spent_token, saved.attachment
         self.conversation.restore(saved.conversation)
         self._grace_timer = self._loop.call_later(self._grace, self.end, None)
 
@@ -372,7 +381,16 @@ class Session:
             self.end(None)
 
 
-def _restore(session: Session, saved: SavedSession) -> None:
+@contextmanager
+def refused_as_not_found() -> Iterator[None]:
+    """What the block cannot restore raises SessionNotFound: it is no saved session, or has what is unknown here."""
+    try:
+        yield
+    except (LookupError, ValueError, RecursionError, msgspec.DecodeError, InvalidRequest) as error:
+        raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
+
+
+def restore(session: Session, saved: SavedSession) -> None:
     """Have a new session go on where another was saved. Where that fails, nothing is left of either."""
     try:
         session.restore(saved)
@@ -439,13 +457,11 @@ class Sessions:
         does not know or cannot do; PayloadTooLarge and EngineOverloaded where there is no room for it; and what
         ``open`` raises. Nothing is left of it then.
         """
-        try:
+        with refused_as_not_found():
             saved = msgspec.msgpack.decode(data, type=SavedSession)
             if saved.key_name != key_name(key) or saved.session_id in self._living:
                 raise KeyError(saved.session_id)
             return self.open(key, client=client, saved=saved)
-        except (LookupError, ValueError, RecursionError, msgspec.DecodeError, InvalidRequest) as error:
-            raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
 
     def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
         """A session, to be attached to a connection: a new one, or one that goes on where it was ``saved``.
@@ -468,7 +484,7 @@ class Sessions:
             session_id = conversation.observed.identity.session_id
             session = Session(session_id, conversation, conversation.outbox, grace=self._grace)
             if saved is not None:
-                _restore(session, saved)
+                restore(session, saved)
         except BaseException:
             slot.release()
             raise
