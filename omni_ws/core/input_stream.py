@@ -437,8 +437,14 @@ class InputStream(InputBytes):
     # time
 
     def leave_gaps(self) -> None:
-        """Raise no SequenceGap: whoever calls this watches ``gap_since``, and raises ``gap_error``."""
+        """Give a gap all the time that the input has, until ``time_gaps``."""
         self._gap_timeout = math.inf
+
+    def time_gaps(self, *, now: float) -> None:
+        """From now on a gap times out after all, as the end of the input is known. Idempotent."""
+        if self.gap_since is not None and self._gap_timeout == math.inf:
+            self._gap_timeout = self.limits.reorder_timeout
+            self.gap_since = now if self._held_since is None else self._held_since
 
     def get_timer(self) -> float | None:
         """The earliest time at which ``handle_timer`` may raise; None while nothing can time out."""

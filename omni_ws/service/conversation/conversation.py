@@ -24,12 +24,14 @@ reading; acknowledgements carry the credit that is left. The attachment's ``inpu
 while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
 
 **Ends.** A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request
-ends the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input, and those of
-``handle_timer``, are raised to the transport, which ends the session. ``close`` lets answers finish, ``end`` ends all.
+ends the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input are raised to
+the transport, which ends the session, as it does when the client's time is up (``Attachment.time_is_up``). ``close``
+lets answers finish, ``end`` ends all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -170,6 +172,9 @@ class Conversation:
         self._reason_at_end = FinishReason.CANCELLED
         self._attached: Attachment = NOBODY
         self._now = now
+        #: The time of the client, see ``watch_time``, and when it is due.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         self.queue = self._new_queue()
@@ -197,7 +202,7 @@ class Conversation:
         )
 
     def _new_queue(self) -> RequestQueue:
-        self.outbox.when_room(self._output_stalled)
+        self.outbox.watch_room(self.watch_time, self._output_stalled)
         return RequestQueue(
             self.engine,
             self.outbox,
@@ -215,10 +220,12 @@ class Conversation:
         """Notify ``attachment`` from now on, in place of the one before."""
         self._attached = attachment
         self.outbox.attach(attachment)
+        self.watch_time()
 
     def detach(self) -> None:
-        """Notify nobody until the next ``attach``."""
+        """Notify nobody until the next ``attach``. The client's time does not run meanwhile."""
         self.attach(NOBODY)
+        self._stop_watching()
 
     def _output_stalled(self, seconds: float) -> None:
         current = self.queue.current
@@ -267,6 +274,8 @@ class Conversation:
             self._receive_result(chunk, now)
         elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
+        if self.stream.gap_since is not None:
+            self.watch_time()
         request = self.receiving
         if request is not None and request.session.received.chunks > MAX_TOOL_RESULTS:
             request.check_held()
@@ -300,10 +309,12 @@ class Conversation:
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
         self._handle(self.stream.refuse(sequence_id, now=self._now()))
+        self.watch_time()
 
     def finish(self) -> None:
         """End the input of the request that is open."""
         self._handle(self.stream.finish(now=self._now()))
+        self.watch_time()
         self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
@@ -475,16 +486,61 @@ class Conversation:
         """An acknowledgement of all input so far, with the credit for more."""
         return self._flow.take_ack()
 
+    # the time of the client: of its silence, of a gap in its input, and of output that it does not read
+
     def get_timer(self) -> float | None:
-        """When ``handle_timer`` is due; None if never."""
+        """When the client's time is up; None if never."""
         times = (self.stream.get_timer(), self.outbox.get_timer())
         return min((when for when in times if when is not None), default=None)
 
-    def handle_timer(self, now: float | None = None) -> None:
-        """Raise SequenceGap, SessionTimeout or SlowConsumer if their time has come."""
-        now = self._now() if now is None else now
-        self.outbox.handle_timer(now)
-        self.stream.handle_timer(now=now)
+    def watch_time(self) -> None:
+        """Watch the client's time where it may be up earlier than before, while anything is attached.
+
+        Later times need no call, so that nothing is armed for a frame: the timer looks again when it is due.
+        """
+        if self._attached is NOBODY or (when := self.get_timer()) is None:
+            return
+        if self._timer is not None and self._timer_due <= when:
+            return
+        self._stop_watching()
+        # Its handle may not know when it is due: uvloop makes no timer for less than half a millisecond.
+        self._timer_due = when
+        self._timer = asyncio.get_running_loop().call_at(when, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+        now = max(self._now(), self._timer_due)
+        self._timer = None
+        try:
+            self.outbox.handle_timer(now)
+            self.stream.handle_timer(now=now)
+        except OmniError as error:
+            self._attached.time_is_up(error)
+        else:
+            self.watch_time()
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def hold_time(self, held: bool, *, now: float) -> None:
+        """Let the times of silence and gap stand still, or go on: what the client sends is not read, or is again."""
+        if held:
+            self.stream.hold_clocks(now=now)
+        else:
+            self.stream.release_clocks(now=now)
+            self.watch_time()
+
+    def suspend_time(self, suspended: bool) -> None:
+        """Let silence end nothing for now, or again: at once where it has lasted too long meanwhile."""
+        self.stream.suspended = suspended
+        self.watch_time()
+
+    def time_gaps(self) -> None:
+        """See InputStream."""
+        self.stream.time_gaps(now=self._now())
+        self.watch_time()
 
     # answers
 
@@ -511,6 +567,7 @@ class Conversation:
 
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
+        self._stop_watching()
         self._flow.notify_observers()
         self.queue.end_all(self._reason_at_end)
         if self._listener is not None:
@@ -781,7 +838,7 @@ class Conversation:
             for request in self.queue.requests
         )
         if self.stream.note_answering(answering, now=self._now()):
-            self._attached.timer_changed()
+            self.watch_time()
 
 
 # Flow control of the input, by pauses and by credit.

@@ -51,8 +51,8 @@ class Attachment:
     def input_may_continue(self) -> None:
         """Input that was held back (see ``Conversation.input_full``) may be received again."""
 
-    def timer_changed(self) -> None:
-        """``Conversation.get_timer`` has become earlier, outside of a method that takes input."""
+    def time_is_up(self, error: OmniError) -> None:
+        """The client was silent for too long, has left a gap open, or has not read: that is ``error``."""
 
     def saved(self) -> bytes:
         """What it alone knows of the session, with which another attachment of its kind goes on. It may be asked often.
@@ -113,7 +113,7 @@ FAIR_SHARE_BYTES: Final = 64 * 1024
 COALESCE_SEC: Final = 0.001
 
 
-def _unnoticed(seconds: float) -> None:
+def _unnoticed(seconds: float = 0) -> None:
     pass
 
 
@@ -170,6 +170,7 @@ class OutputLog:
         self.held = 0
         #: Changed by ``attach``.
         self.reader: Attachment = NOBODY
+        self._when_full: Callable[[], None] = _unnoticed
         self._when_room: Callable[[float], None] = _unnoticed
         #: When an output last went to the reader at once.
         self.written_at = -math.inf
@@ -198,9 +199,9 @@ class OutputLog:
         """Notify ``reader`` from now on, in place of the one before."""
         self.reader = reader
 
-    def when_room(self, call: Callable[[float], None]) -> None:
-        """Call ``call`` each time the log has room again, with the seconds for which it was full."""
-        self._when_room = call
+    def watch_room(self, full: Callable[[], None], room: Callable[[float], None]) -> None:
+        """Call ``full`` each time the log becomes full, and ``room`` as it has room again, with the seconds between."""
+        self._when_full, self._when_room = full, room
 
     def __len__(self) -> int:
         """How many messages wait."""
@@ -232,7 +233,7 @@ class OutputLog:
             self.budget.charge(cost)
         if self.full_since is None and self._over_limit:
             self.full_since = self._now()
-            self.reader.timer_changed()
+            self._when_full()
         if len(messages) == 1:
             self.reader.output_ready()
 
@@ -424,7 +425,7 @@ class OutputLog:
     def finish(self) -> None:
         """Nothing more will be stored, and nobody is notified of anything. Idempotent."""
         self._ended = True
-        self.reader, self._when_room = NOBODY, _unnoticed
+        self.reader, self._when_full, self._when_room = NOBODY, _unnoticed, _unnoticed
         self._wake_readers()
 
     async def get(self, position: int) -> tuple[int, ServerMessage] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -117,7 +116,6 @@ class ModeBSession(Attachment):
         self._progress = InputProgress()
         self._readers = 0
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         self._length_timer: asyncio.TimerHandle | None = None
         self._input_room = asyncio.Event()
         #: Bodies that are being received, or wait for the engine.
@@ -135,7 +133,6 @@ class ModeBSession(Attachment):
         session.attach(self)
         self._task = asyncio.create_task(session.run(), name=f"session {self.id}")
         self._task.add_done_callback(partial(self._work_done, session))
-        self._arm()
 
     # status
 
@@ -253,13 +250,10 @@ class ModeBSession(Attachment):
     def _suspend_timeout(self) -> None:
         if self.live:
             self._intake.suspend_timeout(suspended=self._bodies > 0)
-            self._arm()
 
     def _input_accepted(self) -> None:
-        if self.live:
-            if self._intake.started:
-                self._start()
-            self._arm()
+        if self.live and self._intake.started:
+            self._start()
 
     async def _wait_for_room(self) -> None:
         if not self._is_full():
@@ -279,7 +273,6 @@ class ModeBSession(Attachment):
         self._waiting_bodies += 1 if held else -1
         if self.live:
             self._intake.hold_clocks(held=self._waiting_bodies > 0)
-            self._arm()
 
     def _is_full(self) -> bool:
         return self.live and self._intake.full
@@ -364,8 +357,6 @@ class ModeBSession(Attachment):
             session.conversation.observed.ended()
         if self.live:
             self._complete(session.conversation, None)
-        if self._timer is not None:
-            self._timer.cancel()
         self._session = None
         del self._intake
         self._task = None  # the traceback of a cancelled task holds references
@@ -413,29 +404,11 @@ class ModeBSession(Attachment):
     def input_may_continue(self) -> None:
         self._input_room.set()
 
-    # time
-
-    def timer_changed(self) -> None:
-        self._arm()
-
-    def _arm(self) -> None:
-        if not self.live:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        when = self._intake.get_timer()
-        self._timer = None if when is None else self._loop.call_at(when, self._on_timer, when)
-
-    def _on_timer(self, when: float) -> None:
-        try:
-            # A loop may call a timer slightly early; ``when`` keeps it from being armed again for the same time.
-            self._intake.handle_timer(max(self._loop.time(), when))
-        except SessionTimeout as error:
+    def time_is_up(self, error: OmniError) -> None:
+        if isinstance(error, SessionTimeout) and self.live:
             self._stop(InputState.EXPIRED, error)
-        except OmniError as error:
-            self.fail(error)
         else:
-            self._arm()
+            self.fail(error)
 
 
 def _number(chunk: BodyChunk) -> int | None:
@@ -605,7 +578,7 @@ class ModeBRegistry:
 
 
 class ChunkIntake:
-    """Passes chunks to a conversation of a single request, and supervises gaps between them.
+    """Passes chunks to a conversation of a single request.
 
     Each HTTP request may be delayed or repeated, so a gap may stay open for as long as the input does. The reorder
     time-out begins only when the end of the input is announced.
@@ -616,9 +589,6 @@ class ChunkIntake:
         self._stream = conversation.stream
         self._stream.leave_gaps()
         self._now = now
-        self._gap_deadline = math.inf
-        #: Since when the time of the gap stands still.
-        self._held_since: float | None = None
 
     @property
     def started(self) -> bool:
@@ -673,14 +643,14 @@ class ChunkIntake:
                     raise
                 self._conversation.receive_chunk(content, now=self._now())
                 if content.end_of_input:
-                    self._end_announced()
+                    self._conversation.time_gaps()
             case error:
                 raise error
 
     def finish(self) -> None:
         """End the input, behind the gap if one is open. Idempotent."""
         self._conversation.finish()
-        self._end_announced()
+        self._conversation.time_gaps()
 
     def touch(self) -> None:
         """Restart the session time-out: the client is active."""
@@ -688,38 +658,15 @@ class ChunkIntake:
 
     def suspend_timeout(self, *, suspended: bool) -> None:
         """Keep the session time-out from ending the session, or let it again: at once where it has passed meanwhile."""
-        self._stream.suspended = suspended
+        self._conversation.suspend_time(suspended)
 
     def hold_clocks(self, *, held: bool) -> None:
-        """Let the time of the gap stand still, or go on: what may fill it is not read."""
-        if held == (self._held_since is not None):
-            return
-        if held:
-            self._held_since = self._now()
-        else:
-            assert self._held_since is not None
-            self._gap_deadline += self._now() - self._held_since
-            self._held_since = None
+        """Let the time of the client stand still, or go on: what may fill a gap is not read."""
+        self._conversation.hold_time(held, now=self._now())
 
     def get_timer(self) -> float | None:
-        """When to call ``handle_timer``, on the loop's clock; None for never."""
-        when = self._conversation.get_timer()
-        counts = self._stream.gap_since is not None and self._held_since is None
-        gap = self._gap_deadline if counts else math.inf
-        if when is not None:
-            return min(when, gap)
-        return None if gap == math.inf else gap
-
-    def handle_timer(self, now: float) -> None:
-        """Raise SequenceGap or SessionTimeout if it is due."""
-        if self._held_since is None and self._stream.gap_since is not None and now >= self._gap_deadline:
-            raise self._stream.gap_error()
-        self._conversation.handle_timer(now)
-
-    def _end_announced(self) -> None:
-        if self._stream.gap_since is not None and self._gap_deadline == math.inf:
-            begins = self._now() if self._held_since is None else self._held_since
-            self._gap_deadline = begins + self._stream.limits.reorder_timeout
+        """When the client's time is up, on the loop's clock; None for never."""
+        return self._conversation.get_timer()
 
     def _use_up(self, number: int | None) -> None:
         # Without numbers there are no gaps to leave.

@@ -201,7 +201,7 @@ class RealtimeConnection(SoleConnection):
         try:
             self._send(self._created)
             self._connection.attach(self, self._conversation.account)
-            self.timer_changed()
+            self._watch_peer()
             error = await self._over
             if error is not None:
                 await self._say_goodbye(error)
@@ -209,7 +209,7 @@ class RealtimeConnection(SoleConnection):
             else:
                 await self._connection.close_in_time(CloseCode.NORMAL_CLOSURE, "")
         finally:
-            self._disarm()
+            self._ignore_peer()
             self._dialect.close()
             self._session.detach(self)
 
@@ -263,7 +263,6 @@ class RealtimeConnection(SoleConnection):
         self._conversation.stream.touch(now=self._connection.heard_at)
         self._conversation.take_ack()  # there are no acknowledgements; the metrics count input by them
         self._pause_if_blocked()
-        self._arm(self._connection.heard_at)
 
     @property
     def _input_blocked(self) -> bool:
