@@ -414,6 +414,8 @@ class InputStream(InputBytes):
         self._last_activity = now
         gap = saved.waiting or (self.offsets is not None and self.offsets.missing is not None)
         self.gap_since = now if gap else None
+        if self._ends_at is not None or (self.offsets is not None and self.offsets.end is not None):
+            self.time_gaps(now=now)
 
     def go_on_with(self, request_input: RequestInput) -> None:
         """This was the input that is open, or whose rest is discarded."""

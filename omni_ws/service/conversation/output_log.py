@@ -128,12 +128,16 @@ class KeptMessage(NamedTuple):
 
 
 class SavedOutput(msgspec.Struct, kw_only=True):
-    """An OutputLog in a form that can be written to bytes. What is kept has its numbers, see KeptMessage."""
+    """An OutputLog in a form that can be written to bytes.
+
+    What is kept has its numbers, see KeptMessage; ``first`` is the position of what is stored.
+    """
 
     kept: list[tuple[SavedMessage, int]]
     waiting: list[SavedMessage]
     next_output: int
     forgotten: int
+    first: int
 
 
 class OutputLog:
@@ -461,18 +465,25 @@ class OutputLog:
             waiting=[SavedMessage.of(one) for one, _ in self._messages if type(one) not in OF_THE_MOMENT],
             next_output=self._next_output,
             forgotten=self._forgotten,
+            first=self._first,
         )
 
     def restore(self, saved: SavedOutput) -> None:
-        """Go on behind what another log has sent. Raises as ``SavedMessage.restored``."""
-        for told, number in saved.kept:
-            message = told.restored()
-            self._kept.append(KeptMessage(message, message_cost(message), number))
-        self._messages.extend((one, message_cost(one)) for one in (told.restored() for told in saved.waiting))
-        self.held, self.queued = sum(one.cost for one in self._kept), sum(cost for _, cost in self._messages)
+        """Go on behind what another log has sent. Raises as ``SavedMessage.restored``, and as ``StoredBytes.take``."""
+        kept = [(told.restored(), number) for told, number in saved.kept]
+        costs = [message_cost(message) for message, _ in kept]
+        waiting = [(one, message_cost(one)) for one in (told.restored() for told in saved.waiting)]
+        if self._stored is not None:
+            self._stored.take(sum(costs))
+        elif self.budget is not None:
+            self.budget.charge(sum(costs))
+        for (message, number), cost in zip(kept, costs, strict=True):
+            self._kept.append(KeptMessage(message, cost, number))
+        self._messages.extend(waiting)
+        self.held, self.queued = sum(costs), sum(cost for _, cost in waiting)
         if self.budget is not None:
-            self.budget.charge(self.held + self.queued)
-        self._next_output, self._forgotten = saved.next_output, saved.forgotten
+            self.budget.charge(self.queued)
+        self._next_output, self._forgotten, self._first = saved.next_output, saved.forgotten, saved.first
 
     # limits
 
