@@ -29,9 +29,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Final
 
 import msgspec
 
@@ -44,38 +42,6 @@ from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
-
-
-class SessionState(Enum):
-    """The state of a session.
-
-    ============  =======================  =======================  ===========================  ============
-    state         ``attach``, ``resume``   ``detach``               ``end``, answers have ended  ``run`` ends
-    ============  =======================  =======================  ===========================  ============
-    NEW           ATTACHED                                          ENDING                       ENDED
-    ATTACHED      ATTACHED (replaced)      DISCONNECTED, or ENDING  ENDING                       ENDED
-    DISCONNECTED  ATTACHED                                          ENDING                       ENDED
-    ENDING                                                                                       ENDED
-    ENDED
-    ============  =======================  =======================  ===========================  ============
-
-    ``detach`` leads to ENDING where there is no grace period, or nothing is left for the client to come back for.
-    """
-
-    NEW = "no connection was attached yet"
-    ATTACHED = "a connection sends and receives"
-    DISCONNECTED = "the client may come back within its grace period"
-    ENDING = "the answers are stopped, and the last messages sent"
-    ENDED = "everything is released"
-
-
-_FOLLOWING: Final = {
-    SessionState.NEW: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
-    SessionState.ATTACHED: frozenset({SessionState.DISCONNECTED, SessionState.ENDING, SessionState.ENDED}),
-    SessionState.DISCONNECTED: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
-    SessionState.ENDING: frozenset({SessionState.ENDED}),
-    SessionState.ENDED: frozenset[SessionState](),
-}
 
 
 class SavedSession(msgspec.Struct, kw_only=True):
@@ -95,6 +61,9 @@ class SavedSession(msgspec.Struct, kw_only=True):
 class Session:
     """A conversation of any number of requests, over one connection at a time. See the module for its life.
 
+    It is open, with a connection or without, until its answers are stopped. Then it has its last messages sent, and it
+    has ended once everything is released.
+
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
 
@@ -103,8 +72,10 @@ class Session:
         self.conversation = conversation
         self.outbox = outbox
         self.recording: SessionRecording | None = None
-        #: Changed by ``_set_state`` only.
-        self.state = SessionState.NEW
+        #: Whether input is taken, and connections may come and go: until the answers are stopped. Read for each frame.
+        self.is_open = True
+        #: Whether everything is released.
+        self.has_ended = False
         #: Digest of the token with which the client resumed, until it is heard over the new connection.
         self.spent_token: bytes | None = None
         self._grace = grace
@@ -117,7 +88,7 @@ class Session:
         #: Set while there is no attachment, also when the session is ending.
         self._detached = WakeUp(is_set=True)
         self._grace_timer: asyncio.TimerHandle | None = None
-        #: Set with ENDING: the reason to close with, None where no client is there to read it.
+        #: Set as the session is no longer open: the reason to close with, None where no client is there to read it.
         self._reason: asyncio.Future[OmniError | None] = self._loop.create_future()
         #: When a drain is to be over, on the loop's clock.
         self._drained_by: float | None = None
@@ -127,19 +98,11 @@ class Session:
         self._too_long: OmniError | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether input is taken, and connections may come and go."""
-        return self.state not in (SessionState.ENDING, SessionState.ENDED)
-
-    @property
     def disconnected(self) -> bool:
         """Whether there is no connection, in whatever state."""
         return self._attachment is None
 
-    def _set_state(self, state: SessionState) -> None:
-        if state not in _FOLLOWING[self.state]:
-            raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
-        self.state = state
+    def _stop_grace(self) -> None:
         if self._grace_timer is not None:
             self._grace_timer.cancel()
             self._grace_timer = None
@@ -207,7 +170,9 @@ class Session:
 
     def attach(self, attachment: Attachment) -> None:
         """From now on the session speaks through this connection, the first one or the next."""
-        self._set_state(SessionState.ATTACHED)
+        if not self.is_open or self._attachment is not None:
+            raise RuntimeError("a session is attached to one connection at a time, and only while it is open")
+        self._stop_grace()
         self._attachment = attachment
         self._detached.clear()
         self.conversation.attach(attachment)
@@ -261,8 +226,6 @@ class Session:
         self._end_if_complete()
 
     def _part(self) -> None:
-        if self.is_open:
-            self._set_state(SessionState.DISCONNECTED)
         self._attachment = None
         self._closing_announced = False
         self._detached.set()
@@ -281,7 +244,8 @@ class Session:
                 self._attachment.session_over(error)
                 await self._detached.wait()
         finally:
-            self._set_state(SessionState.ENDED)
+            self.is_open, self.has_ended = False, True
+            self._stop_grace()
             if self._length_timer is not None:
                 self._length_timer.cancel()
             await self._stop(answers)
@@ -307,7 +271,8 @@ class Session:
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:
-        self._set_state(SessionState.ENDING)
+        self.is_open = False
+        self._stop_grace()
         if self._length_timer is not None:
             self._length_timer.cancel()
         if not self._reason.done():  # which is cancelled with ``run``

@@ -37,7 +37,7 @@ from omni_ws.service.conversation.output_log import Attachment, OutputLog, Saved
 from omni_ws.service.observing.observer import Origin, OutputWritten
 from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.session import SavedSession, Session, SessionState, refused_as_not_found, restore
+from omni_ws.service.sessions.session import SavedSession, Session, refused_as_not_found, restore
 from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_responses import ChatOptions, ended_normally
@@ -415,7 +415,7 @@ class ModeBSession(Attachment):
         """Release everything when the task is done, which includes a task cancelled before it began."""
         if not task.cancelled():
             task.exception()  # retrieved, so that it is not logged: the conversation has reported it
-        if session.state is not SessionState.ENDED:
+        if not session.has_ended:
             session.conversation.end()
             session.conversation.observed.ended()
         if self.live:

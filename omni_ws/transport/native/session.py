@@ -27,7 +27,7 @@ from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.sessions.session import Session, SessionState
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import (
     AcknowledgementClock,
@@ -78,8 +78,6 @@ WRITE_BATCH_MESSAGES: Final = 128
 #: How long a client may take to read the last frames.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 REPLACED_CLOSE_CODE: Final = 4409
-
-_ATTACHED: Final = SessionState.ATTACHED  # found faster than a member of an enum
 
 
 class WebSocketSession(Attachment):
@@ -171,13 +169,13 @@ class WebSocketSession(Attachment):
     @property
     def _listening(self) -> bool:
         """Whether input counts: the session is not ending, and has no other connection."""
-        return self._serving and self._session.state is _ATTACHED
+        return self._serving and self._session.is_open
 
     # input
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """Receive one whole message. Runs inside the callback of the socket, and raises nothing."""
-        if not self._serving or self._session.state is not _ATTACHED:
+        if not self._serving or not self._session.is_open:
             return
         now, stream = self._connection.heard_at, self._stream
         if self._session.spent_token is not None:
