@@ -55,14 +55,13 @@ from omni_ws.core.request_input import (
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
 from omni_ws.service.conversation.configuration import Configuration, input_settings
+from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
 from omni_ws.service.conversation.request import (
-    INPUT_QUEUE_BYTES,
     FieldNames,
     Request,
     RequestState,
@@ -71,11 +70,10 @@ from omni_ws.service.conversation.request import (
 )
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.tool_results import ToolResults
+from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.failure import identified, new_id, unexpected
-from omni_ws.service.listening.turn_listener import SavedListening, TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
-    InputAcknowledged,
     InputReceived,
     ObservedSession,
     OutputStalled,
@@ -606,19 +604,23 @@ class Conversation:
         """Input may continue: after ``input_full`` was true, or since there is credit for a whole chunk again."""
         self._attached.input_may_continue()
 
-    # TurnOwner
+    # what the turn listener asks and tells, always from the event loop
 
     @property
     def is_playing(self) -> bool:
+        """Whether an answer is being played, so that speech would interrupt it."""
         return self.ledger.playing(self._now())
 
     def engine_is_behind(self) -> bool:
+        """Whether the engine is behind with the request whose input is open. Then ``TurnListener.go_on`` follows."""
         return self._flow.engine_is_behind()
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
+        """Handle what the input means for requests, in order."""
         self._handle(events)
 
     def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        """Speech has begun, and where it ``is_input``, it joins the request that is open, or opens one, next."""
         opens = is_input and self.receiving is None and self.stream.current is None
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
         if is_input and self.receiving is not None:
@@ -626,6 +628,7 @@ class Conversation:
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+        """The speech that began last has ended."""
         speech, self._speech = self._speech, None
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
@@ -636,9 +639,11 @@ class Conversation:
         self.outbox.put_nowait(frame)
 
     def report_turn(self, error: OmniError) -> None:
+        """Send an error about the audio itself to the client."""
         self.outbox.put_nowait(identified(error, where="listening for turns"))
 
     def turn_listener_progressed(self) -> None:
+        """A piece of audio was processed: a listener that was full may have room."""
         self._flow.offer()
 
     # requests whose input is whole, beside the stream of the input
@@ -839,107 +844,3 @@ class Conversation:
         )
         if self.stream.note_answering(answering, now=self._now()):
             self.watch_time()
-
-
-# Flow control of the input, by pauses and by credit.
-
-
-class InputFlow:
-    """Decides when a transport pauses its input, and what it acknowledges."""
-
-    def __init__(self, stream: InputStream, observed: ObservedSession, conversation: Conversation) -> None:
-        #: Set once turn detection is configured.
-        self.listener: TurnListener | None = None
-        #: The place of the session in the threads that decode its audio and detect the speech in it.
-        self.lane = Lane()
-        self._stream = stream
-        self._observed = observed
-        self._conversation = conversation
-        #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
-        self._wanted = False
-        self._credit_was_low = False
-
-    def listen(self, listener: TurnListener) -> None:
-        """Turn detection is configured."""
-        self.listener = listener
-
-    def is_full(self) -> bool:
-        """Whether the engine is behind with the request that receives input, or the listener with its audio."""
-        if self.engine_is_behind():
-            return True
-        if self.listener is None or not self.listener.full:
-            return False
-        self._wanted = True
-        return True
-
-    def engine_is_behind(self) -> bool:
-        """Whether the engine is behind with the request that receives input. Asking for that makes ``offer`` follow."""
-        receiving = self._conversation.receiving
-        if receiving is None or not receiving.answering or not receiving.input_full:
-            return False
-        self._wanted = True
-        return True
-
-    def take_ack(self) -> InputAckFrame:
-        """The acknowledgement that is due, with the credit in bytes."""
-        ack, receiving = self._stream.received(), self._conversation.receiving
-        self.notify_observers()
-        credit = self._credit
-        self._credit_was_low = credit < self._whole_chunk
-        if receiving is not None and receiving.answering:
-            # A client that respects its credit may wait for more now.
-            self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
-        return InputAckFrame(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
-            credit_bytes=max(0, credit),
-        )
-
-    @property
-    def _credit(self) -> int:
-        receiving, limits = self._conversation.receiving, self._stream.limits
-        credit = limits.max_held_bytes - self._stream.held_bytes
-        if receiving is not None and receiving.answering:
-            # The chunk that makes the queue full still fits, whatever its size.
-            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.queued_bytes))
-        return credit
-
-    @property
-    def _whole_chunk(self) -> int:
-        """The credit below which a client may have to wait with a chunk."""
-        return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
-
-    def notify_observers(self) -> None:
-        """Report how much input was accepted, also where the end of a request or session precludes an ack."""
-        if not self._observed.listening:
-            return
-        stream, reorder = self._stream, self._stream.reorder
-        self._observed.notify(
-            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
-        )
-
-    def taken(self, request: Request, size: float) -> None:
-        """The engine has taken ``size`` bytes of a request."""
-        if request.given is None:  # else it is held to the end of the request
-            self._stream.taken(request.session, int(size))
-        if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
-            self.offer()
-        elif self._credit_was_low:
-            self.renew_credit()
-
-    def offer(self) -> None:
-        """Let the input continue, if anything waits for that."""
-        if self._wanted:
-            self._wanted = False
-            if self.listener is not None:
-                self.listener.go_on()
-            self._conversation.offer_input()
-        elif self._credit_was_low:
-            self.renew_credit()
-
-    def renew_credit(self) -> None:
-        """Acknowledge at once where there is credit for a whole chunk again, and the client knows of less."""
-        if self._credit_was_low and self._credit >= self._whole_chunk:
-            self._credit_was_low = False
-            self._conversation.offer_input()

@@ -41,7 +41,7 @@ from omni_ws.transport.http.request import error_object
 from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.generation import slot_for_body
-from omni_ws.transport.routes.http_session import SSE_HEADERS, EventBatch, charging, write_events
+from omni_ws.transport.routes.sole_request import SSE_HEADERS, EventBatch, charging, write_events
 from omni_ws.wire import server_frames
 from omni_ws.wire.openai_requests import ChatRequest, read_chat
 from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally

@@ -8,7 +8,7 @@ import io
 import wave
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,8 +29,9 @@ from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEn
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
-from omni_ws.service.listening import turn_listener
-from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
+from omni_ws.service.conversation import turn_listener
+from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
 from omni_ws.service.listening.workers import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
@@ -84,7 +85,7 @@ class User:
     def __post_init__(self) -> None:
         self.budget = ByteBudget(1 << 26)
         self.stream = InputStream(LIMITS, self._input_settings, budget=self.budget, now=0)
-        self.listener = TurnListener(self.stream, self.workers, self, Lane())
+        self.listener = TurnListener(self.stream, self.workers, cast("Conversation", self), Lane())
         self._number = 0
 
     def _input_settings(self) -> InputSettings:
@@ -145,7 +146,7 @@ class User:
         assert isinstance(self.workers, InlineWorkers)
         await self.workers.idle.wait()
 
-    # TurnOwner
+    # what it asks and tells
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         for event in events:

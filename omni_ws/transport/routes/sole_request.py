@@ -1,4 +1,4 @@
-"""One request over HTTP as a session of its own, and its answer as a response."""
+"""One request over HTTP that nothing comes before or after, and its answer as a response."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 
-class HttpSession(Attachment):
-    """Runs the conversation of one request, attached to it, between the source of its input and its response.
+class SoleRequest(Attachment):
+    """Attaches a conversation to one request over HTTP: runs it between the source of its input and the response.
+
+    That is no Session: it has no second connection, no token and no grace, and nothing of it is worth saving.
 
     Two tasks run inside ``running``: the conversation, and the source of the input, which calls ``feed`` and
     ``end_input``. The handler's own task reads the answer with ``take`` and ``wait``, as from any AnswerSource. An
@@ -95,7 +97,7 @@ class HttpSession(Attachment):
     async def running(self, source: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
         """Run the conversation, with ``source`` feeding its input, until the block ends."""
         tasks = [
-            asyncio.create_task(self._guard(work), name=f"http session: {name}")
+            asyncio.create_task(self._guard(work), name=f"request over http: {name}")
             for name, work in (("answers", self.conversation.run), ("input", source))
         ]
         try:
@@ -208,7 +210,7 @@ class HttpSession(Attachment):
 _CHUNKS_AT_A_TIME: Final = 64
 
 
-async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:
+async def feed_all(session: SoleRequest, chunks: Iterable[InputChunk]) -> None:
     """Feed ``session`` with all of its input: the source of a request whose input is complete."""
     for index, chunk in enumerate(chunks, 1):
         await session.feed(chunk)
