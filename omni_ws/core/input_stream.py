@@ -27,6 +27,7 @@ from omni_ws.core.reorder import (
     ReorderBuffer,
     ReorderStatistics,
     RequestOpened,
+    SavedOffsets,
     StreamEvent,
     TextRefused,
 )
@@ -73,6 +74,8 @@ class SavedInput(Struct, kw_only=True):
     numbered: bool | None
     #: By number; None stands for a chunk that was refused.
     waiting: list[tuple[int, InputChunk | None]]
+    #: None where chunks have no offsets.
+    offsets: SavedOffsets | None
     statistics: ReorderStatistics
     finish_after: list[int]
     ends_at: int | None
@@ -312,12 +315,12 @@ class InputStream:
         self.taken(request_input, request_input.held_bytes)
 
     def saved(self) -> SavedInput:
-        """All but the request whose input is open. Of input by offsets, what waits is not saved."""
-        waiting = self.reorder.behind(-1)
+        """All but the request whose input is open."""
         return SavedInput(
             next_sequence_id=self.reorder.next_sequence_id,
             numbered=self.numbered,
-            waiting=waiting,
+            waiting=self.reorder.behind(-1),
+            offsets=None if self.offsets is None else self.offsets.saved(),
             statistics=self.reorder.statistics,
             finish_after=sorted(self._finish_after),
             ends_at=self._ends_at,
@@ -331,20 +334,31 @@ class InputStream:
         )
 
     def restore(self, saved: SavedInput, *, now: float) -> None:
-        """Go on behind what another stream has received. The times of silence and gap begin now."""
+        """Go on behind what another stream has received. The times of silence and gap begin now.
+
+        Raises InvalidValue where what waits by offsets is in no order.
+        """
         self.reorder.next_sequence_id, self.reorder.statistics = saved.next_sequence_id, saved.statistics
         for number, chunk in saved.waiting:
             size = 0 if chunk is None else len(chunk.payload)
             self._release(-size)  # held, whether there is room or not
             self.waiting_bytes += size
             self.reorder.hold(number, chunk, now=now)
+        if saved.offsets is not None:
+            self.offsets = OffsetBuffer(self.limits.reorder_window)
+            size = self.offsets.restore(saved.offsets)
+            self._release(-size)
+            self.waiting_bytes += size
         self.numbered, self._ends_at, self._next_ref = saved.numbered, saved.ends_at, saved.next_ref
         self._finish_after = set(saved.finish_after)
         self.received_bytes, self.duplicates = saved.received_bytes, saved.duplicates
         self.notable_events, self.opened, self.had_request = saved.notable_events, saved.opened, saved.had_request
         self._text.restore(saved.text)
         self._last_activity = now
-        self.gap_since = now if saved.waiting else None
+        gap = saved.waiting or (self.offsets is not None and self.offsets.missing is not None)
+        self.gap_since = now if gap else None
+        if self._ends_at is not None or (self.offsets is not None and self.offsets.end is not None):
+            self.time_gaps(now=now)
 
     def go_on_with(self, request_input: RequestInput) -> None:
         """This was the input that is open, or whose rest is discarded."""
@@ -368,8 +382,14 @@ class InputStream:
     # time
 
     def leave_gaps(self) -> None:
-        """Raise no SequenceGap: whoever calls this watches ``gap_since``, and raises ``gap_error``."""
+        """Give a gap all the time that the input has, until ``time_gaps``."""
         self._gap_timeout = math.inf
+
+    def time_gaps(self, *, now: float) -> None:
+        """From now on a gap times out after all, as the end of the input is known. Idempotent."""
+        if self.gap_since is not None and self._gap_timeout == math.inf:
+            self._gap_timeout = self.limits.reorder_timeout
+            self.gap_since = now if self._held_since is None else self._held_since
 
     def get_timer(self) -> float | None:
         """The earliest time at which ``handle_timer`` may raise; None while nothing can time out."""

@@ -226,6 +226,15 @@ class Piece:
         return replace(self.chunk, payload=payload, offset=None, end_of_input=False)
 
 
+class SavedOffsets(Struct, kw_only=True):
+    """An OffsetBuffer in a form that can be written to bytes. What waits has its offsets."""
+
+    next_offset: int
+    end: int | None
+    kind: tuple[Modality, bool] | None
+    waiting: list[InputChunk]
+
+
 class OffsetBuffer:
     """The reassembly of one request's input: one modality, positions in one unit (bytes or characters).
 
@@ -320,6 +329,27 @@ class OffsetBuffer:
         """Discard the waiting pieces; reassembly resumes after the highest position received."""
         self.next_offset = self.highest
         self._waiting = []
+
+    def saved(self) -> SavedOffsets:
+        """What it knows, and what waits."""
+        return SavedOffsets(
+            next_offset=self.next_offset,
+            end=self.end,
+            kind=self._kind,
+            waiting=[
+                replace(one.to_chunk(), offset=one.chunk.offset and replace(one.chunk.offset, start=one.start))
+                for one in self._waiting
+            ],
+        )
+
+    def restore(self, saved: SavedOffsets) -> int:
+        """Go on where another buffer had got to. Returns the bytes that wait. Raises what is no saved buffer."""
+        self.next_offset, self.end, self._kind = saved.next_offset, saved.end, saved.kind
+        for chunk in saved.waiting:
+            if chunk.offset is None or chunk.offset.start < self.highest:
+                raise InvalidValue("waiting pieces must be in order", param="offset")
+            self._waiting.append(self._read(chunk))
+        return sum(len(chunk.payload) for chunk in saved.waiting)
 
     def _read(self, chunk: InputChunk) -> Piece:
         """Convert the chunk to a piece. Raises InvalidValue when its modality or unit differs from those before."""

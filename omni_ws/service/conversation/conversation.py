@@ -24,12 +24,14 @@ reading; acknowledgements carry the credit that is left. The attachment's ``inpu
 while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
 
 **Ends.** A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request
-ends the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input, and those of
-``handle_timer``, are raised to the transport, which ends the session. ``close`` lets answers finish, ``end`` ends all.
+ends the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input are raised to
+the transport, which ends the session, as it does when the client's time is up (``Attachment.time_is_up``). ``close``
+lets answers finish, ``end`` ends all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -53,14 +55,13 @@ from omni_ws.core.request_input import (
 )
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
 from omni_ws.service.conversation.configuration import Configuration, input_settings
+from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
 from omni_ws.service.conversation.request import (
-    INPUT_QUEUE_BYTES,
     FieldNames,
     Request,
     RequestState,
@@ -69,11 +70,10 @@ from omni_ws.service.conversation.request import (
 )
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.tool_results import ToolResults
+from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.failure import identified, new_id, unexpected
-from omni_ws.service.listening.turn_listener import SavedListening, TurnListener, TurnOwner
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
-    InputAcknowledged,
     InputReceived,
     ObservedSession,
     OutputStalled,
@@ -111,6 +111,8 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     configuration: Mapping[str, Any]
     options: AnswerOptions
     given: bool
+    #: Those of the latest requests, where they are kept.
+    configurations: dict[str, SessionConfig]
     input: SavedInput
     #: The request whose input is open, and the input whose rest is discarded.
     receiving: str | None
@@ -122,7 +124,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     output: SavedOutput
 
 
-class Conversation(TurnOwner):
+class Conversation:
     """One session's input, requests and answers. The client has got whatever ``run`` raises.
 
     ``admit`` is called for each request that opens, and raises an OmniError to refuse it.
@@ -168,6 +170,9 @@ class Conversation(TurnOwner):
         self._reason_at_end = FinishReason.CANCELLED
         self._attached: Attachment = NOBODY
         self._now = now
+        #: The time of the client, see ``watch_time``, and when it is due.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         self.queue = self._new_queue()
@@ -195,7 +200,7 @@ class Conversation(TurnOwner):
         )
 
     def _new_queue(self) -> RequestQueue:
-        self.outbox.when_room(self._output_stalled)
+        self.outbox.watch_room(self.watch_time, self._output_stalled)
         return RequestQueue(
             self.engine,
             self.outbox,
@@ -213,10 +218,12 @@ class Conversation(TurnOwner):
         """Notify ``attachment`` from now on, in place of the one before."""
         self._attached = attachment
         self.outbox.attach(attachment)
+        self.watch_time()
 
     def detach(self) -> None:
-        """Notify nobody until the next ``attach``."""
+        """Notify nobody until the next ``attach``. The client's time does not run meanwhile."""
         self.attach(NOBODY)
+        self._stop_watching()
 
     def _output_stalled(self, seconds: float) -> None:
         current = self.queue.current
@@ -265,6 +272,8 @@ class Conversation(TurnOwner):
             self._receive_result(chunk, now)
         elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
+        if self.stream.gap_since is not None:
+            self.watch_time()
         request = self.receiving
         if request is not None and request.session.received.chunks > MAX_TOOL_RESULTS:
             request.check_held()
@@ -298,10 +307,12 @@ class Conversation(TurnOwner):
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
         self._handle(self.stream.refuse(sequence_id, now=self._now()))
+        self.watch_time()
 
     def finish(self) -> None:
         """End the input of the request that is open."""
         self._handle(self.stream.finish(now=self._now()))
+        self.watch_time()
         self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
@@ -381,6 +392,7 @@ class Conversation(TurnOwner):
             configuration=self.configuration.wanted,
             options=self.options,
             given=self.given,
+            configurations=self._configurations,
             input=self.stream.saved(),
             receiving=None if receiving is None else receiving.request_id,
             discarding=discarding,
@@ -398,7 +410,7 @@ class Conversation(TurnOwner):
         now = self._now()
         if saved.configuration:
             self.configure(saved.configuration)
-        self.options, self.given = saved.options, saved.given
+        self.options, self.given, self._configurations = saved.options, saved.given, saved.configurations
         self.ledger.restore(saved.ledger, later=now - saved.now)
         self.outbox.restore(saved.output)
         self.stream.restore(saved.input, now=now)
@@ -472,16 +484,61 @@ class Conversation(TurnOwner):
         """An acknowledgement of all input so far, with the credit for more."""
         return self._flow.take_ack()
 
+    # the time of the client: of its silence, of a gap in its input, and of output that it does not read
+
     def get_timer(self) -> float | None:
-        """When ``handle_timer`` is due; None if never."""
+        """When the client's time is up; None if never."""
         times = (self.stream.get_timer(), self.outbox.get_timer())
         return min((when for when in times if when is not None), default=None)
 
-    def handle_timer(self, now: float | None = None) -> None:
-        """Raise SequenceGap, SessionTimeout or SlowConsumer if their time has come."""
-        now = self._now() if now is None else now
-        self.outbox.handle_timer(now)
-        self.stream.handle_timer(now=now)
+    def watch_time(self) -> None:
+        """Watch the client's time where it may be up earlier than before, while anything is attached.
+
+        Later times need no call, so that nothing is armed for a frame: the timer looks again when it is due.
+        """
+        if self._attached is NOBODY or (when := self.get_timer()) is None:
+            return
+        if self._timer is not None and self._timer_due <= when:
+            return
+        self._stop_watching()
+        # Its handle may not know when it is due: uvloop makes no timer for less than half a millisecond.
+        self._timer_due = when
+        self._timer = asyncio.get_running_loop().call_at(when, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+        now = max(self._now(), self._timer_due)
+        self._timer = None
+        try:
+            self.outbox.handle_timer(now)
+            self.stream.handle_timer(now=now)
+        except OmniError as error:
+            self._attached.time_is_up(error)
+        else:
+            self.watch_time()
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def hold_time(self, held: bool, *, now: float) -> None:
+        """Let the times of silence and gap stand still, or go on: what the client sends is not read, or is again."""
+        if held:
+            self.stream.hold_clocks(now=now)
+        else:
+            self.stream.release_clocks(now=now)
+            self.watch_time()
+
+    def suspend_time(self, suspended: bool) -> None:
+        """Let silence end nothing for now, or again: at once where it has lasted too long meanwhile."""
+        self.stream.suspended = suspended
+        self.watch_time()
+
+    def time_gaps(self) -> None:
+        """See InputStream."""
+        self.stream.time_gaps(now=self._now())
+        self.watch_time()
 
     # answers
 
@@ -508,6 +565,7 @@ class Conversation(TurnOwner):
 
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
+        self._stop_watching()
         self._flow.notify_observers()
         self.queue.end_all(self._reason_at_end)
         if self._listener is not None:
@@ -546,19 +604,23 @@ class Conversation(TurnOwner):
         """Input may continue: after ``input_full`` was true, or since there is credit for a whole chunk again."""
         self._attached.input_may_continue()
 
-    # TurnOwner
+    # what the turn listener asks and tells, always from the event loop
 
     @property
     def is_playing(self) -> bool:
+        """Whether an answer is being played, so that speech would interrupt it."""
         return self.ledger.playing(self._now())
 
     def engine_is_behind(self) -> bool:
+        """Whether the engine is behind with the request whose input is open. Then ``TurnListener.go_on`` follows."""
         return self._flow.engine_is_behind()
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
+        """Handle what the input means for requests, in order."""
         self._handle(events)
 
     def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+        """Speech has begun, and where it ``is_input``, it joins the request that is open, or opens one, next."""
         opens = is_input and self.receiving is None and self.stream.current is None
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
         if is_input and self.receiving is not None:
@@ -566,6 +628,7 @@ class Conversation(TurnOwner):
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+        """The speech that began last has ended."""
         speech, self._speech = self._speech, None
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
@@ -576,9 +639,11 @@ class Conversation(TurnOwner):
         self.outbox.put_nowait(frame)
 
     def report_turn(self, error: OmniError) -> None:
+        """Send an error about the audio itself to the client."""
         self.outbox.put_nowait(identified(error, where="listening for turns"))
 
     def turn_listener_progressed(self) -> None:
+        """A piece of audio was processed: a listener that was full may have room."""
         self._flow.offer()
 
     # requests whose input is whole, beside the stream of the input
@@ -778,108 +843,4 @@ class Conversation(TurnOwner):
             for request in self.queue.requests
         )
         if self.stream.note_answering(answering, now=self._now()):
-            self._attached.timer_changed()
-
-
-# Flow control of the input, by pauses and by credit.
-
-
-class InputFlow:
-    """Decides when a transport pauses its input, and what it acknowledges."""
-
-    def __init__(self, stream: InputStream, observed: ObservedSession, conversation: Conversation) -> None:
-        #: Set once turn detection is configured.
-        self.listener: TurnListener | None = None
-        #: The place of the session in the threads that decode its audio and detect the speech in it.
-        self.lane = Lane()
-        self._stream = stream
-        self._observed = observed
-        self._conversation = conversation
-        #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
-        self._wanted = False
-        self._credit_was_low = False
-
-    def listen(self, listener: TurnListener) -> None:
-        """Turn detection is configured."""
-        self.listener = listener
-
-    def is_full(self) -> bool:
-        """Whether the engine is behind with the request that receives input, or the listener with its audio."""
-        if self.engine_is_behind():
-            return True
-        if self.listener is None or not self.listener.full:
-            return False
-        self._wanted = True
-        return True
-
-    def engine_is_behind(self) -> bool:
-        """Whether the engine is behind with the request that receives input. Asking for that makes ``offer`` follow."""
-        receiving = self._conversation.receiving
-        if receiving is None or not receiving.answering or not receiving.input_full:
-            return False
-        self._wanted = True
-        return True
-
-    def take_ack(self) -> InputAckFrame:
-        """The acknowledgement that is due, with the credit in bytes."""
-        ack, receiving = self._stream.received(), self._conversation.receiving
-        self.notify_observers()
-        credit = self._credit
-        self._credit_was_low = credit < self._whole_chunk
-        if receiving is not None and receiving.answering:
-            # A client that respects its credit may wait for more now.
-            self._wanted = self._wanted or receiving.queued_bytes > INPUT_QUEUE_BYTES / 2
-        return InputAckFrame(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
-            credit_bytes=max(0, credit),
-        )
-
-    @property
-    def _credit(self) -> int:
-        receiving, limits = self._conversation.receiving, self._stream.limits
-        credit = limits.max_held_bytes - self._stream.held_bytes
-        if receiving is not None and receiving.answering:
-            # The chunk that makes the queue full still fits, whatever its size.
-            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.queued_bytes))
-        return credit
-
-    @property
-    def _whole_chunk(self) -> int:
-        """The credit below which a client may have to wait with a chunk."""
-        return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
-
-    def notify_observers(self) -> None:
-        """Report how much input was accepted, also where the end of a request or session precludes an ack."""
-        if not self._observed.listening:
-            return
-        stream, reorder = self._stream, self._stream.reorder
-        self._observed.notify(
-            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
-        )
-
-    def taken(self, request: Request, size: float) -> None:
-        """The engine has taken ``size`` bytes of a request."""
-        if request.given is None:  # else it is held to the end of the request
-            self._stream.taken(request.session, int(size))
-        if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
-            self.offer()
-        elif self._credit_was_low:
-            self.renew_credit()
-
-    def offer(self) -> None:
-        """Let the input continue, if anything waits for that."""
-        if self._wanted:
-            self._wanted = False
-            if self.listener is not None:
-                self.listener.go_on()
-            self._conversation.offer_input()
-        elif self._credit_was_low:
-            self.renew_credit()
-
-    def renew_credit(self) -> None:
-        """Acknowledge at once where there is credit for a whole chunk again, and the client knows of less."""
-        if self._credit_was_low and self._credit >= self._whole_chunk:
-            self._credit_was_low = False
-            self._conversation.offer_input()
+            self.watch_time()

@@ -51,8 +51,15 @@ class Attachment:
     def input_may_continue(self) -> None:
         """Input that was held back (see ``Conversation.input_full``) may be received again."""
 
-    def timer_changed(self) -> None:
-        """``Conversation.get_timer`` has become earlier, outside of a method that takes input."""
+    def time_is_up(self, error: OmniError) -> None:
+        """The client was silent for too long, has left a gap open, or has not read: that is ``error``."""
+
+    def saved(self) -> bytes:
+        """What it alone knows of the session, with which another attachment of its kind goes on. It may be asked often.
+
+        Empty where that is nothing, or where the session cannot be moved.
+        """
+        return b""
 
     def replaced(self) -> None:
         """Another connection has taken over the session."""
@@ -106,7 +113,7 @@ FAIR_SHARE_BYTES: Final = 64 * 1024
 COALESCE_SEC: Final = 0.001
 
 
-def _unnoticed(seconds: float) -> None:
+def _unnoticed(seconds: float = 0) -> None:
     pass
 
 
@@ -121,12 +128,16 @@ class KeptMessage(NamedTuple):
 
 
 class SavedOutput(msgspec.Struct, kw_only=True):
-    """An OutputLog in a form that can be written to bytes. What is kept has its numbers, see KeptMessage."""
+    """An OutputLog in a form that can be written to bytes.
+
+    What is kept has its numbers, see KeptMessage; ``first`` is the position of what is stored.
+    """
 
     kept: list[tuple[SavedMessage, int]]
     waiting: list[SavedMessage]
     next_output: int
     forgotten: int
+    first: int
 
 
 class OutputLog:
@@ -163,6 +174,7 @@ class OutputLog:
         self.held = 0
         #: Changed by ``attach``.
         self.reader: Attachment = NOBODY
+        self._when_full: Callable[[], None] = _unnoticed
         self._when_room: Callable[[float], None] = _unnoticed
         #: When an output last went to the reader at once.
         self.written_at = -math.inf
@@ -191,9 +203,9 @@ class OutputLog:
         """Notify ``reader`` from now on, in place of the one before."""
         self.reader = reader
 
-    def when_room(self, call: Callable[[float], None]) -> None:
-        """Call ``call`` each time the log has room again, with the seconds for which it was full."""
-        self._when_room = call
+    def watch_room(self, full: Callable[[], None], room: Callable[[float], None]) -> None:
+        """Call ``full`` each time the log becomes full, and ``room`` as it has room again, with the seconds between."""
+        self._when_full, self._when_room = full, room
 
     def __len__(self) -> int:
         """How many messages wait."""
@@ -225,7 +237,7 @@ class OutputLog:
             self.budget.charge(cost)
         if self.full_since is None and self._over_limit:
             self.full_since = self._now()
-            self.reader.timer_changed()
+            self._when_full()
         if len(messages) == 1:
             self.reader.output_ready()
 
@@ -417,7 +429,7 @@ class OutputLog:
     def finish(self) -> None:
         """Nothing more will be stored, and nobody is notified of anything. Idempotent."""
         self._ended = True
-        self.reader, self._when_room = NOBODY, _unnoticed
+        self.reader, self._when_full, self._when_room = NOBODY, _unnoticed, _unnoticed
         self._wake_readers()
 
     async def get(self, position: int) -> tuple[int, ServerMessage] | None:
@@ -453,18 +465,25 @@ class OutputLog:
             waiting=[SavedMessage.of(one) for one, _ in self._messages if type(one) not in OF_THE_MOMENT],
             next_output=self._next_output,
             forgotten=self._forgotten,
+            first=self._first,
         )
 
     def restore(self, saved: SavedOutput) -> None:
-        """Go on behind what another log has sent. Raises as ``SavedMessage.restored``."""
-        for told, number in saved.kept:
-            message = told.restored()
-            self._kept.append(KeptMessage(message, message_cost(message), number))
-        self._messages.extend((one, message_cost(one)) for one in (told.restored() for told in saved.waiting))
-        self.held, self.queued = sum(one.cost for one in self._kept), sum(cost for _, cost in self._messages)
+        """Go on behind what another log has sent. Raises as ``SavedMessage.restored``, and as ``StoredBytes.take``."""
+        kept = [(told.restored(), number) for told, number in saved.kept]
+        costs = [message_cost(message) for message, _ in kept]
+        waiting = [(one, message_cost(one)) for one in (told.restored() for told in saved.waiting)]
+        if self._stored is not None:
+            self._stored.take(sum(costs))
+        elif self.budget is not None:
+            self.budget.charge(sum(costs))
+        for (message, number), cost in zip(kept, costs, strict=True):
+            self._kept.append(KeptMessage(message, cost, number))
+        self._messages.extend(waiting)
+        self.held, self.queued = sum(costs), sum(cost for _, cost in waiting)
         if self.budget is not None:
-            self.budget.charge(self.held + self.queued)
-        self._next_output, self._forgotten = saved.next_output, saved.forgotten
+            self.budget.charge(self.queued)
+        self._next_output, self._forgotten, self._first = saved.next_output, saved.forgotten, saved.first
 
     # limits
 

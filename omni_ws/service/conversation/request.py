@@ -132,6 +132,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     turn_id: str | None
     greeting: str
     context: tuple[Message, ...] | None
+    seen: tuple[Message, ...] | None
     #: The format of its audio, whether it starts at its end where it is nothing but results, and its input.
     audio: AudioFormat
     results_wait: bool
@@ -203,6 +204,8 @@ class Request:
     greeting: str = ""
     #: What the engine sees in place of the history; None for the history.
     context: tuple[Message, ...] | None = None
+    #: What it saw of the history as its answer began; None before, and where the session is not to be saved.
+    seen: tuple[Message, ...] | None = None
     #: Whether its input has been nothing but audio.
     only_speech: bool = True
     #: Whether there is audio in its input, and what is known of the words in it.
@@ -392,6 +395,7 @@ class Request:
             turn_id=self.turn_id,
             greeting=self.greeting,
             context=self.context,
+            seen=self.seen,
             audio=self.session.settings.audio,
             results_wait=self.session.settings.results_wait,
             input=self.session.saved(),
@@ -416,7 +420,7 @@ class Request:
         Raises LookupError for an error that this server does not know.
         """
         self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
-        self.context, self.words = saved.context, saved.words
+        self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke = saved.only_speech, saved.spoke
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
         self.warnings = [one.restored() for one in saved.warnings]
@@ -451,6 +455,16 @@ class Request:
         kept = {"user": input_kept, "assistant": answer_kept}
         self.entry.leave_out([role for role in kept if not kept[role]])
         self.context = context
+
+    def see(self, history: tuple[Message, ...]) -> tuple[Message, ...]:
+        """What its answer sees of ``history``, as it is now: what it saw before, where it was begun in another server.
+
+        The history may change while an answer is made.
+        """
+        if self.given is None:
+            return history
+        self.seen = self.seen if self.seen is not None else history
+        return self.seen
 
     def greet(self, field_names: FieldNames) -> GenerationStarted:
         """It has just opened, and is the greeting of its configuration, ready to be answered."""

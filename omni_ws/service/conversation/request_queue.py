@@ -606,7 +606,8 @@ class RequestQueue:
                 beside = held.request.entry
             else:
                 pending = [*pending, held.request]
-        messages = self._ledger.messages(request.entry.results, now=request.timeline.now(), held=beside)
+        now = request.timeline.now()
+        messages = request.see(self._ledger.messages(request.entry.results, now=now, held=beside))
         last = messages[-1] if messages and messages[-1].role == "user" else None
         if last is None and not pending:
             return messages, None

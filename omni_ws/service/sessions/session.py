@@ -26,10 +26,10 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Final
 
 import msgspec
 
@@ -44,38 +44,6 @@ from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
 
-class SessionState(Enum):
-    """The state of a session.
-
-    ============  =======================  =======================  ===========================  ============
-    state         ``attach``, ``resume``   ``detach``               ``end``, answers have ended  ``run`` ends
-    ============  =======================  =======================  ===========================  ============
-    NEW           ATTACHED                                          ENDING                       ENDED
-    ATTACHED      ATTACHED (replaced)      DISCONNECTED, or ENDING  ENDING                       ENDED
-    DISCONNECTED  ATTACHED                                          ENDING                       ENDED
-    ENDING                                                                                       ENDED
-    ENDED
-    ============  =======================  =======================  ===========================  ============
-
-    ``detach`` leads to ENDING where there is no grace period, or nothing is left for the client to come back for.
-    """
-
-    NEW = "no connection was attached yet"
-    ATTACHED = "a connection sends and receives"
-    DISCONNECTED = "the client may come back within its grace period"
-    ENDING = "the answers are stopped, and the last messages sent"
-    ENDED = "everything is released"
-
-
-_FOLLOWING: Final = {
-    SessionState.NEW: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
-    SessionState.ATTACHED: frozenset({SessionState.DISCONNECTED, SessionState.ENDING, SessionState.ENDED}),
-    SessionState.DISCONNECTED: frozenset({SessionState.ATTACHED, SessionState.ENDING, SessionState.ENDED}),
-    SessionState.ENDING: frozenset({SessionState.ENDED}),
-    SessionState.ENDED: frozenset[SessionState](),
-}
-
-
 class SavedSession(msgspec.Struct, kw_only=True):
     """A session as one value: with this, another server goes on with it. Nothing else of it has to survive."""
 
@@ -86,10 +54,15 @@ class SavedSession(msgspec.Struct, kw_only=True):
     token: bytes
     spent_token: bytes | None
     conversation: SavedConversation
+    #: See ``Attachment.saved``.
+    attachment: bytes
 
 
 class Session:
     """A conversation of any number of requests, over one connection at a time. See the module for its life.
+
+    It is open, with a connection or without, until its answers are stopped. Then it has its last messages sent, and it
+    has ended once everything is released.
 
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
@@ -99,8 +72,10 @@ class Session:
         self.conversation = conversation
         self.outbox = outbox
         self.recording: SessionRecording | None = None
-        #: Changed by ``_set_state`` only.
-        self.state = SessionState.NEW
+        #: Whether input is taken, and connections may come and go: until the answers are stopped. Read for each frame.
+        self.is_open = True
+        #: Whether everything is released.
+        self.has_ended = False
         #: Digest of the token with which the client resumed, until it is heard over the new connection.
         self.spent_token: bytes | None = None
         self._grace = grace
@@ -108,10 +83,12 @@ class Session:
         #: Digest of the token of the newest connection.
         self._token = b""
         self._attachment: Attachment | None = None
+        #: What the attachment knew with which the session was saved; see ``Attachment.saved``.
+        self.of_attachment = b""
         #: Set while there is no attachment, also when the session is ending.
         self._detached = WakeUp(is_set=True)
         self._grace_timer: asyncio.TimerHandle | None = None
-        #: Set with ENDING: the reason to close with, None where no client is there to read it.
+        #: Set as the session is no longer open: the reason to close with, None where no client is there to read it.
         self._reason: asyncio.Future[OmniError | None] = self._loop.create_future()
         #: When a drain is to be over, on the loop's clock.
         self._drained_by: float | None = None
@@ -121,19 +98,11 @@ class Session:
         self._too_long: OmniError | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether input is taken, and connections may come and go."""
-        return self.state not in (SessionState.ENDING, SessionState.ENDED)
-
-    @property
     def disconnected(self) -> bool:
         """Whether there is no connection, in whatever state."""
         return self._attachment is None
 
-    def _set_state(self, state: SessionState) -> None:
-        if state not in _FOLLOWING[self.state]:
-            raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
-        self.state = state
+    def _stop_grace(self) -> None:
         if self._grace_timer is not None:
             self._grace_timer.cancel()
             self._grace_timer = None
@@ -183,14 +152,17 @@ class Session:
             token=self._token,
             spent_token=self.spent_token,
             conversation=self.conversation.saved(),
+            attachment=self.of_attachment if self._attachment is None else self._attachment.saved(),
         )
 
     def restore(self, saved: SavedSession) -> None:
         """Go on where another server had got to. The client has the grace period to come back.
 
+        A session without one is attached within this pass of the event loop, or ends.
+
         Raises what ``Conversation.restore`` raises.
         """
-        self._token, self.spent_token = saved.token, saved.spent_token
+        self._token, self.spent_token, self.of_attachment = saved.token, saved.spent_token, saved.attachment
         self.conversation.restore(saved.conversation)
         self._grace_timer = self._loop.call_later(self._grace, self.end, None)
 
@@ -198,7 +170,9 @@ class Session:
 
     def attach(self, attachment: Attachment) -> None:
         """From now on the session speaks through this connection, the first one or the next."""
-        self._set_state(SessionState.ATTACHED)
+        if not self.is_open or self._attachment is not None:
+            raise RuntimeError("a session is attached to one connection at a time, and only while it is open")
+        self._stop_grace()
         self._attachment = attachment
         self._detached.clear()
         self.conversation.attach(attachment)
@@ -252,8 +226,6 @@ class Session:
         self._end_if_complete()
 
     def _part(self) -> None:
-        if self.is_open:
-            self._set_state(SessionState.DISCONNECTED)
         self._attachment = None
         self._closing_announced = False
         self._detached.set()
@@ -272,7 +244,8 @@ class Session:
                 self._attachment.session_over(error)
                 await self._detached.wait()
         finally:
-            self._set_state(SessionState.ENDED)
+            self.is_open, self.has_ended = False, True
+            self._stop_grace()
             if self._length_timer is not None:
                 self._length_timer.cancel()
             await self._stop(answers)
@@ -298,7 +271,8 @@ class Session:
             self.outbox.put_nowait(error)
 
     def _end_with(self, error: OmniError | None) -> None:
-        self._set_state(SessionState.ENDING)
+        self.is_open = False
+        self._stop_grace()
         if self._length_timer is not None:
             self._length_timer.cancel()
         if not self._reason.done():  # which is cancelled with ``run``
@@ -372,7 +346,16 @@ class Session:
             self.end(None)
 
 
-def _restore(session: Session, saved: SavedSession) -> None:
+@contextmanager
+def refused_as_not_found() -> Iterator[None]:
+    """What the block cannot restore raises SessionNotFound: it is no saved session, or has what is unknown here."""
+    try:
+        yield
+    except (LookupError, ValueError, RecursionError, msgspec.DecodeError, InvalidRequest) as error:
+        raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
+
+
+def restore(session: Session, saved: SavedSession) -> None:
     """Have a new session go on where another was saved. Where that fails, nothing is left of either."""
     try:
         session.restore(saved)
@@ -439,13 +422,11 @@ class Sessions:
         does not know or cannot do; PayloadTooLarge and EngineOverloaded where there is no room for it; and what
         ``open`` raises. Nothing is left of it then.
         """
-        try:
+        with refused_as_not_found():
             saved = msgspec.msgpack.decode(data, type=SavedSession)
             if saved.key_name != key_name(key) or saved.session_id in self._living:
                 raise KeyError(saved.session_id)
             return self.open(key, client=client, saved=saved)
-        except (LookupError, ValueError, RecursionError, msgspec.DecodeError, InvalidRequest) as error:
-            raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
 
     def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
         """A session, to be attached to a connection: a new one, or one that goes on where it was ``saved``.
@@ -468,7 +449,7 @@ class Sessions:
             session_id = conversation.observed.identity.session_id
             session = Session(session_id, conversation, conversation.outbox, grace=self._grace)
             if saved is not None:
-                _restore(session, saved)
+                restore(session, saved)
         except BaseException:
             slot.release()
             raise

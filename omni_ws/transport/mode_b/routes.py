@@ -15,11 +15,12 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from omni_ws.audio.container import wav_header
-from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.request_input import InputState
@@ -32,8 +33,7 @@ from omni_ws.service.conversation.openai_requests import (
     ended_on_error,
     prepare_answer,
 )
-from omni_ws.service.observing.observer import Origin
-from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
@@ -41,7 +41,7 @@ from omni_ws.transport.http.request import error_object
 from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.generation import slot_for_body
-from omni_ws.transport.routes.http_session import SSE_HEADERS, EventBatch, charging, write_events
+from omni_ws.transport.routes.sole_request import SSE_HEADERS, EventBatch, charging, write_events
 from omni_ws.wire import server_frames
 from omni_ws.wire.openai_requests import ChatRequest, read_chat
 from omni_ws.wire.openai_responses import ChatCompletion, ChatStream, ended_normally
@@ -108,20 +108,13 @@ class ModeBRoutes(FrontEnd):
 
     def _open(self, request: ChatRequest, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Open and register a session, which takes over ``slot``. Raises InvalidRequest for its parameters."""
-        conversation = self._sessions.open(
-            output_formats=FILE_FORMATS,
-            single_request=True,
-            any_model=True,
-            streamed_body=True,
-            owner=key_name(key),
-            origin=Origin.SESSIONS,
-            stored=self._registry.stored,
-        )
+        conversation = self._registry.open(key)
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
             prepare_answer(conversation, request, earlier_texts(request.history), read_whole=request.stream is False)
         options = chat_options(request, model=self._sessions.model.names[0])
-        form = ResultForm(options, audio, events=request.stream is True)
+        names = replace(request.patch, fields={})
+        form = ResultForm(options, audio, events=request.stream is True, names=names)
         return self._registry.add(conversation, form, key=key, slot=slot.pop_all())
 
     async def append(self, exchange: HttpExchange) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AnyOutput, AudioFormat, FinalChunk, InputChunk
@@ -31,12 +32,14 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.output_log import Attachment, OutputLog, StoredBytes
-from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.service.conversation.messages import SavedError
+from omni_ws.service.conversation.output_log import Attachment, OutputLog, SavedOutput, StoredBytes
+from omni_ws.service.observing.observer import Origin, OutputWritten
 from omni_ws.service.sessions.admission import WHY_EVICTED, session_too_long
-from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.session import Session, SessionState
+from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
+from omni_ws.service.sessions.session import SavedSession, Session, refused_as_not_found, restore
 from omni_ws.wire.frames import RefusedChunk
+from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_responses import ResponseOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 from omni_ws.wire.streaming_body import BodyChunk, ChunkOrRefusal
@@ -61,12 +64,32 @@ _TRANSITIONS: Final = {
 class ResultForm:
     """The form in which the client that opened a session wants its result.
 
-    ``events`` says whether readers receive an event stream unless they ask for one or the other.
+    ``events`` says whether readers receive an event stream unless they ask for one or the other. ``names`` are those of
+    the fields of the body that opened it, by which errors name them.
     """
 
     options: ResponseOptions
     audio: AudioFormat
     events: bool
+    names: ConfigurationPatch = field(default_factory=lambda: ConfigurationPatch({}))
+
+
+class SavedModeB(msgspec.Struct, kw_only=True):
+    """A session of Mode B in a form that can be written to bytes, live or ended."""
+
+    session_id: str
+    #: Name of the key that opened it.
+    key_name: str | None
+    created_at: int
+    form: ResultForm
+    state: InputState
+    started: bool
+    error: SavedError | None
+    expired_because: str
+    progress: InputProgress
+    #: While it is live; then only what is stored of its answer.
+    session: SavedSession | None
+    output: SavedOutput | None
 
 
 class ModeBSession(Attachment):
@@ -88,18 +111,21 @@ class ModeBSession(Attachment):
 
     def __init__(
         self,
-        session: Session,
+        session_id: str,
+        output: OutputLog,
         form: ResultForm,
         *,
+        session: Session | None,
         created_at: int,
         slot: ExitStack,
         on_end: Callable[[ModeBSession], None],
     ) -> None:
-        self.id = session.session_id
+        """``session`` is None where it has ended in another server."""
+        self.id = session_id
         #: Unix time in seconds.
         self.created_at = created_at
         self.form = form
-        self.output: OutputLog = session.outbox
+        self.output = output
         self.state = InputState.OPEN
         #: Whether work on the request ever started.
         self.started = False
@@ -111,13 +137,13 @@ class ModeBSession(Attachment):
         #: When the registry expires or forgets the ended session, on the loop's clock; None once it is forgotten.
         self.kept_until: float | None = None
         #: Dropped when the work is done, together with ``_intake``, since they hold memory.
-        self._session: Session | None = session
-        self._intake = ChunkIntake(session.conversation, now=asyncio.get_running_loop().time)
+        self._session = session
+        if session is not None:
+            self._intake = ChunkIntake(session.conversation, now=asyncio.get_running_loop().time)
         #: Replaces ``_intake`` once the session has ended.
         self._progress = InputProgress()
         self._readers = 0
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         self._length_timer: asyncio.TimerHandle | None = None
         self._input_room = asyncio.Event()
         #: Bodies that are being received, or wait for the engine.
@@ -135,7 +161,41 @@ class ModeBSession(Attachment):
         session.attach(self)
         self._task = asyncio.create_task(session.run(), name=f"session {self.id}")
         self._task.add_done_callback(partial(self._work_done, session))
-        self._arm()
+
+    # saved
+
+    def saved_for(self, owner: str | None) -> SavedModeB:
+        """All of it, between two calls. ``owner`` is the name of the key that opened it."""
+        session = self._session if self.live else None
+        return SavedModeB(
+            session_id=self.id,
+            key_name=owner,
+            created_at=self.created_at,
+            form=self.form,
+            state=self.state,
+            started=self.started,
+            error=None if self.error is None else SavedError.of(self.error),
+            expired_because=self.expired_because,
+            progress=self.progress,
+            session=None if session is None else session.saved(),
+            output=self.output.saved() if session is None else None,
+        )
+
+    def restore(self, saved: SavedModeB) -> None:
+        """Go on where it was saved; ``begin`` follows if it is live. Where that fails, nothing is left of it.
+
+        Raises what ``Session.restore`` and ``OutputLog.restore`` raise.
+        """
+        self.state, self.started, self.expired_because = saved.state, saved.started, saved.expired_because
+        self.error = None if saved.error is None else saved.error.restored()
+        if self._session is not None and saved.session is not None:
+            self._session.conversation.field_names = self.form.names.name_in_body
+            restore(self._session, saved.session)
+        elif saved.output is not None:
+            self._progress = saved.progress
+            self.output.restore(saved.output)
+            self.output.finish()
+            self.ended.set()
 
     # status
 
@@ -253,13 +313,10 @@ class ModeBSession(Attachment):
     def _suspend_timeout(self) -> None:
         if self.live:
             self._intake.suspend_timeout(suspended=self._bodies > 0)
-            self._arm()
 
     def _input_accepted(self) -> None:
-        if self.live:
-            if self._intake.started:
-                self._start()
-            self._arm()
+        if self.live and self._intake.started:
+            self._start()
 
     async def _wait_for_room(self) -> None:
         if not self._is_full():
@@ -279,7 +336,6 @@ class ModeBSession(Attachment):
         self._waiting_bodies += 1 if held else -1
         if self.live:
             self._intake.hold_clocks(held=self._waiting_bodies > 0)
-            self._arm()
 
     def _is_full(self) -> bool:
         return self.live and self._intake.full
@@ -359,13 +415,11 @@ class ModeBSession(Attachment):
         """Release everything when the task is done, which includes a task cancelled before it began."""
         if not task.cancelled():
             task.exception()  # retrieved, so that it is not logged: the conversation has reported it
-        if session.state is not SessionState.ENDED:
+        if not session.has_ended:
             session.conversation.end()
             session.conversation.observed.ended()
         if self.live:
             self._complete(session.conversation, None)
-        if self._timer is not None:
-            self._timer.cancel()
         self._session = None
         del self._intake
         self._task = None  # the traceback of a cancelled task holds references
@@ -413,29 +467,11 @@ class ModeBSession(Attachment):
     def input_may_continue(self) -> None:
         self._input_room.set()
 
-    # time
-
-    def timer_changed(self) -> None:
-        self._arm()
-
-    def _arm(self) -> None:
-        if not self.live:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        when = self._intake.get_timer()
-        self._timer = None if when is None else self._loop.call_at(when, self._on_timer, when)
-
-    def _on_timer(self, when: float) -> None:
-        try:
-            # A loop may call a timer slightly early; ``when`` keeps it from being armed again for the same time.
-            self._intake.handle_timer(max(self._loop.time(), when))
-        except SessionTimeout as error:
+    def time_is_up(self, error: OmniError) -> None:
+        if isinstance(error, SessionTimeout) and self.live:
             self._stop(InputState.EXPIRED, error)
-        except OmniError as error:
-            self.fail(error)
         else:
-            self._arm()
+            self.fail(error)
 
 
 def _number(chunk: BodyChunk) -> int | None:
@@ -470,8 +506,11 @@ class ModeBRegistry:
     equally long: one queue and one timer serve them all.
     """
 
-    def __init__(self, sessions: SessionFactory) -> None:
+    def __init__(self, sessions: SessionFactory, *, survive: bool = False) -> None:
+        """``survive``: sessions can be saved."""
         config = sessions.config
+        self._survive = survive
+        self._sessions = sessions
         self.timeout: float = config.streaming_input.session_timeout_sec
         #: That of the server.
         self.budget = sessions.budget
@@ -489,23 +528,92 @@ class ModeBRegistry:
         """The number of sessions known, including ended ones."""
         return len(self._by_id)
 
+    def open(self, key: ApiKey | None, *, session_id: str | None = None) -> Conversation:
+        """A conversation for a session, to be configured and added. ``session_id`` is that of one that goes on."""
+        return self._sessions.open(
+            output_formats=FILE_FORMATS,
+            single_request=True,
+            any_model=True,
+            streamed_body=True,
+            owner=key_name(key),
+            origin=Origin.SESSIONS,
+            stored=self.stored,
+            survives=self._survive,
+            session_id=session_id,
+        )
+
     def add(self, conversation: Conversation, form: ResultForm, *, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Register and start a session, under the id with which its conversation was opened.
 
         ``slot`` holds its slot in admission, and is closed when the session has ended.
         """
-        session = ModeBSession(
-            Session(conversation.observed.identity.session_id, conversation, conversation.outbox, grace=0),
-            form,
-            created_at=int(time.time()),
-            slot=slot,
-            on_end=self._ended,
+        session = self._session_of(conversation, form, int(time.time()), slot)
+        self._begin(session, key)
+        return session
+
+    def _session_of(
+        self, conversation: Conversation, form: ResultForm, created_at: int, slot: ExitStack
+    ) -> ModeBSession:
+        session_id, outbox = conversation.observed.identity.session_id, conversation.outbox
+        session = Session(session_id, conversation, outbox, grace=0)
+        return ModeBSession(
+            session_id, outbox, form, session=session, created_at=created_at, slot=slot, on_end=self._ended
         )
+
+    def _begin(self, session: ModeBSession, key: ApiKey | None) -> None:
         self._by_id[session.id] = (key_name(key), session)
         self._admission.opened_empty(session, patience=0)  # no connection waits for anything
         session.begin()
         if key is not None and key.max_session_sec is not None:
             session.limit(key.max_session_sec)
+
+    def save(self, session: ModeBSession) -> bytes:
+        """All of a session, to be restored in this server or another. Live ones have to ``survive``."""
+        owner, _ = self._by_id[session.id]
+        return msgspec.msgpack.encode(session.saved_for(owner))
+
+    def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> ModeBSession:
+        """Go on with a session that was saved, for ``key``, which opened it. What has ended is kept as long again.
+
+        Raises SessionNotFound and EngineOverloaded as ``Sessions.restore``, and what ``Admission.take`` raises.
+        """
+        slot = ExitStack()
+        try:
+            with refused_as_not_found():
+                session = self._restored(msgspec.msgpack.decode(data, type=SavedModeB), key, client, slot)
+        except BaseException:
+            slot.close()
+            raise
+        if session.live:
+            self._begin(session, key)
+        else:
+            self._by_id[session.id] = (key_name(key), session)
+            self._ended(session)
+        return session
+
+    def _restored(self, saved: SavedModeB, key: ApiKey | None, client: str, slot: ExitStack) -> ModeBSession:
+        live = saved.state in (InputState.OPEN, InputState.STARTED)
+        if saved.key_name != key_name(key) or saved.session_id in self._by_id or live is (saved.session is None):
+            raise KeyError(saved.session_id)
+        if live:
+            slot.enter_context(self._admission.session(key, client=client, many_requests=True))
+            conversation = self.open(key, session_id=saved.session_id)
+            session = self._session_of(conversation, saved.form, saved.created_at, slot)
+        else:
+            session = ModeBSession(
+                saved.session_id,
+                OutputLog(0, write_timeout=0, now=self._now, stored=self.stored),
+                saved.form,
+                session=None,
+                created_at=saved.created_at,
+                slot=slot,
+                on_end=self._ended,
+            )
+        try:
+            session.restore(saved)
+        except BaseException:
+            session.output.discard()
+            raise
         return session
 
     def get(self, session_id: str, key: ApiKey | None) -> ModeBSession:
@@ -605,7 +713,7 @@ class ModeBRegistry:
 
 
 class ChunkIntake:
-    """Passes chunks to a conversation of a single request, and supervises gaps between them.
+    """Passes chunks to a conversation of a single request.
 
     Each HTTP request may be delayed or repeated, so a gap may stay open for as long as the input does. The reorder
     time-out begins only when the end of the input is announced.
@@ -616,9 +724,6 @@ class ChunkIntake:
         self._stream = conversation.stream
         self._stream.leave_gaps()
         self._now = now
-        self._gap_deadline = math.inf
-        #: Since when the time of the gap stands still.
-        self._held_since: float | None = None
 
     @property
     def started(self) -> bool:
@@ -673,14 +778,14 @@ class ChunkIntake:
                     raise
                 self._conversation.receive_chunk(content, now=self._now())
                 if content.end_of_input:
-                    self._end_announced()
+                    self._conversation.time_gaps()
             case error:
                 raise error
 
     def finish(self) -> None:
         """End the input, behind the gap if one is open. Idempotent."""
         self._conversation.finish()
-        self._end_announced()
+        self._conversation.time_gaps()
 
     def touch(self) -> None:
         """Restart the session time-out: the client is active."""
@@ -688,38 +793,15 @@ class ChunkIntake:
 
     def suspend_timeout(self, *, suspended: bool) -> None:
         """Keep the session time-out from ending the session, or let it again: at once where it has passed meanwhile."""
-        self._stream.suspended = suspended
+        self._conversation.suspend_time(suspended)
 
     def hold_clocks(self, *, held: bool) -> None:
-        """Let the time of the gap stand still, or go on: what may fill it is not read."""
-        if held == (self._held_since is not None):
-            return
-        if held:
-            self._held_since = self._now()
-        else:
-            assert self._held_since is not None
-            self._gap_deadline += self._now() - self._held_since
-            self._held_since = None
+        """Let the time of the client stand still, or go on: what may fill a gap is not read."""
+        self._conversation.hold_time(held, now=self._now())
 
     def get_timer(self) -> float | None:
-        """When to call ``handle_timer``, on the loop's clock; None for never."""
-        when = self._conversation.get_timer()
-        counts = self._stream.gap_since is not None and self._held_since is None
-        gap = self._gap_deadline if counts else math.inf
-        if when is not None:
-            return min(when, gap)
-        return None if gap == math.inf else gap
-
-    def handle_timer(self, now: float) -> None:
-        """Raise SequenceGap or SessionTimeout if it is due."""
-        if self._held_since is None and self._stream.gap_since is not None and now >= self._gap_deadline:
-            raise self._stream.gap_error()
-        self._conversation.handle_timer(now)
-
-    def _end_announced(self) -> None:
-        if self._stream.gap_since is not None and self._gap_deadline == math.inf:
-            begins = self._now() if self._held_since is None else self._held_since
-            self._gap_deadline = begins + self._stream.limits.reorder_timeout
+        """When the client's time is up, on the loop's clock; None for never."""
+        return self._conversation.get_timer()
 
     def _use_up(self, number: int | None) -> None:
         # Without numbers there are no gaps to leave.

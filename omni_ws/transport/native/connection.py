@@ -662,10 +662,10 @@ class SoleConnection(Attachment, ABC):
         if not self._listening:
             return
         if self._connection.is_reading:
-            self._conversation.stream.release_clocks(now=self._connection.touch())
+            self._conversation.hold_time(False, now=self._connection.touch())
         else:
-            self._conversation.stream.hold_clocks(now=self._loop.time())
-        self._arm(self._loop.time())
+            self._conversation.hold_time(True, now=self._loop.time())
+        self._watch_peer()
 
     def receive_pong(self, data: bytes) -> None:
         pass  # ``heard_at`` of the connection is all that counts
@@ -679,39 +679,30 @@ class SoleConnection(Attachment, ABC):
 
     # time
 
-    def timer_changed(self) -> None:
-        if self._listening:
-            self._arm(self._loop.time())
+    def time_is_up(self, error: OmniError) -> None:
+        self._session.end(error)
 
-    def _arm(self, now: float) -> None:
+    def _watch_peer(self) -> None:
+        """Look at the peer when it may have been silent for too long. Later times need no call."""
         self._keep_alive.heard(self._connection.heard_at)
-        deadlines = (
-            self._conversation.get_timer(),
-            self._keep_alive.get_timer(listening=self._connection.is_reading),
-        )
-        self._disarm()
-        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer, when)
+        when = self._keep_alive.get_timer(listening=self._connection.is_reading)
+        self._ignore_peer()
+        self._timer = None if when is None else self._loop.call_at(when, self._look_at_peer, when)
 
-    def _disarm(self) -> None:
+    def _ignore_peer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _on_timer(self, due: float) -> None:
-        self._timer = None
+    def _look_at_peer(self, due: float) -> None:
         if not self._listening:
             return
-        now = max(self._loop.time(), due)  # a timer may fire a little early
-        try:
-            self._conversation.handle_timer(now)
-        except OmniError as error:
-            self._session.end(error)
-            return
         self._keep_alive.heard(self._connection.heard_at)
-        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
+        # A timer may fire a little early.
+        match self._keep_alive.handle_timer(max(self._loop.time(), due), listening=self._connection.is_reading):
             case PeerState.SILENT if self._connection.is_open:
                 self._connection.write_ping()
             case PeerState.GONE:
                 self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
                 self.connection_closing()
-        self._arm(now)
+                return
+        self._watch_peer()

@@ -27,7 +27,7 @@ from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.sessions.session import Session, SessionState
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import (
     AcknowledgementClock,
@@ -79,8 +79,6 @@ WRITE_BATCH_MESSAGES: Final = 128
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 REPLACED_CLOSE_CODE: Final = 4409
 
-_ATTACHED: Final = SessionState.ATTACHED  # found faster than a member of an enum
-
 
 class WebSocketSession(Attachment):
     """Attaches a session to a native WebSocket: frames in, frames out, and the timers of the connection."""
@@ -116,10 +114,6 @@ class WebSocketSession(Attachment):
         self._serving = True
         #: Done by ``_leave``: its result closes the connection. None if the connection is lost already.
         self._left: asyncio.Future[Callable[[], Awaitable[None]] | None] = self._loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
-        #: When ``_timer`` is due. Its handle may not know: uvloop makes no timer for less than half a millisecond.
-        self._timer_due = 0.0
-        # ``_timer`` does not serve acknowledgements: to find its next deadline costs more than an acknowledgement.
         self.acks = Acknowledgements(self._stream, ack_clock.wait, self._acknowledge)
         self._reading_paused = False
 
@@ -134,7 +128,6 @@ class WebSocketSession(Attachment):
             self._writing = True
             self.output_ready()
             self._connection.attach(self, self._conversation.account)
-            self.timer_changed()
             self._rounds.watch(self.check_peer, self._keep_alive.get_timer(listening=True))
             close = await self._left
             if close is not None:
@@ -143,8 +136,6 @@ class WebSocketSession(Attachment):
             self._leave(None)
             self._rounds.forget(self.check_peer)
             self.acks.stop()
-            if self._timer is not None:
-                self._timer.cancel()
             self._session.detach(self)
 
     def _leave(self, close: Callable[[], Awaitable[None]] | None) -> None:
@@ -178,13 +169,13 @@ class WebSocketSession(Attachment):
     @property
     def _listening(self) -> bool:
         """Whether input counts: the session is not ending, and has no other connection."""
-        return self._serving and self._session.state is _ATTACHED
+        return self._serving and self._session.is_open
 
     # input
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """Receive one whole message. Runs inside the callback of the socket, and raises nothing."""
-        if not self._serving or self._session.state is not _ATTACHED:
+        if not self._serving or not self._session.is_open:
             return
         now, stream = self._connection.heard_at, self._stream
         if self._session.spent_token is not None:
@@ -213,11 +204,8 @@ class WebSocketSession(Attachment):
             self._input_failed(error)
             return
         self.acks.received(now)
-        outbox_full = self._outbox.full_since is not None
-        if outbox_full or self._conversation.input_full():
+        if self._outbox.full_since is not None or self._conversation.input_full():
             self._pause_reading()
-        if outbox_full or stream.gap_since is not None:
-            self._arm(now)
 
     def _input_failed(self, error: Exception) -> None:
         match error:
@@ -260,7 +248,6 @@ class WebSocketSession(Attachment):
             case _:
                 raise AssertionError(f"unexpected {frame!r}")
         self._stream.touch(now=now)
-        self._arm(now)
 
     def _configure(self, fields: Mapping[str, Any]) -> None:
         try:
@@ -307,10 +294,9 @@ class WebSocketSession(Attachment):
         if not self._listening:
             return
         if self._connection.is_reading:
-            self._stream.release_clocks(now=self._connection.touch())
+            self._conversation.hold_time(False, now=self._connection.touch())
         else:
-            self._stream.hold_clocks(now=self._loop.time())
-        self._arm(self._loop.time())
+            self._conversation.hold_time(True, now=self._loop.time())
 
     def input_may_continue(self) -> None:
         self.output_has_room()
@@ -416,33 +402,8 @@ class WebSocketSession(Attachment):
 
     # time
 
-    def timer_changed(self) -> None:
-        if self._listening:
-            self._arm(self._loop.time())
-
-    def _arm(self, now: float) -> None:
-        when = self._conversation.get_timer()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if when is not None:
-            self._timer_due = max(when, now)
-            self._timer = self._loop.call_at(self._timer_due, self._on_timer)
-
-    def _on_timer(self) -> None:
-        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
-        now = max(self._loop.time(), self._timer_due)
-        self._timer = None
-        if not self._listening:
-            return
-        try:
-            self._conversation.handle_timer(now)
-        except OmniError as error:
-            self._session.end(error)
-            return
-        if self.acks.pending:
-            self.acks.acknowledge()
-        self._arm(now)
+    def time_is_up(self, error: OmniError) -> None:
+        self._session.end(error)
 
     def check_peer(self, now: float) -> float | None:
         """Ping a silent client, or give up one that did not answer. Returns when PeerRounds is to call again."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from sys import getsizeof
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from omni_ws.core.chunks import (
     CONTENT_FILTER,
@@ -34,6 +37,32 @@ Event: TypeAlias = dict[str, Any]
 
 #: Items that a client may refer to by id; the oldest items make room for new ones.
 MAX_ITEMS: Final = 1024
+
+
+T = TypeVar("T")
+
+
+class Numbered(Generic[T]):
+    """Objects with numbers, in place of which they are saved: each may stand in several places, and is one thing."""
+
+    def __init__(self) -> None:
+        self.found: list[T] = []
+        self._numbers: dict[int, int] = {}
+
+    def number(self, one: T) -> int:
+        """The number of an object, which is its place in ``found``."""
+        number = self._numbers.setdefault(id(one), len(self.found))
+        if number == len(self.found):
+            self.found.append(one)
+        return number
+
+
+class SavedItems(Struct, kw_only=True):
+    """ConversationItems in a form that can be written to bytes, where each Item has a number."""
+
+    order: list[int]
+    #: By request id, the items that are its input, with their chunks.
+    asked: dict[str, list[tuple[int, list[InputChunk]]]]
 
 
 class ConversationItems:
@@ -165,6 +194,25 @@ class ConversationItems:
             self._ledger.remove(item.request_id, roles=ALL_ROLES - answer)
         self._forget(item.item_id)
 
+    def saved(self, items: Numbered[Item]) -> SavedItems:
+        """Which items there are, and what waits for the end of a request."""
+        return SavedItems(
+            order=list(map(items.number, self._items.values())),
+            asked={
+                request_id: [(items.number(item), chunks) for item, chunks in asked]
+                for request_id, asked in self._asked.items()
+            },
+        )
+
+    def restore(self, saved: SavedItems, items: Sequence[Item]) -> None:
+        """Go on with these of ``items``. Raises IndexError for one that is not there, EngineOverloaded for no room."""
+        for item in map(items.__getitem__, saved.order):
+            self._items[item.item_id] = item
+            self._charge(item)
+        self._find_pending()
+        for request_id, asked in saved.asked.items():
+            self._asked[request_id] = [(items[number], chunks) for number, chunks in asked]
+
     def close(self) -> None:
         """Release everything."""
         self._items.clear()
@@ -274,6 +322,29 @@ class Turn:
         self.item.content[0]["transcript"] = self.text
 
 
+class SavedTurn(Struct, kw_only=True):
+    """A Turn in a form that can be written to bytes, with the number of its Item."""
+
+    item: int
+    answered: bool
+    start_ms: int
+    end_ms: int
+    committed: bool
+    cleared: bool
+    started: bool
+    transcribed: bool
+    transcript: list[str]
+
+    @classmethod
+    def of(cls, turn: Turn, items: Numbered[Item]) -> SavedTurn:
+        """The turn as it is now."""
+        return cls(**{one.name: getattr(turn, one.name) for one in fields(turn)} | {"item": items.number(turn.item)})
+
+    def restored(self, items: Sequence[Item]) -> Turn:
+        """Raises IndexError where its item is not there."""
+        return Turn(**asdict(self) | {"item": items[self.item]})
+
+
 def spoken_item(*chunks: InputChunk) -> Item:
     """Return a new item for a spoken turn, whose transcript is not known yet."""
     content = [{"type": "input_audio", "transcript": None}]
@@ -298,6 +369,23 @@ class _Output:
     item: Item
     index: int
     text: list[str] = field(default_factory=list)
+
+
+class SavedResponse(Struct, kw_only=True):
+    """A RealtimeResponse in a form that can be written to bytes, where each Item has a number."""
+
+    response_id: str
+    request_id: str
+    config: SessionConfig
+    metadata: dict[str, str] | None
+    in_conversation: bool
+    cancel_reason: str
+    #: Its items, with the pieces of what each says.
+    outputs: list[tuple[int, list[str]]]
+    #: Which of them is the message, and which are calls; and the id of the item before each own item.
+    message: int | None
+    calls: dict[int, int]
+    previous: dict[str, str | None]
 
 
 class RealtimeResponse:
@@ -332,6 +420,31 @@ class RealtimeResponse:
         self._calls: dict[int, _Output] = {}
         #: Charged for the text of the answer so far.
         self._share = Share(account)
+
+    def saved(self, items: Numbered[Item]) -> SavedResponse:
+        """The response as far as it is rendered."""
+        return SavedResponse(
+            response_id=self.response_id,
+            request_id=self.request_id,
+            config=self._config,
+            metadata=None if self._metadata is None else dict(self._metadata),
+            in_conversation=self.in_conversation,
+            cancel_reason=self._cancel_reason,
+            outputs=[(items.number(one.item), one.text) for one in self._outputs],
+            message=None if self._message is None else self._message.index,
+            calls={index: one.index for index, one in self._calls.items()},
+            previous=self._previous,
+        )
+
+    def restore(self, saved: SavedResponse, items: Sequence[Item]) -> None:
+        """Go on behind what was rendered. Raises IndexError where an item is not there."""
+        self.response_id, self._cancel_reason = saved.response_id, saved.cancel_reason
+        self._previous = saved.previous
+        for number, text in saved.outputs:
+            self._open(items[number]).text.extend(text)
+            self._share.force(self._share.size + sum(map(getsizeof, text)))
+        self._message = None if saved.message is None else self._outputs[saved.message]
+        self._calls = {index: self._outputs[number] for index, number in saved.calls.items()}
 
     @property
     def in_conversation(self) -> bool:

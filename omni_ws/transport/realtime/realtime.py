@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from msgspec import Struct
+
 from omni_ws.core.chunks import (
     AudioFormat,
     FinalChunk,
@@ -28,14 +30,18 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnknownType,
 )
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.messages import SavedError, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.realtime.items import (
     ConversationItems,
     Event,
+    Numbered,
     RealtimeResponse,
+    SavedItems,
+    SavedResponse,
+    SavedTurn,
     Turn,
     as_input,
     as_new,
@@ -101,6 +107,26 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
     )
 
 
+class SavedRealtime(Struct, kw_only=True, tag="realtime"):
+    """What a RealtimeDialect knows beyond its conversation, in a form that can be written to bytes."""
+
+    conversation_id: str
+    session: SessionFields
+    #: All items that anything refers to by their numbers, and all turns.
+    items: list[Item]
+    turns: list[SavedTurn]
+    conversation: SavedItems
+    #: Audio that is not committed.
+    audio: bytes
+    #: The turns of requests by their ids, and the one that is being spoken.
+    input_of: dict[str, int]
+    late: dict[str, int]
+    speaking: int | None
+    responses: list[SavedResponse]
+    errors: dict[str, SavedError]
+    deferred: list[tuple[dict[str, Any], str | None]]
+
+
 class RealtimeDialect:
     """Handles the client events of one session, and renders the messages of its conversation as server events.
 
@@ -114,9 +140,13 @@ class RealtimeDialect:
         bound: SessionFields,
         *,
         media: Mapping[str, Any] | None = None,
+        saved: SavedRealtime | None = None,
     ) -> None:
         """``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
-        decides, whatever the client sets."""
+        decides, whatever the client sets. Of a session that was restored, ``saved`` is what goes on.
+
+        Raises IndexError, KeyError or EngineOverloaded for what cannot go on here.
+        """
         conversation = session.conversation
         limit = factory.config.streaming_input.max_payload_per_session
         account = conversation.account
@@ -151,19 +181,29 @@ class RealtimeDialect:
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True
-        conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
-        conversation.configure(self._config(bound))
-        self._settings_share.resize(beyond_ordinary(memory_of(bound)))
+        self._goes_on = saved is not None
+        if saved is not None:
+            try:
+                self._restore(saved)
+            except BaseException:
+                self.close()
+                raise
+        else:
+            conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
+            conversation.configure(self._config(bound))
+        self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Connect the dialect with its client, and return the first event of the session.
+        """Connect the dialect with its client, and return the first event of the session, unless that goes on.
 
         ``send`` sends events at once. ``output_cleared`` answers ``output_audio_buffer.clear``; it gets the id of the
         response that this has cancelled, None if there was none.
         """
         self._send, self._output_cleared = send, output_cleared
+        if self._goes_on:
+            return []
         return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
@@ -232,6 +272,47 @@ class RealtimeDialect:
         self._deferred.clear()
         for share in (self._settings_share, self._deferred_share):
             share.resize(0)
+
+    # saved
+
+    def saved(self) -> SavedRealtime:
+        """All that it knows, between two messages."""
+        items, turns = Numbered[Item](), Numbered[Turn]()
+        input_of = {request_id: turns.number(turn) for request_id, turn in self._turns.items()}
+        late = {request_id: turns.number(turn) for request_id, turn in self._late.items()}
+        speaking = None if self._speaking is None else turns.number(self._speaking)
+        return SavedRealtime(
+            conversation_id=self._conversation_id,
+            session=self._session,
+            turns=[SavedTurn.of(turn, items) for turn in turns.found],
+            conversation=self._items.saved(items),
+            audio=bytes(self._audio),
+            input_of=input_of,
+            late=late,
+            speaking=speaking,
+            responses=[response.saved(items) for response in self._responses.values()],
+            errors={request_id: SavedError.of(error) for request_id, error in self._errors.items()},
+            deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
+            items=items.found,
+        )
+
+    def _restore(self, saved: SavedRealtime) -> None:
+        self._conversation_id, self._session = saved.conversation_id, saved.session
+        items, turns = saved.items, [turn.restored(saved.items) for turn in saved.turns]
+        self._items.restore(saved.conversation, items)
+        self._audio_share.resize(len(saved.audio))
+        self._audio += saved.audio
+        self._turns = {request_id: turns[number] for request_id, number in saved.input_of.items()}
+        self._late = {request_id: turns[number] for request_id, number in saved.late.items()}
+        self._speaking = None if saved.speaking is None else turns[saved.speaking]
+        for one in saved.responses:
+            response = self._open_response(
+                one.request_id, one.config, metadata=one.metadata, in_conversation=one.in_conversation
+            )
+            response.restore(one, items)
+        self._errors = {request_id: error.restored() for request_id, error in saved.errors.items()}
+        self._deferred = [*saved.deferred]
+        self._deferred_share.resize(sum(memory_of(fields) for fields, _ in saved.deferred))
 
     # the session
 
@@ -591,6 +672,12 @@ class RealtimeDialect:
         if config is None:
             self._items.seen()
             config = self._conversation.configuration_of(request_id)
+        response = self._open_response(request_id, config, metadata=metadata, in_conversation=in_conversation)
+        yield from response.begin()
+
+    def _open_response(
+        self, request_id: str, config: SessionConfig, *, metadata: Mapping[str, str] | None, in_conversation: bool
+    ) -> RealtimeResponse:
         response = self._responses[request_id] = RealtimeResponse(
             request_id,
             config,
@@ -599,7 +686,7 @@ class RealtimeDialect:
             metadata=metadata,
             account=self._conversation.account,
         )
-        yield from response.begin()
+        return response
 
     def _started(self, request_id: str) -> Iterator[Event]:
         if request_id in self._responses or (turn := self._turns.get(request_id)) is None:

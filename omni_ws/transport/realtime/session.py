@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from msgspec import structs
+from msgspec import msgpack, structs
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
@@ -25,7 +25,7 @@ from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
 from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
@@ -33,8 +33,8 @@ from omni_ws.transport.native.connection import SoleConnection, SoleLink, Stream
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
-from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
+from omni_ws.transport.realtime.realtime import RealtimeDialect, SavedRealtime
+from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event
@@ -157,6 +157,22 @@ def write_event(connection: SoleLink, event: Event) -> int:
     return len(data)
 
 
+def restored_dialect(session: Session, factory: SessionFactory) -> RealtimeDialect | VllmDialect:
+    """The dialect of a session that was restored, for another connection.
+
+    Raises SessionNotFound where it has what is unknown here, and EngineOverloaded. The session ends then.
+    """
+    try:
+        with refused_as_not_found():
+            saved: SavedRealtime | SavedVllm = msgpack.decode(session.of_attachment, type=SavedRealtime | SavedVllm)
+            if isinstance(saved, SavedVllm):
+                return VllmDialect(session.conversation, saved)
+            return RealtimeDialect(session, factory, saved.session, saved=saved)
+    except OmniError:
+        session.end(None)
+        raise
+
+
 class RealtimeConnection(SoleConnection):
     """Events in, events out, and the timers of the connection; see FrameReceiver and Attachment.
 
@@ -164,12 +180,18 @@ class RealtimeConnection(SoleConnection):
     """
 
     def __init__(
-        self, connection: SoleLink, session: Session, dialect: RealtimeDialect, *, keep_alive: KeepAliveSettings
+        self,
+        connection: SoleLink,
+        session: Session,
+        dialect: RealtimeDialect | VllmDialect,
+        *,
+        keep_alive: KeepAliveSettings,
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = dialect.connect(self._send, self._output_cleared)
-        self._dialect: RealtimeDialect | VllmDialect = dialect
-        self._dialect_known = False
+        self._dialect = dialect
+        #: Whether the client has said which it speaks, as that of a session that goes on has.
+        self._dialect_known = not self._created
         self._observed = session.conversation.observed
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
@@ -179,7 +201,7 @@ class RealtimeConnection(SoleConnection):
         try:
             self._send(self._created)
             self._connection.attach(self, self._conversation.account)
-            self.timer_changed()
+            self._watch_peer()
             error = await self._over
             if error is not None:
                 await self._say_goodbye(error)
@@ -187,7 +209,7 @@ class RealtimeConnection(SoleConnection):
             else:
                 await self._connection.close_in_time(CloseCode.NORMAL_CLOSURE, "")
         finally:
-            self._disarm()
+            self._ignore_peer()
             self._dialect.close()
             self._session.detach(self)
 
@@ -205,6 +227,9 @@ class RealtimeConnection(SoleConnection):
                 return
         if not self._dialect.reported(error):
             self._send([self._dialect.error(error)])
+
+    def saved(self) -> bytes:
+        return msgpack.encode(self._dialect.saved())
 
     def connection_closing(self) -> None:
         self._emptied.set()
@@ -224,7 +249,8 @@ class RealtimeConnection(SoleConnection):
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
                     self._dialect.close()
-                    self._dialect = VllmDialect(self._conversation, self._send)
+                    self._dialect = VllmDialect(self._conversation)
+                    self._dialect.connect(self._send, self._output_cleared)
             self._dialect.receive(event, now=self._connection.heard_at)
             if event["type"] != "input_audio_buffer.append":
                 self._connection.end_pass()
@@ -237,7 +263,6 @@ class RealtimeConnection(SoleConnection):
         self._conversation.stream.touch(now=self._connection.heard_at)
         self._conversation.take_ack()  # there are no acknowledgements; the metrics count input by them
         self._pause_if_blocked()
-        self._arm(self._connection.heard_at)
 
     @property
     def _input_blocked(self) -> bool:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from msgspec import Struct
+
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, OutputChunk, OutputModality
 from omni_ws.errors import OmniError, UnknownType
 from omni_ws.service.conversation.conversation import Conversation
@@ -40,6 +42,14 @@ def created_fields(session_id: str) -> dict[str, Any]:
     return {"id": session_id, "created": int(time.time())}
 
 
+class SavedVllm(Struct, kw_only=True, tag="vllm"):
+    """What a VllmDialect knows beyond its conversation, in a form that can be written to bytes."""
+
+    transcribes: bool
+    hears: bool
+    text: list[str]
+
+
 class VllmDialect:
     """Takes the place of RealtimeDialect for clients of vLLM's ``/v1/realtime``.
 
@@ -47,13 +57,26 @@ class VllmDialect:
     because audio is transcribed as it arrives.
     """
 
-    def __init__(self, conversation: Conversation, send: Callable[[Iterable[Event]], None]) -> None:
-        self.send = send
+    def __init__(self, conversation: Conversation, saved: SavedVllm | None = None) -> None:
+        """Of a session that was restored, ``saved`` is what goes on."""
+        saved = saved or SavedVllm(transcribes=False, hears=False, text=[])
+        self.send: Callable[[Iterable[Event]], None] = lambda events: None
         self._conversation = conversation
-        self._transcribes = False
-        self._hears = False
-        self._text: list[str] = []
+        self._transcribes = saved.transcribes
+        self._hears = saved.hears
+        self._text = [*saved.text]
         self._reported: OmniError | None = None
+
+    def saved(self) -> SavedVllm:
+        """All that it knows, between two messages."""
+        return SavedVllm(transcribes=self._transcribes, hears=self._hears, text=self._text)
+
+    def connect(
+        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
+    ) -> list[Event]:
+        """Connect it with its client, which has had the first event of the session. See RealtimeDialect."""
+        self.send = send
+        return []
 
     def receive(self, event: Mapping[str, Any], *, now: float) -> None:
         """One event of the client, which arrived at the time ``now``. Raises OmniError."""

@@ -30,10 +30,10 @@ from omni_ws.transport.http.application import FrontEnd
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.endpoint import check_enabled
-from omni_ws.transport.routes.http_session import (
+from omni_ws.transport.routes.sole_request import (
     AnswerSource,
     EventEncoder,
-    HttpSession,
+    SoleRequest,
     feed_all,
     respond_error_event,
     write_events,
@@ -56,7 +56,7 @@ from omni_ws.wire.streaming_body import (
 )
 
 #: Feeds a session with its input, to the end.
-InputSource = Callable[[HttpSession], Awaitable[None]]
+InputSource = Callable[[SoleRequest], Awaitable[None]]
 Request = TypeVar("Request")
 
 
@@ -159,7 +159,7 @@ class GenerationRoutes(FrontEnd):
         samples: bool,
         streaming_input: bool,
         prepare: Callable[[Conversation], None] = lambda conversation: None,
-    ) -> tuple[HttpSession, AudioFormat]:
+    ) -> tuple[SoleRequest, AudioFormat]:
         """Open a session, to be run by the caller. Returns it, and the audio format that the client asked for.
 
         Raises an InvalidRequest that names the field of the body.
@@ -182,7 +182,7 @@ class GenerationRoutes(FrontEnd):
         with ended_on_error(conversation):
             target = configure(conversation, patch, samples=samples, whole_input=not streaming_input)
             prepare(conversation)
-        session = HttpSession(conversation, conversation.outbox)
+        session = SoleRequest(conversation, conversation.outbox)
         exchange.interrupts.append(session.interrupt)
         return session, target
 
@@ -346,7 +346,7 @@ class StreamingBody:
         self._ended = False
         self._first: InputChunk | None = None
         #: Set by ``feed``; from then on the session's clock times out a silent client, not the body's deadline.
-        self._session: HttpSession | None = None
+        self._session: SoleRequest | None = None
 
     async def parameters(self) -> dict[str, Any]:
         """Read the parameters, from the query for raw audio, otherwise from the first object of the body.
@@ -382,7 +382,7 @@ class StreamingBody:
             raise UnsupportedFormat(message, param="Content-Type")
         return body_reader(content_type, max_chunk_bytes=self._max_chunk_bytes)
 
-    async def feed(self, session: HttpSession) -> None:
+    async def feed(self, session: SoleRequest) -> None:
         """Feed ``session`` with all chunks of the body, and end its input with the body: an InputSource."""
         self._session = session
         self._exchange.feed_live(session.hold_clocks)

@@ -42,15 +42,15 @@ from omni_ws.transport.routes.generation import (
     is_file,
     is_streaming_input,
 )
-from omni_ws.transport.routes.http_session import (
+from omni_ws.transport.routes.media_fetch import MediaReader
+from omni_ws.transport.routes.sole_request import (
     AnswerSource,
-    HttpSession,
     MergedAnswers,
+    SoleRequest,
     charging,
     collect_answer,
     write_raw_audio,
 )
-from omni_ws.transport.routes.media_fetch import MediaReader
 from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_requests import (
     TIMED_FORMATS,
@@ -213,7 +213,7 @@ class CompletionRoutes(GenerationRoutes):
             self.json_body(exchange, chat_wants_events) as body,
         ):
             request = await body.read(read_completion)
-            sessions: list[HttpSession] = []
+            sessions: list[SoleRequest] = []
             with ExitStack() as opening:  # if one session cannot be opened, none of them ever runs
                 for one in range(len(request.prompts)):
                     sessions.append(self._prompt_session(exchange, request, one, owner=owner))
@@ -223,7 +223,7 @@ class CompletionRoutes(GenerationRoutes):
 
     def _prompt_session(
         self, exchange: HttpExchange, request: CompletionRequest, index: int, *, owner: str | None
-    ) -> HttpSession:
+    ) -> SoleRequest:
         """Open the session of one prompt; its errors name the prompt's place in the body."""
         place = request.places[index]
         patch = replace(request.patch, names={**request.patch.names, "prompt": place}, input=place)
@@ -243,7 +243,7 @@ class CompletionRoutes(GenerationRoutes):
         return session
 
     @asynccontextmanager
-    async def _running(self, request: CompletionRequest, sessions: list[HttpSession]) -> AsyncIterator[AnswerSource]:
+    async def _running(self, request: CompletionRequest, sessions: list[SoleRequest]) -> AsyncIterator[AnswerSource]:
         """Run all sessions at the same time, until the block ends. Yields the source of the merged answer."""
         async with AsyncExitStack() as running:
             for prompt, session in zip(request.prompts, sessions, strict=True):

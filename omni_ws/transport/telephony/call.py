@@ -75,7 +75,7 @@ class PhoneCall(SoleConnection):
             for data, is_text in behind:
                 self.receive_message(data, is_text=is_text)
             self._connection.resume_reading(Pause.SESSION)
-            self.timer_changed()
+            self._watch_peer()
             error = await self._over
             self._connection.resume_reading(Pause.SESSION)  # for what is due from the peer before it closes
             self._flush()
@@ -85,7 +85,7 @@ class PhoneCall(SoleConnection):
             await self._connection.close_in_time(code, "" if error is None else error.message)
         finally:
             self._keys.close()
-            self._disarm()
+            self._ignore_peer()
             self._session.detach(self)
 
     async def _played(self) -> None:

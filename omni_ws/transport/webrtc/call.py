@@ -141,7 +141,6 @@ class RealtimeCall(RealtimeConnection):
         self._conversation.stream.touch(now=now)
         self._conversation.take_ack()
         self._pause_if_blocked()
-        self._arm(now)
 
     # output
 

@@ -28,6 +28,7 @@ class Noting(Attachment):
     def __init__(self, outbox: OutputLog) -> None:
         self._outbox = outbox
         outbox.reader = self
+        outbox.watch_room(lambda: self.changes.append("full"), lambda seconds: None)
         #: How many messages the outbox held each time that it was reported to be ready.
         self.ready: list[int] = []
         self.changes: list[str] = []
@@ -37,9 +38,6 @@ class Noting(Attachment):
 
     def output_has_room(self) -> None:
         self.changes.append("room")
-
-    def timer_changed(self) -> None:
-        self.changes.append("full")
 
 
 class Clock:

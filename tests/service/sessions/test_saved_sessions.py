@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from support.inline_workers import MS, InlineWorkers, loud, quiet
+from support.reined_engine import ReinedEngine, Reins
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, ServerConfig
@@ -37,8 +36,6 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import NO_SINK, EngineOutput, Finished, GenerationRequest, TextOutput
-from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
 from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning, SavedMessage, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
@@ -57,51 +54,6 @@ GOING = ShuttingDown("the server is shutting down")
 #: Passes of the event loop after which nothing is left to be done.
 SETTLED = 80
 STEPS = 60
-
-
-class Reins:
-    """How many outputs each request may have so far, in whatever server it is answered."""
-
-    def __init__(self) -> None:
-        self.loose = True
-        self._allowed: Counter[str] = Counter()
-        self._changed = asyncio.Event()
-
-    def allow(self, request_id: str, outputs: int) -> None:
-        self._allowed[request_id] += outputs
-        self._pull()
-
-    def let_go(self) -> None:
-        self.loose = True
-        self._pull()
-
-    def _pull(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def until(self, request_id: str, output: int) -> None:
-        while not self.loose and output >= self._allowed[request_id]:
-            await self._changed.wait()
-
-
-class ReinedEngine(EchoEngine):
-    """Says what it sees of the history, then echoes its input, each output when it may."""
-
-    def __init__(self, reins: Reins) -> None:
-        super().__init__()
-        self._reins = reins
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        seen = "".join(f"{message.role}: {message.text}/" for message in request.history)
-        made = 0
-        async with aclosing(super().generate(dataclasses.replace(request, sink=NO_SINK))) as outputs:  # type: ignore[type-var]
-            await self._reins.until(request.request_id, made)
-            yield TextOutput(f"<{seen}>")
-            async for output in outputs:
-                if not isinstance(output, Finished):
-                    made += 1
-                    await self._reins.until(request.request_id, made)
-                yield output
 
 
 class Client(Attachment):

@@ -23,7 +23,7 @@ from omni_ws.core.chunks import Modality, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.engine.threads import Lane
-from omni_ws.service.listening import turn_listener
+from omni_ws.service.conversation import turn_listener
 from omni_ws.service.listening.workers import ROUND_SEC, Done, SpeechWorkers
 
 VAD = {"type": "server_vad"}

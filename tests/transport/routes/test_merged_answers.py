@@ -7,7 +7,7 @@ from support.given_answer import GivenAnswer, final, text
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk
 from omni_ws.errors import EngineFailed
-from omni_ws.transport.routes.http_session import MergedAnswers, collect_answer, next_message
+from omni_ws.transport.routes.sole_request import MergedAnswers, collect_answer, next_message
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 

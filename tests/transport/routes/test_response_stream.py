@@ -12,7 +12,7 @@ from support.given_answer import GivenAnswer, final, text
 from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError
-from omni_ws.transport.routes.http_session import (
+from omni_ws.transport.routes.sole_request import (
     LARGE_EVENT_BYTES,
     WRITE_BATCH_EVENTS,
     charging,

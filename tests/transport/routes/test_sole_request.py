@@ -8,7 +8,7 @@ from support.live_server import live_server
 from support.until import until
 
 from omni_ws.core.chunks import AudioEncoding, InputChunk, Modality
-from omni_ws.transport.routes.http_session import HttpSession, feed_all
+from omni_ws.transport.routes.sole_request import SoleRequest, feed_all
 
 
 async def test_what_never_ran_holds_nothing() -> None:
@@ -17,7 +17,7 @@ async def test_what_never_ran_holds_nothing() -> None:
 
     async with live_server() as server:
         conversation = server.app.sessions.open(output_formats=frozenset({AudioEncoding.PCM16}), single_request=True)
-        session = HttpSession(conversation, conversation.outbox)
+        session = SoleRequest(conversation, conversation.outbox)
         async with session.running(source):
             chunk = InputChunk(Modality.TEXT, b"hello", 0)
             session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
@@ -42,7 +42,7 @@ async def test_many_chunks_of_one_body_leave_the_loop_to_others() -> None:
     async with live_server() as server:
         conversation = server.app.sessions.open(output_formats=frozenset({AudioEncoding.PCM16}), single_request=True)
         conversation.configure({"start_policy": "on_end_only"})
-        session = HttpSession(conversation, conversation.outbox)
+        session = SoleRequest(conversation, conversation.outbox)
         other = asyncio.create_task(others())
         async with session.running(source):
             await until(lambda: conversation.stream.received_bytes == 1000)

@@ -1,4 +1,4 @@
-"""One request over HTTP as a session of its own, and its answer as a response."""
+"""One request over HTTP that nothing comes before or after, and its answer as a response."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 
-class HttpSession(Attachment):
-    """Runs the conversation of one request, attached to it, between the source of its input and its response.
+class SoleRequest(Attachment):
+    """Attaches a conversation to one request over HTTP: runs it between the source of its input and the response.
 
-    Three tasks run inside ``running``: the conversation, the source of the input, which calls ``feed`` and
-    ``end_input``, and the session's clock. The handler's own task reads the answer with ``take`` and ``wait``, as from
-    any AnswerSource. An error of the three reaches it as the last message of the outbox.
+    That is no Session: it has no second connection, no token and no grace, and nothing of it is worth saving.
+
+    Two tasks run inside ``running``: the conversation, and the source of the input, which calls ``feed`` and
+    ``end_input``. The handler's own task reads the answer with ``take`` and ``wait``, as from any AnswerSource. An
+    error of the two, and the end of the client's time, reach it as the last message of the outbox.
     """
 
     def __init__(self, conversation: Conversation, outbox: OutputLog) -> None:
@@ -51,7 +53,6 @@ class HttpSession(Attachment):
         #: Outputs taken and not yet marked as written; collected only while observers listen to outputs.
         self._unwritten: list[AnyOutput] = []
         self._input_room = asyncio.Event()
-        self._timer_changed = asyncio.Event()
         conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
@@ -62,8 +63,6 @@ class HttpSession(Attachment):
         except OmniError as error:
             error.about(param=self.conversation.field_names(error.param))
             raise
-        if self.conversation.stream.gap_since is not None:
-            self._timer_changed.set()
         if not self.conversation.input_full():
             return
         self.hold_clocks(True)
@@ -76,12 +75,7 @@ class HttpSession(Attachment):
 
     def hold_clocks(self, held: bool) -> None:
         """Let the times of silence and gap stand still, or go on: the server holds the input back."""
-        stream, now = self.conversation.stream, self._loop.time()
-        if held:
-            stream.hold_clocks(now=now)
-        else:
-            stream.release_clocks(now=now)
-        self._timer_changed.set()
+        self.conversation.hold_time(held, now=self._loop.time())
 
     def interrupt(self, error: OmniError) -> None:
         """End the answer with ``error``, behind the messages that are in the outbox."""
@@ -103,12 +97,8 @@ class HttpSession(Attachment):
     async def running(self, source: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
         """Run the conversation, with ``source`` feeding its input, until the block ends."""
         tasks = [
-            asyncio.create_task(self._guard(work), name=f"http session: {name}")
-            for name, work in (
-                ("answers", self.conversation.run),
-                ("input", source),
-                ("clock", self._run_clock),
-            )
+            asyncio.create_task(self._guard(work), name=f"request over http: {name}")
+            for name, work in (("answers", self.conversation.run), ("input", source))
         ]
         try:
             yield
@@ -152,8 +142,8 @@ class HttpSession(Attachment):
     def input_may_continue(self) -> None:
         self._input_room.set()
 
-    def timer_changed(self) -> None:
-        self._timer_changed.set()
+    def time_is_up(self, error: OmniError) -> None:
+        self._outbox.put_nowait(error)
 
     def write_now(self, output: OutputChunk) -> bool:
         waiting, writer = self._waiting, self._meanwhile
@@ -215,22 +205,12 @@ class HttpSession(Attachment):
         except Exception as error:
             self._outbox.put_nowait(unexpected(error, where="a request over HTTP"))
 
-    async def _run_clock(self) -> None:
-        """Give the conversation its time."""
-        while True:
-            self._timer_changed.clear()
-            try:
-                async with asyncio.timeout_at(self.conversation.get_timer()):
-                    await self._timer_changed.wait()
-            except TimeoutError:
-                self.conversation.handle_timer()
-
 
 #: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.
 _CHUNKS_AT_A_TIME: Final = 64
 
 
-async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:
+async def feed_all(session: SoleRequest, chunks: Iterable[InputChunk]) -> None:
     """Feed ``session`` with all of its input: the source of a request whose input is complete."""
     for index, chunk in enumerate(chunks, 1):
         await session.feed(chunk)

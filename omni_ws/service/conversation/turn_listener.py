@@ -62,10 +62,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -88,7 +87,6 @@ from omni_ws.audio.speech_watch import (
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
-from omni_ws.core.reorder import StreamEvent
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
@@ -96,38 +94,8 @@ from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.listening.workers import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark, SpeechWorkers
 from omni_ws.wire.session_config import TurnDetectionConfig
 
-
-class TurnOwner(ABC):
-    """What a turn listener asks of its conversation, always from the event loop."""
-
-    @property
-    @abstractmethod
-    def is_playing(self) -> bool:
-        """Whether an answer is being played, so that speech would interrupt it."""
-
-    @abstractmethod
-    def engine_is_behind(self) -> bool:
-        """Whether the engine is behind with the request whose input is open. Then ``TurnListener.go_on`` follows."""
-
-    @abstractmethod
-    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
-        """Handle what the input means for requests, in order."""
-
-    @abstractmethod
-    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
-        """Speech has begun, and where it ``is_input``, it joins the request that is open, or opens one, next."""
-
-    @abstractmethod
-    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
-        """The speech that began last has ended."""
-
-    @abstractmethod
-    def report_turn(self, error: OmniError) -> None:
-        """Send an error about the audio itself to the client."""
-
-    @abstractmethod
-    def turn_listener_progressed(self) -> None:
-        """A piece of audio was processed: a listener that was full may have room."""
+if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
 
 
 class ListeningState(enum.Enum):
@@ -203,7 +171,7 @@ class TurnListener:
     Whether the speech has a request is another matter: the client may have ended or cancelled it (``_in_turn``).
     """
 
-    def __init__(self, stream: InputStream, workers: SpeechWorkers, owner: TurnOwner, lane: Lane) -> None:
+    def __init__(self, stream: InputStream, workers: SpeechWorkers, owner: Conversation, lane: Lane) -> None:
         self._stream = stream
         self._workers = workers
         self._owner = owner

@@ -8,7 +8,7 @@ import io
 import wave
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -37,8 +37,9 @@ from omni_ws.core.request_input import (
 )
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
-from omni_ws.service.listening import turn_listener
-from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener, TurnOwner
+from omni_ws.service.conversation import turn_listener
+from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
 from omni_ws.service.listening.workers import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
@@ -76,7 +77,7 @@ class HeardRequest:
 
 
 @dataclass
-class User(TurnOwner):
+class User:
     """Owns a turn listener, as a conversation does. Its engine takes all input of a request at once."""
 
     workers: SpeechWorkers
@@ -92,7 +93,7 @@ class User(TurnOwner):
     def __post_init__(self) -> None:
         self.budget = ByteBudget(1 << 26)
         self.stream = InputStream(LIMITS, self._input_settings, budget=self.budget, now=0)
-        self.listener = TurnListener(self.stream, self.workers, self, Lane())
+        self.listener = TurnListener(self.stream, self.workers, cast("Conversation", self), Lane())
         self._number = 0
 
     def _input_settings(self) -> InputSettings:
@@ -153,7 +154,7 @@ class User(TurnOwner):
         assert isinstance(self.workers, InlineWorkers)
         await self.workers.idle.wait()
 
-    # TurnOwner
+    # what it asks and tells
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         for event in events:
