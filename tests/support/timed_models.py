@@ -8,27 +8,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, VocoderInput, VocoderOutput
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, VocoderInput
 
 
 class TimedModel:
-    """In place of a TalkerHost or VocoderHost; ``step_ms`` is how long a step takes. Entering it starts its work."""
+    """In place of a StepProcess; ``step_ms`` is how long a step takes. Entering it starts its work."""
 
     def __init__(self, loaded: LoadedModel, *, step_ms: float) -> None:
-        self.model = loaded.model
+        self.model, self.facts = loaded
         #: What the model has made, by session.
         self._made: dict[int, asyncio.Queue[Any]] = {}
         self._step_ms = step_ms
         self._changed = asyncio.Event()
         self._numbers = itertools.count()
-        self._facts = loaded.facts
-
-    def __getattr__(self, name: str) -> Any:
-        """``frame_ms``, ``sample_rate`` and so on, as the model's process would tell them."""
-        try:
-            return self._facts[name]
-        except KeyError:
-            raise AttributeError(name) from None
 
     @property
     def ms_per_frame(self) -> float:
@@ -60,14 +55,13 @@ class TimedModel:
             while self.model.busy:
                 results = self.model.step()
                 await asyncio.sleep(self._step_ms / 1000)
-                for result in results:
-                    assert result.refused is None
-                    if result.session in self._made:
-                        self._made[result.session].put_nowait(result.item)
+                for session, item in results:
+                    if session in self._made:
+                        self._made[session].put_nowait(item)
 
 
 class _TimedSession:
-    """In place of a TalkerSession or VocoderSession."""
+    """In place of a StepSession."""
 
     def __init__(self, owner: TimedModel, number: int) -> None:
         self._owner = owner
@@ -81,9 +75,9 @@ class _TimedSession:
         self._owner.model.grant(self._number, frames)
         self._owner._changed.set()
 
-    async def decode(self, item: VocoderInput) -> VocoderOutput:
+    async def decode(self, item: VocoderInput) -> NDArray[np.float32]:
         await self.feed(item)
-        made: VocoderOutput = await self._owner._made[self._number].get()
+        made: NDArray[np.float32] = await self._owner._made[self._number].get()
         return made
 
     async def __aiter__(self) -> AsyncIterator[Codes]:

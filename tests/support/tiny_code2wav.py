@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-    from omni_ws.engine.omni.code2wav_network import Code2WavShape
+    from omni_ws.engine.omni.qwen3_code2wav import Code2WavShape
 
 CONFIG: dict[str, Any] = {
     "codebook_size": 64,
@@ -53,6 +53,6 @@ def _draw(name: str, weight: Any) -> None:
 
 def shape(**changes: Any) -> Code2WavShape:
     """Return the shape of ``reference``."""
-    from omni_ws.engine.omni.code2wav_network import Code2WavShape
+    from omni_ws.engine.omni.qwen3_code2wav import Code2WavShape
 
     return Code2WavShape.read(CONFIG | changes)

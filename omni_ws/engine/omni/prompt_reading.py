@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import PromptRows, RefusedInput
+from omni_ws.engine.omni.step_model import PromptRows
+from omni_ws.errors import InvalidValue
 
 #: In place of the token of a row without a token, and of the code of a row without a code.
 NONE: Final = -1
@@ -96,14 +97,14 @@ class RowQueue:
 
 
 class PromptReader(Protocol):
-    """Converts one prompt. It must not be used after RefusedInput."""
+    """Converts one prompt. It must not be used after InvalidValue."""
 
     def read(self, item: PromptRows) -> TalkerRows:
-        """Return the rows for the next tokens of the prompt. Raises RefusedInput."""
+        """Return the rows for the next tokens of the prompt. Raises InvalidValue."""
         ...
 
     def end(self) -> tuple[TalkerRows, int]:
-        """Return the rows behind the prompt, and the position of the first row of the answer. Raises RefusedInput."""
+        """Return the rows behind the prompt, and the position of the first row of the answer. Raises InvalidValue."""
         ...
 
 
@@ -122,7 +123,7 @@ class WholePromptReader:
 
     def read(self, item: PromptRows) -> TalkerRows:
         if not item.states.all():
-            raise RefusedInput("the Talker needs the Thinker's state of every token of the prompt")
+            raise InvalidValue("the Talker needs the Thinker's state of every token of the prompt")
         if len(item.tokens):
             self._position = max(self._position, int(item.positions.max()) + 1)
         tokens = np.where(np.isin(item.tokens, self._media), NONE, item.tokens)
@@ -220,7 +221,7 @@ class UserTurnsReader:
     def _rows(self, item: PromptRows, picked: NDArray[np.bool_], shifts: NDArray[np.int64]) -> TalkerRows:
         media = np.isin(item.tokens, self._ids.media)
         if (picked & media & ~item.states).any():
-            raise RefusedInput("the Talker needs the Thinker's states of what the user's turns show or play")
+            raise InvalidValue("the Talker needs the Thinker's states of what the user's turns show or play")
         hidden = item.hidden[(picked & media)[item.states]]
         media = media[picked]
         tokens = np.where(media, NONE, item.tokens[picked])
@@ -230,7 +231,7 @@ class UserTurnsReader:
     def end(self) -> tuple[TalkerRows, int]:
         ids, header = self._ids, self._header or []
         if len(header) < self._HEADER or self._held is not None:
-            raise RefusedInput("the prompt must end with the beginning of the assistant's turn")
+            raise InvalidValue("the prompt must end with the beginning of the assistant's turn")
         codes = [*ids.style_codes, self._speaker, ids.pad_code]
         tokens = [*header, *[ids.text_pad] * (len(codes) - 1), ids.text_start]
         rows = plain_rows(tokens, [NONE] * len(header) + codes, self._position, self._hidden_size)

@@ -16,7 +16,8 @@ from omni_ws.engine.omni.prompt_reading import (
     UserTurnsReader,
     WholePromptReader,
 )
-from omni_ws.engine.omni.step_model import PromptRows, RefusedInput
+from omni_ws.engine.omni.step_model import PromptRows
+from omni_ws.errors import InvalidValue
 
 TURN, SYSTEM, USER, ASSISTANT, LINE, SOUND, PICTURE = 100, 101, 102, 103, 10, 90, 91
 IDS = TurnTokens(
@@ -123,14 +124,14 @@ def test_a_prompt_must_end_with_the_assistants_turn(end: int) -> None:
     if 15 <= end <= 19:  # an earlier turn of the assistant
         assert reader.end()[0].tokens[:3].tolist() == [TURN, ASSISTANT, LINE]
     else:
-        with pytest.raises(RefusedInput, match="beginning of the assistant's turn"):
+        with pytest.raises(InvalidValue, match="beginning of the assistant's turn"):
             reader.end()
 
 
 def test_what_the_user_shows_needs_states() -> None:
     whole = item()
     bare = PromptRows(whole.tokens, whole.positions, np.zeros(len(PROMPT), np.bool_), whole.hidden[:0])
-    with pytest.raises(RefusedInput, match="states of what the user's turns show or play"):
+    with pytest.raises(InvalidValue, match="states of what the user's turns show or play"):
         UserTurnsReader(IDS, SPEAKER, 2).read(bare)
     # More states than are read do no harm.
     every: NDArray[np.float32] = np.tile(np.arange(len(PROMPT), dtype=np.float32)[:, None], (1, 2))
@@ -149,7 +150,7 @@ def test_qwen25_reads_every_token() -> None:
     last = int(POSITIONS.max())
     assert (ending.tokens.tolist(), ending.codes.tolist(), ending.positions.tolist()) == ([70], [71], [[last + 1]] * 3)
     assert first == last + 2
-    with pytest.raises(RefusedInput, match="state of every token"):
+    with pytest.raises(InvalidValue, match="state of every token"):
         reader.read(whole)
 
 

@@ -60,7 +60,7 @@ def answer(family: Family) -> Spoken:
 @cache
 def talker(family: Family) -> LoadedModel:
     model, facts = slot_talker.talker(str(omni_checkpoint(family)), 2, 768)
-    return LoadedModel(model, {**facts, "frame_ms": FRAME_MS[family]})
+    return model, facts
 
 
 @cache
@@ -121,8 +121,8 @@ async def hear(family: Family, intervals_ms: float | list[float]) -> Heard:
     ):
         hosts: tuple[Any, Any] = (speaking, decoding)
         stages: list[Stage[Any]] = [
-            OmniTalker(hosts[0], greedy(family, max_tokens=FRAMES[family])),
-            VocoderStage(hosts[1], block=decoding.block, clock=loop.time),
+            OmniTalker(hosts[0], greedy(family, max_tokens=FRAMES[family]), frame_ms=FRAME_MS[family]),
+            VocoderStage(hosts[1], block=decoding.facts["block"], clock=loop.time),
         ]
         async with pipeline(thinker(), stages, [frames_link(FRAME_MS[family])]) as outputs:
             async for output in outputs:
