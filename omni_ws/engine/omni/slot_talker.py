@@ -21,7 +21,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import CheckpointTensors, load_speakers
 from omni_ws.engine.omni.prompt_reading import RowQueue, TalkerRows, plain_rows
 from omni_ws.engine.omni.qwen3_code2wav import CONTEXT_FRAMES, Code2WavShape, Qwen3Code2Wav
-from omni_ws.engine.omni.step_graphs import StepBuffers, StepGraphs
+from omni_ws.engine.omni.step_graphs import StepGraphs
 from omni_ws.engine.omni.step_model import (
     AnswerEnd,
     AnswerRows,
@@ -34,8 +34,7 @@ from omni_ws.engine.omni.step_model import (
     TalkerItem,
     TalkerSettings,
 )
-from omni_ws.engine.omni.talker_network import SlotSpace, TalkerNetwork
-from omni_ws.engine.omni.talkers import Qwen3Talker, Qwen25Talker
+from omni_ws.engine.omni.talker_network import Qwen3Talker, Qwen25Talker, SlotSpace, StepBuffers, TalkerNetwork
 from omni_ws.engine.omni.transformer import BlockShape
 from omni_ws.engine.omni.vocoder import Vocoder
 from omni_ws.errors import EngineOverloaded, InvalidValue
@@ -323,7 +322,7 @@ class SlotTalker:
         return results
 
     def _device_step(self, batch: int, window: int) -> torch.Tensor:
-        return self.network.step(self._buffers.inputs, batch, window)
+        return self.network.step(self._buffers, batch, window)
 
     def _batches(self) -> list[int]:
         return [*(size for size in _BATCHES if size < self._space.slots), self._space.slots]

@@ -186,13 +186,14 @@ def test_a_batch_makes_what_sessions_make_alone(quick: Token2WavNetwork) -> None
 def counted_batches(model: Qwen25Token2Wav) -> list[int]:
     """The sizes of the batches that the solver works on from now on."""
     sizes: list[int] = []
-    solve = model._solve
+    decode = model._decode
 
-    def counting(answers: Any) -> None:
-        sizes.append(len(answers))
-        solve(answers)
+    def counting(work: tuple[bool, int], answers: Sequence[Any]) -> None:
+        if not work[0]:
+            sizes.append(len(answers))
+        decode(work, answers)
 
-    model._solve = counting  # type: ignore[method-assign]
+    model._decode = counting  # type: ignore[method-assign,assignment]
     return sizes
 
 
