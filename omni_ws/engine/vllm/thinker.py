@@ -32,13 +32,13 @@ from omni_ws.engine.vllm.early_input import (
 )
 from omni_ws.engine.vllm.language_model import LanguageModel, ModelOutputs
 from omni_ws.engine.vllm.prompt import (
+    BareForm,
     Excerpt,
     Media,
     PromptContext,
     PromptDraft,
     PromptForm,
     PromptLimit,
-    StableExcerpt,
 )
 from omni_ws.engine.vllm.sampling import (
     AskedSampling,
@@ -258,7 +258,7 @@ class Thinker:
         self._check_options()
         form, request = self._shared.form, self._request
         if request.options.raw_prompt:
-            return PromptDraft(form.bare(tokens=request.options.token_prompt), PromptContext())
+            return PromptDraft(BareForm(form, of_tokens=request.options.token_prompt), PromptContext())
         role = request.options.input_role
         context = PromptContext(
             request.instructions, request.history, request.tools, self._arguments, self._speech, role
@@ -369,7 +369,7 @@ class Thinker:
                 self.early_steps += 1
                 least = LEAST_EARLY_TOKENS
 
-    async def _extend(self, early: EarlyWork, excerpt: StableExcerpt, draft: PromptDraft) -> bool:
+    async def _extend(self, early: EarlyWork, excerpt: Excerpt, draft: PromptDraft) -> bool:
         """Compute a part of the prompt; returns whether more can follow before the end of the input."""
         if draft.costs_history(len(early.given.tokens) + len(excerpt.tokens)):
             return False  # turns of the history will be left out, so the prompt will begin differently
