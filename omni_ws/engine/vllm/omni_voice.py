@@ -159,7 +159,7 @@ class OmniVoice:
             return
         sizes = omni_sizes(self.model, folder, sessions=self._sessions, positions=self._positions)
         gpus = int(self.model.args.get("tensor_parallel_size") or 1)
-        check_omni_fits(self.model.name, sizes, total=total, gpus=gpus)
+        check_omni_fits(self.model.name, **sizes, total=total, gpus=gpus)
 
     def stages(
         self,
