@@ -158,6 +158,12 @@ class StepProcess:
         if self._child is not None:
             self._child.send(message, packed(content))
 
+    def note_decoding(self, frames: int, seconds: float) -> None:
+        """Add a measurement to ``ms_per_frame``: decoding ``frames`` frames took ``seconds``."""
+        per_frame = seconds * 1000 / (frames + self.facts["context_frames"])
+        weight = _SMOOTHING if self.ms_per_frame else 1.0
+        self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
+
     def overloaded(self) -> EngineOverloaded:
         """Return the error of a session that gets no slot."""
         slots = self.ready.slots if self.ready is not None else 0
@@ -292,11 +298,8 @@ class StepSession:
         began = time.monotonic()
         await self.feed(item)
         samples: NDArray[np.float32] = await anext(self.made)
-        if frames := len(item.codes):
-            process, took_ms = self._process, (time.monotonic() - began) * 1000
-            per_frame = took_ms / (frames + process.facts["context_frames"])
-            weight = _SMOOTHING if process.ms_per_frame else 1.0
-            process.ms_per_frame += weight * (per_frame - process.ms_per_frame)
+        if len(item.codes):
+            self._process.note_decoding(len(item.codes), time.monotonic() - began)
         return samples
 
     def take(self, message: object, body: bytes) -> None:
