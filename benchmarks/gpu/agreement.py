@@ -38,8 +38,8 @@ def _greedy(family: Family, device: str, sessions: int) -> list[NDArray[np.int64
     answer(talker, shape, sessions, frames=_FRAMES)
     made: list[list[NDArray[np.int64]]] = [[] for _ in range(sessions)]
     while talker.busy:
-        for result in talker.step():
-            made[result.session].append(result.item.codes)
+        for session, item in talker.step():
+            made[session].append(item.codes)
     return [np.concatenate(codes) for codes in made]
 
 
@@ -61,5 +61,5 @@ def _sound(family: Family, device: str, frames: int) -> NDArray[np.float32]:
     vocoder.feed(0, VocoderInput(codes, last=True))
     samples = []
     while vocoder.busy:
-        samples += [result.item.samples for result in vocoder.step()]
+        samples += [made for _, made in vocoder.step()]
     return np.concatenate(samples)

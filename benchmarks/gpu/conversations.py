@@ -122,8 +122,8 @@ def converse(talker: SlotTalker, vocoder: Vocoder, shape: OmniShape, count: int,
     began = time.perf_counter()
     answer(talker, shape, count, frames=frames)
     while talker.busy or vocoder.busy:
-        for result in talker.step() if talker.busy else ():
-            state, made = answers[result.session], result.item
+        for session, made in talker.step() if talker.busy else ():
+            state = answers[session]
             if len(made.codes):
                 state.waiting.append(_decodable(made.codes, shape))
                 state.frames += len(made.codes)
@@ -131,10 +131,10 @@ def converse(talker: SlotTalker, vocoder: Vocoder, shape: OmniShape, count: int,
         for session, state in answers.items():
             if (item := state.take(adaptive=adaptive)) is not None:
                 vocoder.feed(session, item)
-        for result in vocoder.step() if vocoder.busy else ():
-            state = answers[result.session]
+        for session, samples in vocoder.step() if vocoder.busy else ():
+            state = answers[session]
             state.in_work = False
-            if len(result.item.samples) and state.first_sound is None:
+            if len(samples) and state.first_sound is None:
                 state.first_sound = time.perf_counter() - began
     spoken = Spoken(wall=time.perf_counter() - began)
     spoken.first_sounds = [state.first_sound for state in answers.values() if state.first_sound is not None]

@@ -19,7 +19,7 @@ from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.talker import FirstClause
+from omni_ws.engine.vllm.talker import FIRST_COMMA_AFTER, FIRST_LONGEST
 
 MOST_UNTIL_SOUND_SEC: Final = 0.150
 AT_ONCE: Final = (1, 2)
@@ -100,8 +100,7 @@ def _add(report: Report, at_once: int, answers: Sequence[Spoken]) -> None:
 
 
 async def _speak(engine: VllmEngine, seed: int) -> Spoken:
-    limits = FirstClause()
-    splitter = ClauseSplitter(first_comma_after=limits.comma_after, first_longest=limits.longest)
+    splitter = ClauseSplitter(first_comma_after=FIRST_COMMA_AFTER, first_longest=FIRST_LONGEST)
     wanted = request(
         Input(f"Say number {seed}."),
         modalities=BOTH,

@@ -52,7 +52,7 @@ def _make(prompts: Path, layers: Sequence[int], folder: Path, *, model: str, arg
     folder.mkdir(parents=True, exist_ok=True)
     made = asyncio.run(make_vectors(concepts, layers, model=model, args=args))
     files = folder / VECTORS, folder / MANIFEST
-    save_vectors(dict(zip(layers, made.matrices, strict=True)), [one.name for one in concepts], *files)
+    save_vectors(dict(zip(layers, made.matrices, strict=True)), [*concepts], *files)
     print(f"{len(concepts)} concepts after {len(layers)} layers. Serve them with")
     print(f"--grpc.readout-vectors {files[0]} --grpc.readout-manifest {files[1]}")
 

@@ -64,13 +64,12 @@ class Driven:
         self.codes[session], self.items[session] = [], []
 
     def step(self) -> None:
-        for result in self.model.step():
-            assert result.refused is None
-            assert result.session not in self.ends
-            self.items[result.session].append(result.item)
-            self.codes[result.session] += list(result.item.codes)
-            if result.item.end is not None:
-                self.ends[result.session] = result.item.end
+        for session, item in self.model.step():
+            assert session not in self.ends
+            self.items[session].append(item)
+            self.codes[session] += list(item.codes)
+            if item.end is not None:
+                self.ends[session] = item.end
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Step until there is nothing to do."""

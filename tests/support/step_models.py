@@ -18,14 +18,12 @@ from omni_ws.engine.omni.step_model import (
     Codes,
     CodesEnd,
     LoadedModel,
-    NoSlot,
     PromptReset,
     PromptRows,
-    RefusedInput,
     StepResult,
     VocoderInput,
-    VocoderOutput,
 )
+from omni_ws.errors import EngineOverloaded, InvalidValue
 
 #: A token that the Talker refuses, and one at which its reader fails.
 REFUSED_TOKEN = 999
@@ -66,9 +64,9 @@ class RowTalker:
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
         if len(self._open) >= self.slots:
-            raise NoSlot
+            raise EngineOverloaded("all slots are taken")
         if "refuse" in settings:
-            raise RefusedInput(settings["refuse"])
+            raise InvalidValue(settings["refuse"])
         self._open[session] = _Speech(settings)
 
     def feed(self, session: int, item: Any) -> None:
@@ -78,7 +76,7 @@ class RowTalker:
                 speech.prompt = 0
             case PromptRows():
                 if REFUSED_TOKEN in item.tokens:
-                    raise RefusedInput("the prompt has a token that nobody can say")
+                    raise InvalidValue("the prompt has a token that nobody can say")
                 if FATAL_TOKEN in item.tokens:
                     raise IndexError("a fault of the reader")
                 speech.prompt += int(item.tokens.sum())
@@ -106,12 +104,12 @@ class RowTalker:
                 codes = np.array([[speech.rows[speech.made], speech.prompt]], np.int64)
                 speech.made += 1
                 speech.granted -= 1
-                results.append(StepResult(session, Codes(codes, rows_used=speech.made)))
+                results.append((session, Codes(codes, rows_used=speech.made)))
             else:
                 end = CodesEnd.STOP if speech.made == len(speech.rows) else CodesEnd.LENGTH
                 speech.rows.clear()
                 speech.ended = False
-                results.append(StepResult(session, Codes(np.zeros((0, 2), np.int64), end, rows_used=speech.made)))
+                results.append((session, Codes(np.zeros((0, 2), np.int64), end, rows_used=speech.made)))
         return results
 
 
@@ -128,12 +126,12 @@ class LevelVocoder:
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
         if len(self._open) >= self.slots:
-            raise NoSlot
+            raise EngineOverloaded("all slots are taken")
         self._open[session] = []
 
     def feed(self, session: int, item: Any) -> None:
         if (item.codes < 0).any():
-            raise RefusedInput("codes are not negative")
+            raise InvalidValue("codes are not negative")
         self._open[session].append(item)
 
     def grant(self, session: int, frames: int) -> None:
@@ -152,7 +150,7 @@ class LevelVocoder:
             if items:
                 codes = items.pop(0).codes
                 samples = np.repeat(codes[:, 0] / 1000, SAMPLES_PER_FRAME).astype(np.float32)
-                results.append(StepResult(session, VocoderOutput(samples, len(codes))))
+                results.append((session, samples))
         return results
 
 
@@ -164,9 +162,9 @@ def connect_and_wait(port: int) -> LoadedModel:
 
 
 def row_talker(**arguments: Any) -> LoadedModel:
-    return LoadedModel(RowTalker(**arguments), {"voices": ("Row", "Column")})
+    return RowTalker(**arguments), {"voices": ("Row", "Column")}
 
 
 def level_vocoder(**arguments: Any) -> LoadedModel:
     facts = {"sample_rate": 24_000, "frame_ms": 10, "context_frames": 10, "block": None}
-    return LoadedModel(LevelVocoder(**arguments), facts)
+    return LevelVocoder(**arguments), facts

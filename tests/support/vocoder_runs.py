@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import StepModel, VocoderInput, VocoderOutput
+from omni_ws.engine.omni.step_model import StepModel, VocoderInput
 
 Sound = NDArray[np.float32]
 
 
-def finish(model: StepModel) -> dict[int, list[VocoderOutput]]:
+def finish(model: StepModel) -> dict[int, list[Sound]]:
     """Step until nothing is left to do; returns what each session got."""
-    made: dict[int, list[VocoderOutput]] = {}
+    made: dict[int, list[Sound]] = {}
     while model.busy:
-        for result in model.step():
-            assert result.refused is None
-            made.setdefault(result.session, []).append(result.item)
+        for session, samples in model.step():
+            made.setdefault(session, []).append(samples)
     return made
 
 
-def decode(model: StepModel, items: Sequence[VocoderInput], session: int = 1, **settings: Any) -> list[VocoderOutput]:
+def decode(model: StepModel, items: Sequence[VocoderInput], session: int = 1, **settings: Any) -> list[Sound]:
     """Decode one answer, item by item."""
     model.open(session, settings)
     made = []
@@ -34,8 +33,8 @@ def decode(model: StepModel, items: Sequence[VocoderInput], session: int = 1, **
     return made
 
 
-def joined(outputs: Iterable[VocoderOutput]) -> Sound:
-    return np.concatenate([output.samples for output in outputs])
+def joined(outputs: Iterable[Sound]) -> Sound:
+    return np.concatenate([*outputs])
 
 
 def difference(sound: Sound, expected: Sound) -> float:

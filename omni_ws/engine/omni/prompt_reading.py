@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import PromptRows, RefusedInput
+from omni_ws.engine.omni.step_model import PromptRows
+from omni_ws.errors import InvalidValue
 
 #: In place of the token of a row without a token, and of the code of a row without a code.
 NONE: Final = -1
@@ -95,23 +96,11 @@ class RowQueue:
         )
 
 
-class PromptReader(Protocol):
-    """Converts one prompt. It must not be used after RefusedInput."""
-
-    def read(self, item: PromptRows) -> TalkerRows:
-        """Return the rows for the next tokens of the prompt. Raises RefusedInput."""
-        ...
-
-    def end(self) -> tuple[TalkerRows, int]:
-        """Return the rows behind the prompt, and the position of the first row of the answer. Raises RefusedInput."""
-        ...
-
-
 class WholePromptReader:
-    """The PromptReader of Qwen2.5: each token is a row, made of its hidden state and its embedding.
+    """Converts one prompt for Qwen2.5: each token is a row, made of its hidden state and its embedding.
 
     The rows of audio, images and video, whose tokens are ``media``, have no embedding. ``last`` is the token and the
-    code of the row that ends the prompt.
+    code of the row that ends the prompt. It must not be used after InvalidValue.
     """
 
     def __init__(self, media: Sequence[int], last: tuple[int, int], hidden_size: int) -> None:
@@ -121,64 +110,45 @@ class WholePromptReader:
         self._position = 0
 
     def read(self, item: PromptRows) -> TalkerRows:
+        """Return the rows for the next tokens of the prompt. Raises InvalidValue."""
         if not item.states.all():
-            raise RefusedInput("the Talker needs the Thinker's state of every token of the prompt")
+            raise InvalidValue("the Talker needs the Thinker's state of every token of the prompt")
         if len(item.tokens):
             self._position = max(self._position, int(item.positions.max()) + 1)
         tokens = np.where(np.isin(item.tokens, self._media), NONE, item.tokens)
         return TalkerRows(tokens, item.states, item.hidden, np.full(len(tokens), NONE), item.positions)
 
     def end(self) -> tuple[TalkerRows, int]:
+        """Return the rows behind the prompt, and the position of the first row of the answer. Raises InvalidValue."""
         token, code = self._last
         return plain_rows([token], [code], self._position, self._hidden_size), self._position + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnTokens:
-    """The token ids that mark the turns in a prompt of Qwen3, and the tokens and codes that end it for the Talker."""
-
-    #: "<|im_start|>", which begins each turn; the role's token follows.
-    turn: int
-    user: int
-    assistant: int
-    media: tuple[int, ...]
-    text_pad: int
-    text_start: int
-    #: The codes of nothink, think_bos and think_eos.
-    style_codes: tuple[int, ...]
-    pad_code: int
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> TurnTokens:
-        """Read the ids from the whole config.json. Raises KeyError for a missing one."""
-        thinker, talker = config["thinker_config"], config["talker_config"]
-        return cls(
-            turn=config["im_start_token_id"],
-            user=config["user_token_id"],
-            assistant=config["assistant_token_id"],
-            media=tuple(thinker[f"{kind}_token_id"] for kind in ("audio", "image", "video")),
-            text_pad=config["tts_pad_token_id"],
-            text_start=config["tts_bos_token_id"],
-            style_codes=tuple(talker[f"codec_{name}_id"] for name in ("nothink", "think_bos", "think_eos")),
-            pad_code=talker["codec_pad_id"],
-        )
-
-
 class UserTurnsReader:
-    """The PromptReader of Qwen3, which converts the user's turns only.
+    """Converts one prompt for Qwen3, of which the Talker reads the user's turns only; used as WholePromptReader.
 
     A row is the embedding of a text token, or the hidden state of a token of audio, image or video. Positions are
     shifted so that the other turns leave no gaps. Behind the user's turns come the three tokens that begin the
-    assistant's turn, and rows with codes, among them the code of the ``speaker``.
+    assistant's turn, and rows with codes, among them the code of the ``speaker``. ``config`` is the whole config.json;
+    raises KeyError for what is missing there.
     """
 
     #: The number of tokens that begin the assistant's turn: "<|im_start|>", "assistant" and a line break.
     _HEADER: Final = 3
 
-    def __init__(self, ids: TurnTokens, speaker: int, hidden_size: int) -> None:
-        self._ids = ids
+    def __init__(self, config: Mapping[str, Any], speaker: int, hidden_size: int) -> None:
+        thinker, talker = config["thinker_config"], config["talker_config"]
         self._hidden_size = hidden_size
-        self._speaker = speaker
+        #: "<|im_start|>", which begins each turn; the role's token follows.
+        self._turn: int = config["im_start_token_id"]
+        self._user: int = config["user_token_id"]
+        self._assistant: int = config["assistant_token_id"]
+        self._media = [thinker[f"{kind}_token_id"] for kind in ("audio", "image", "video")]
+        self._text_pad: int = config["tts_pad_token_id"]
+        self._text_start: int = config["tts_bos_token_id"]
+        style = [talker[f"codec_{name}_id"] for name in ("nothink", "think_bos", "think_eos")]
+        #: The codes of the rows that end the prompt.
+        self._codes: list[int] = [*style, speaker, talker["codec_pad_id"]]
         #: The first token of a turn, held until the next token tells whose turn it is.
         self._held: PromptRows | None = None
         #: Whether the current turn is the user's.
@@ -194,7 +164,7 @@ class UserTurnsReader:
         if self._held is not None:
             item, self._held = _joined(self._held, item), None
         tokens, count = item.tokens, len(item.tokens)
-        starts = np.flatnonzero(tokens == self._ids.turn).tolist()
+        starts = np.flatnonzero(tokens == self._turn).tolist()
         if starts and starts[-1] == count - 1:
             count = starts.pop()
             item, self._held = item.split(count)
@@ -202,7 +172,7 @@ class UserTurnsReader:
         for start, end in pairwise([0, *starts, count]):
             if start == end:
                 continue
-            if tokens[start] == self._ids.turn:
+            if tokens[start] == self._turn:
                 # The role may be in ``self._held``, so it is looked up in ``tokens``, which are not cut.
                 self._begin_turn(tokens[start + 1], int(item.positions[0, start]))
             if self._header is not None:
@@ -213,14 +183,14 @@ class UserTurnsReader:
         return self._rows(item, picked, shifts)
 
     def _begin_turn(self, role: int, position: int) -> None:
-        self._reads = role == self._ids.user
-        self._header = [] if role == self._ids.assistant else None
+        self._reads = role == self._user
+        self._header = [] if role == self._assistant else None
         self._shift = self._position - position
 
     def _rows(self, item: PromptRows, picked: NDArray[np.bool_], shifts: NDArray[np.int64]) -> TalkerRows:
-        media = np.isin(item.tokens, self._ids.media)
+        media = np.isin(item.tokens, self._media)
         if (picked & media & ~item.states).any():
-            raise RefusedInput("the Talker needs the Thinker's states of what the user's turns show or play")
+            raise InvalidValue("the Talker needs the Thinker's states of what the user's turns show or play")
         hidden = item.hidden[(picked & media)[item.states]]
         media = media[picked]
         tokens = np.where(media, NONE, item.tokens[picked])
@@ -228,11 +198,10 @@ class UserTurnsReader:
         return TalkerRows(tokens, media, hidden, np.full(len(tokens), NONE), positions)
 
     def end(self) -> tuple[TalkerRows, int]:
-        ids, header = self._ids, self._header or []
+        header, codes = self._header or [], self._codes
         if len(header) < self._HEADER or self._held is not None:
-            raise RefusedInput("the prompt must end with the beginning of the assistant's turn")
-        codes = [*ids.style_codes, self._speaker, ids.pad_code]
-        tokens = [*header, *[ids.text_pad] * (len(codes) - 1), ids.text_start]
+            raise InvalidValue("the prompt must end with the beginning of the assistant's turn")
+        tokens = [*header, *[self._text_pad] * (len(codes) - 1), self._text_start]
         rows = plain_rows(tokens, [NONE] * len(header) + codes, self._position, self._hidden_size)
         return rows, self._position + len(rows)
 

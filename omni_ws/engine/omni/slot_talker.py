@@ -19,27 +19,25 @@ from numpy.typing import NDArray
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import CheckpointTensors, load_speakers
-from omni_ws.engine.omni.code2wav_network import Code2WavShape
 from omni_ws.engine.omni.prompt_reading import RowQueue, TalkerRows, plain_rows
-from omni_ws.engine.omni.qwen3_code2wav import CONTEXT_FRAMES, Qwen3Code2Wav
-from omni_ws.engine.omni.step_graphs import StepBuffers, StepGraphs
+from omni_ws.engine.omni.qwen3_code2wav import CONTEXT_FRAMES, Code2WavShape, Qwen3Code2Wav
+from omni_ws.engine.omni.step_graphs import StepGraphs
 from omni_ws.engine.omni.step_model import (
     AnswerEnd,
     AnswerRows,
     Codes,
     CodesEnd,
     LoadedModel,
-    NoSlot,
     PromptReset,
     PromptRows,
-    RefusedInput,
     StepResult,
     TalkerItem,
     TalkerSettings,
 )
-from omni_ws.engine.omni.talker_network import SlotSpace, TalkerNetwork
-from omni_ws.engine.omni.talkers import Qwen3Talker, Qwen25Talker
+from omni_ws.engine.omni.talker_network import Qwen3Talker, Qwen25Talker, SlotSpace, StepBuffers, TalkerNetwork
 from omni_ws.engine.omni.transformer import BlockShape
+from omni_ws.engine.omni.vocoder import Vocoder
+from omni_ws.errors import EngineOverloaded, InvalidValue
 
 #: The sample rate of both families, in Hz, which no configuration file contains.
 SAMPLE_RATE: Final = 24_000
@@ -48,43 +46,31 @@ SAMPLE_RATE: Final = 24_000
 def talker(folder: str, slots: int, positions: int) -> LoadedModel:
     """Load the Talker. Its facts are ``voices``, the default first. Raises ConfigurationError."""
     model = load_talker(Path(folder), slots=slots, longest=positions)
-    return LoadedModel(model, {"voices": model.voices})
+    return model, {"voices": model.voices}
 
 
 def vocoder(folder: str, slots: int) -> LoadedModel:
     """Load the vocoder. Raises ConfigurationError.
 
-    Its facts are ``sample_rate``, ``frame_ms`` and ``context_frames``, see VocoderHost, and ``block``, see
-    VocoderStage.
+    Its facts are ``sample_rate`` in Hz, ``frame_ms``, the duration of a codec frame, ``context_frames``, see
+    ``StepSession.decode``, and ``block``, see VocoderStage.
     """
     path = Path(folder)
     config = orjson.loads((path / "config.json").read_bytes())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Vocoder[Any]
+    context, block = 0, None
     if "code2wav_config" in config:
-        return _code2wav(path, config["code2wav_config"], slots, device)
-    return _token2wav(path, config["token2wav_config"], slots, device)
+        shape, context = Code2WavShape.read(config["code2wav_config"]), CONTEXT_FRAMES
+        model = Qwen3Code2Wav(shape, _weights(path, "code2wav."), slots=slots, device=device)
+    else:
+        from omni_ws.engine.omni.token2wav import ODE_STEPS, STREAMING, Qwen25Token2Wav, Token2WavNetwork
 
-
-def _code2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch.device) -> LoadedModel:
-    shape = Code2WavShape.read(config)
-    model = Qwen3Code2Wav(shape, _weights(folder, "code2wav."), slots=slots, device=device)
-    return LoadedModel(model, _facts(model.samples_per_frame, context=CONTEXT_FRAMES))
-
-
-def _token2wav(folder: Path, config: Mapping[str, Any], slots: int, device: torch.device) -> LoadedModel:
-    from omni_ws.engine.omni.token2wav import ODE_STEPS, STREAMING, Qwen25Token2Wav, Token2WavNetwork
-
-    weights, speakers = _weights(folder, "token2wav."), load_speakers(folder)
-    network = Token2WavNetwork(config, weights, speakers, ode_steps=ODE_STEPS, device=device)
-    model = Qwen25Token2Wav(network, slots=slots)
-    return LoadedModel(
-        model, _facts(model.samples_per_code, context=0, block=STREAMING.first * network.codes_per_block)
-    )
-
-
-def _facts(samples_per_frame: int, *, context: int, block: int | None = None) -> Mapping[str, Any]:
-    frame_ms = samples_per_frame * 1000 / SAMPLE_RATE
-    return {"sample_rate": SAMPLE_RATE, "frame_ms": frame_ms, "context_frames": context, "block": block}
+        sizes, weights, speakers = config["token2wav_config"], _weights(path, "token2wav."), load_speakers(path)
+        network = Token2WavNetwork(sizes, weights, speakers, ode_steps=ODE_STEPS, device=device)
+        model, block = Qwen25Token2Wav(network, slots=slots), STREAMING.first * network.codes_per_block
+    frame_ms = model.samples_per_frame * 1000 / SAMPLE_RATE
+    return model, {"sample_rate": SAMPLE_RATE, "frame_ms": frame_ms, "context_frames": context, "block": block}
 
 
 def _weights(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
@@ -235,20 +221,20 @@ class SlotTalker:
         if session in self._answers:
             raise ValueError(f"session {session} is open already")
         if not self._free:
-            raise NoSlot
+            raise EngineOverloaded("all slots are taken")
         slot = heapq.heappop(self._free)
         with torch.no_grad():
             self.network.open(slot, checked)
         self._answers[session] = TalkerAnswer(session, slot, checked, self.network)
 
     def feed(self, session: int, item: TalkerItem) -> None:
-        """Queue an item, which is ignored after the end of the answer or without a session. Raises RefusedInput."""
+        """Queue an item, which is ignored after the end of the answer or without a session. Raises InvalidValue."""
         answer = self._answers.get(session)
         if answer is None:
             return
         try:
             answer.feed(item)
-        except RefusedInput:
+        except InvalidValue:
             self.close(session)
             raise
 
@@ -284,7 +270,7 @@ class SlotTalker:
 
     def _ended_empty(self, answer: TalkerAnswer) -> StepResult:
         answer.end()
-        return StepResult(answer.session, Codes(np.zeros((0, self.codebooks), np.int64), CodesEnd.STOP))
+        return answer.session, Codes(np.zeros((0, self.codebooks), np.int64), CodesEnd.STOP)
 
     def _begin(self, ready: list[TalkerAnswer]) -> Callable[[], list[StepResult]]:
         """Begin a frame of each session in ``ready``; returns the function that reads these frames."""
@@ -323,7 +309,7 @@ class SlotTalker:
         ``begun`` has for each frame its answer, the rows that this had used, and whether it is the last frame allowed.
         """
         codes = wait().numpy()
-        results = []
+        results: list[StepResult] = []
         for answer, rows_used, is_last in begun:
             if answer.over:
                 continue
@@ -332,11 +318,11 @@ class SlotTalker:
                 made, end = made[:0], CodesEnd.STOP
             if end is not None:
                 answer.end()
-            results.append(StepResult(answer.session, Codes(made, end, rows_used)))
+            results.append((answer.session, Codes(made, end, rows_used)))
         return results
 
     def _device_step(self, batch: int, window: int) -> torch.Tensor:
-        return self.network.step(self._buffers.inputs, batch, window)
+        return self.network.step(self._buffers, batch, window)
 
     def _batches(self) -> list[int]:
         return [*(size for size in _BATCHES if size < self._space.slots), self._space.slots]
@@ -429,7 +415,7 @@ class TalkerAnswer:
         self._granted -= 1
 
     def feed(self, item: TalkerItem) -> None:
-        """Check and queue an item. Raises RefusedInput; the session must be closed then."""
+        """Check and queue an item. Raises InvalidValue; the session must be closed then."""
         match item:
             case _ if self.over:
                 pass
@@ -503,4 +489,4 @@ class TalkerAnswer:
     @staticmethod
     def _require(holds: bool, otherwise: str) -> None:
         if not holds:
-            raise RefusedInput(otherwise)
+            raise InvalidValue(otherwise)

@@ -1,20 +1,18 @@
 """The stages that speak an answer with an omni model: its Talker and its vocoder, each in a process of its own.
 
-A stage opens a session in its process, TalkerHost or VocoderHost, for each answer.
+A stage opens a session in its StepProcess for each answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import EngineOutput, PartFailed
 from omni_ws.engine.channel import Channel, Outputs, Stage, StageLink
 from omni_ws.engine.frame_chunks import ChunkPace, ChunkPlan, ChunkPolicy, FrameChunks
@@ -27,7 +25,6 @@ from omni_ws.engine.omni.step_model import (
     PromptRows,
     TalkerItem,
     VocoderInput,
-    VocoderOutput,
 )
 from omni_ws.engine.omni.step_process import StepProcess, StepSession
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
@@ -53,12 +50,12 @@ class OmniTalker:
     ``settings`` of the session in the Talker's process are ``voice`` and the names in OMNI_TALKER_SAMPLING. The stage
     opens the session with the first row of the answer and holds the rows of the prompt until then: the user may speak
     for minutes, which must not occupy a slot. A source that ends without an answer, for instance with tool calls alone,
-    takes no slot and makes no sound.
+    takes no slot and makes no sound. ``frame_ms`` is the duration of a codec frame in milliseconds.
     """
 
     name = "talker"
 
-    def __init__(self, process: TalkerHost, settings: Mapping[str, Any]) -> None:
+    def __init__(self, process: StepProcess, settings: Mapping[str, Any], *, frame_ms: float) -> None:
         #: For the usage of the request: rows of prompt and answer that the Talker got, and frames that it made.
         self.prompt_tokens = 0
         self.tokens = 0
@@ -66,6 +63,7 @@ class OmniTalker:
         self.cut = False
         self._process = process
         self._settings = settings
+        self._granted = max(1, round(AHEAD_MS / frame_ms))
         self._speaks = False
 
     async def run(
@@ -78,7 +76,8 @@ class OmniTalker:
             return
         async with self._process.open(self._settings) as session:
             await sink.put(_NO_CODES)
-            session.grant(max(1, round(AHEAD_MS / self._process.frame_ms)))
+            # As many as fit into the link to the vocoder; then each frame that was put into the link.
+            session.grant(self._granted)
             feeding = asyncio.create_task(self._feed(session, begun, source), name="talker rows")
             speaking = asyncio.create_task(self._speak(session, sink), name="talker codes")
             try:
@@ -108,7 +107,7 @@ class OmniTalker:
                 break
         return begun
 
-    async def _feed(self, session: TalkerSession, begun: list[TalkerItem], source: AsyncIterator[TalkerItem]) -> None:
+    async def _feed(self, session: StepSession, begun: list[TalkerItem], source: AsyncIterator[TalkerItem]) -> None:
         """Feed ``begun`` and the rest of ``source``; the end of the source ends the answer too."""
         for item in begun:
             await session.feed(item)
@@ -120,7 +119,7 @@ class OmniTalker:
             await session.feed(item)
         await session.feed(AnswerEnd())
 
-    async def _speak(self, session: TalkerSession, sink: Channel[Codes]) -> None:
+    async def _speak(self, session: StepSession, sink: Channel[Codes]) -> None:
         async for codes in events.generated(self.name, aiter(session)):
             frames = len(codes.codes)
             self.tokens += frames
@@ -153,7 +152,7 @@ class VocoderStage:
 
     def __init__(
         self,
-        process: VocoderHost,
+        process: StepProcess,
         *,
         settings: Mapping[str, Any] | None = None,
         policy: ChunkPolicy | None = None,
@@ -163,17 +162,17 @@ class VocoderStage:
         self._process = process
         self._settings = settings or {}
         self._block = block
-        policy = policy or ChunkPolicy()
+        policy, facts = policy or ChunkPolicy(), process.facts
         pace = ChunkPace(
             policy,
-            frame_ms=process.frame_ms,
-            context_frames=process.context_frames,
+            frame_ms=facts["frame_ms"],
+            context_frames=facts["context_frames"],
             decode_ms_per_frame=process.ms_per_frame,
         )
         self._chunks: FrameChunks[Codes] = FrameChunks(
             self.name,
             pace,
-            sample_rate=process.sample_rate,
+            sample_rate=facts["sample_rate"],
             # Enough for two chunks.
             most_held=2 * (block or policy.largest),
             clock=clock,
@@ -196,7 +195,7 @@ class VocoderStage:
                 async with self._process.open(self._settings) as session:
                     await self._decode_all(session, outputs)
 
-    async def _decode_all(self, session: VocoderSession, outputs: Channel[EngineOutput]) -> None:
+    async def _decode_all(self, session: StepSession, outputs: Channel[EngineOutput]) -> None:
         began = ended = False
         while not ended:
             self._take_over()
@@ -207,7 +206,7 @@ class VocoderStage:
                 codes, self._ready = self._ready[: plan.frames], self._ready[plan.frames :]
                 ended = self._complete and not len(self._ready)
                 item = VocoderInput(codes, last=ended)
-                await self._chunks.send(len(codes), _decoded(session, item), outputs)
+                await self._chunks.send(len(codes), session.decode(item), outputs)
                 began = True
             elif rest_alone:
                 return
@@ -229,10 +228,6 @@ class VocoderStage:
             self._complete = self._complete or item.end is not None
         # The source may also end without an item whose ``end`` is set.
         self._complete = self._complete or self._chunks.ended
-
-
-async def _decoded(session: VocoderSession, item: VocoderInput) -> Samples:
-    return (await session.decode(item)).samples
 
 
 class SpeechPart:
@@ -259,119 +254,3 @@ class SpeechPart:
             # Returning now would cancel the stages before this one, which write the text.
             async for _ in source:
                 pass
-
-
-# The processes, and one session of each.
-
-#: The limit on rows in a message: 64 hidden states of 3584 values are 0.9 MB.
-ROWS_PER_MESSAGE: Final = 64
-#: The estimated bytes of a message besides its rows.
-_OVERHEAD_BYTES: Final = 128
-#: The weight of the latest measurement in the moving average.
-_SMOOTHING: Final = 0.3
-
-
-class TalkerHost:
-    """The process of a Talker. ``frame_ms`` is the duration of a codec frame in milliseconds."""
-
-    def __init__(self, process: StepProcess, *, frame_ms: float) -> None:
-        self.process = process
-        self.frame_ms = frame_ms
-
-    @asynccontextmanager
-    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[TalkerSession]:
-        """Open a session for one answer; leaving the block frees its slot at once. Raises as ``StepProcess.open``."""
-        async with self.process.open(settings) as session:
-            yield TalkerSession(session)
-
-
-class TalkerSession:
-    """One answer in the Talker's process. Iterating yields its Codes, up to the item whose ``end`` is set.
-
-    ``feed`` and the iteration raise InvalidValue for input that the Talker refuses, and EngineFailed once its process
-    has ended.
-    """
-
-    def __init__(self, session: StepSession) -> None:
-        self._session = session
-
-    async def feed(self, item: TalkerItem) -> None:
-        """Send ``item`` to the process; waits while too much input of this session is on its way there."""
-        for piece in _pieces(item):
-            await self._session.feed(piece, _cost(piece))
-
-    def grant(self, frames: int) -> None:
-        """Allow ``frames`` more codec frames; without a grant the Talker makes none.
-
-        OmniTalker grants as many as fit into its link to the vocoder: first AHEAD_MS, then each frame that it has put
-        into the link.
-        """
-        self._session.grant(frames)
-
-    async def __aiter__(self) -> AsyncIterator[Codes]:
-        async for codes in self._session.made:
-            yield codes
-            if codes.end is not None:
-                return
-
-
-class VocoderHost:
-    """The process of a vocoder.
-
-    ``sample_rate`` is in Hz, ``frame_ms`` the duration of a codec frame in milliseconds. To decode a chunk costs as
-    much as ``context_frames`` frames besides its own.
-    """
-
-    def __init__(self, process: StepProcess, *, sample_rate: int, frame_ms: float, context_frames: int) -> None:
-        self.process = process
-        self.sample_rate = sample_rate
-        self.frame_ms = frame_ms
-        self.context_frames = context_frames
-        #: The average decoding time, queueing included, in milliseconds per frame with context; 0 if unknown.
-        self.ms_per_frame = 0.0
-
-    @asynccontextmanager
-    async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[VocoderSession]:
-        """Open a session for one answer; leaving the block frees its slot at once. Raises as ``StepProcess.open``."""
-        async with self.process.open(settings) as session:
-            yield VocoderSession(self, session)
-
-    def note(self, frames: int, seconds: float) -> None:
-        """Add a measurement to the average: decoding ``frames`` frames took ``seconds``."""
-        if frames:
-            per_frame = seconds * 1000 / (frames + self.context_frames)
-            weight = _SMOOTHING if self.ms_per_frame else 1.0
-            self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
-
-
-class VocoderSession:
-    """One answer in the vocoder's process."""
-
-    def __init__(self, host: VocoderHost, session: StepSession) -> None:
-        self._host = host
-        self._session = session
-
-    async def decode(self, item: VocoderInput) -> VocoderOutput:
-        """Decode the next codes; the process batches them with codes of other sessions. Calls do not overlap.
-
-        Raises InvalidValue for codes that the vocoder refuses, EngineFailed once its process has ended.
-        """
-        began = time.monotonic()
-        await self._session.feed(item, item.codes.nbytes + _OVERHEAD_BYTES)
-        made: VocoderOutput = await anext(self._session.made)
-        self._host.note(len(item.codes), time.monotonic() - began)
-        return made
-
-
-def _pieces(item: TalkerItem) -> Iterator[TalkerItem]:
-    """Cut an item with many rows into short messages, so that a ``close`` never waits behind a long one."""
-    while isinstance(item, PromptRows | AnswerRows) and len(item.tokens) > ROWS_PER_MESSAGE:
-        piece, item = item.split(ROWS_PER_MESSAGE)
-        yield piece
-    yield item
-
-
-def _cost(item: TalkerItem) -> int:
-    if isinstance(item, PromptRows | AnswerRows):
-        return item.tokens.nbytes + item.hidden.nbytes + _OVERHEAD_BYTES
-    return _OVERHEAD_BYTES

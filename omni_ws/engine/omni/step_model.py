@@ -10,10 +10,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from omni_ws.errors import InvalidValue
 
 
 class StepModel(Protocol):
@@ -34,11 +36,11 @@ class StepModel(Protocol):
         ...
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
-        """Open a session. Raises NoSlot, or RefusedInput for settings."""
+        """Open a session. Raises EngineOverloaded without a free slot, or InvalidValue for settings."""
         ...
 
     def feed(self, session: int, item: Any) -> None:
-        """Queue an item, which later steps process. Raises RefusedInput."""
+        """Queue an item, which later steps process. Raises InvalidValue, and then closes the session."""
         ...
 
     def grant(self, session: int, frames: int) -> None:
@@ -59,31 +61,10 @@ class StepModel(Protocol):
         ...
 
 
-class LoadedModel(NamedTuple):
-    """What a factory returns: the model, and facts about it for the server, such as its voices or its sample rate."""
-
-    model: StepModel
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step made for a session: an item, or the error that ended the session."""
-
-    session: int
-    item: Any = None
-    refused: str | None = None
-
-
-class NoSlot(Exception):
-    """All slots of the model are taken."""
-
-
-class RefusedInput(Exception):
-    """The settings or the input of a session are invalid, or too long. The message is for the client.
-
-    The session is closed.
-    """
+#: What a step made: the session, and an item for it.
+StepResult: TypeAlias = tuple[int, Any]
+#: What a factory returns: the model, and facts about it for the server, such as its voices or its sample rate.
+LoadedModel: TypeAlias = tuple[StepModel, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +151,6 @@ class VocoderInput:
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VocoderOutput:
-    """The answer to one VocoderInput: samples (n,) float32 that no later code changes; there may be none.
-
-    ``frames`` is the number of codec frames that they come from.
-    """
-
-    samples: NDArray[np.float32]
-    frames: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerSettings:
     """Checked voice and sampling parameters of one session.
@@ -200,15 +170,15 @@ class TalkerSettings:
     def changed(self, settings: Mapping[str, Any], voices: Sequence[str]) -> TalkerSettings:
         """Return a copy with the values of ``settings``; a None there leaves the default, and ``seed`` is then drawn.
 
-        The name of a voice may be in upper or lower case. Raises RefusedInput.
+        Raises InvalidValue.
         """
         asked = {name: value for name, value in settings.items() if value is not None}
         if unknown := asked.keys() - {field.name for field in fields(self)}:
-            raise RefusedInput(f"unknown setting of the Talker: {min(unknown)}")
+            raise InvalidValue(f"unknown setting of the Talker: {min(unknown)}")
         for name, reason in wrong_settings(asked).items():
-            raise RefusedInput(f"talker.{name} {reason}")
+            raise InvalidValue(f"talker.{name} {reason}")
         if "voice" in asked:
-            asked["voice"] = _known_voice(asked["voice"], voices)
+            asked["voice"] = known_voice(asked["voice"], voices)
         if asked.get("seed", self.seed) is None:
             asked["seed"] = secrets.randbits(63)
         return replace(self, **asked)
@@ -242,8 +212,9 @@ _RULES: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 }
 
 
-def _known_voice(voice: Any, voices: Sequence[str]) -> str:
+def known_voice(voice: Any, voices: Sequence[str]) -> str:
+    """Return the name of a voice, which may be asked for in upper or lower case. Raises InvalidValue."""
     known = {name.lower(): name for name in voices}
     if not isinstance(voice, str) or voice.lower() not in known:
-        raise RefusedInput(f"unknown voice {voice!r}; the model has {', '.join(voices)}")
+        raise InvalidValue(f"unknown voice {voice!r}; the model has {', '.join(voices)}")
     return known[voice.lower()]

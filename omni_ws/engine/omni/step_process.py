@@ -9,16 +9,19 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
+from omni_ws.engine.omni.step_model import AnswerRows, Codes, PromptRows, TalkerItem, VocoderInput
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,12 @@ INPUT_BYTES: Final = 1 << 20
 #: How often the process is pinged while it has sessions, and how long it may be silent until it is killed.
 WATCH_SEC: Final = 5.0
 SILENCE_SEC: Final = 60.0
+#: The limit on rows in a message: 64 hidden states of 3584 values are 0.9 MB.
+ROWS_PER_MESSAGE: Final = 64
+#: The estimated bytes of a message besides its rows or codes.
+_OVERHEAD_BYTES: Final = 128
+#: The weight of the latest measurement in the moving average.
+_SMOOTHING: Final = 0.3
 
 
 class StepProcess:
@@ -45,7 +54,11 @@ class StepProcess:
         self.role = role
         self.state = EngineState.STARTING
         #: The report of the process that it is ready; None while none runs.
-        self.ready: ModelReady | None = None
+        self.ready: Loaded | None = None
+        #: What the factory told about the model; empty before ``start``.
+        self.facts: Mapping[str, Any] = {}
+        #: A vocoder's average decoding time, queueing included, in milliseconds per frame with context; 0 if unknown.
+        self.ms_per_frame = 0.0
         self._load = LoadModel(factory, dict(arguments))
         self._part = part
         self._sessions: dict[int, StepSession] = {}
@@ -54,7 +67,7 @@ class StepProcess:
         self._tasks: list[asyncio.Task[None]] = []
         self._heard_at = 0.0
         self._next_question = 1
-        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._questions: dict[int, asyncio.Future[Status]] = {}
 
     @property
     def pid(self) -> int | None:
@@ -113,10 +126,9 @@ class StepProcess:
                 self.send(CloseSlot(number))
             session.made.discard()
 
-    async def occupation(self) -> Occupation:
+    async def occupation(self) -> Status:
         """Return what occupies the process, once it has handled all earlier messages. Raises EngineFailed."""
-        answer: Occupation = await self._ask(AskOccupation)
-        return answer
+        return await self._ask()
 
     async def trace(self, path: Path | None) -> None:
         """Begin a trace of torch's operations for the file ``path``; with None, end it and write the file.
@@ -124,19 +136,19 @@ class StepProcess:
         Raises EngineFailed.
         """
         file = None if path is None else str(path)
-        changed: TraceChanged = await self._ask(lambda number: ChangeTrace(number, file))
-        if changed.error is not None:
-            raise self._failed(f"tracing the {self.role} failed: {changed.error}")
+        status = await self._ask(trace=file)
+        if status.error is not None:
+            raise self._failed(f"tracing the {self.role} failed: {status.error}")
 
-    async def _ask(self, question: Callable[[int], ToStepWorker]) -> Any:
-        """Send the ``question`` with a new number, and return the answer of the process. Raises EngineFailed."""
+    async def _ask(self, trace: str | msgspec.UnsetType | None = msgspec.UNSET) -> Status:
+        """Ask with a new number, and return the answer of the process. Raises EngineFailed."""
         if self.ready is None:
             raise self._failed(f"the {self.role} is not available")
         number, self._next_question = self._next_question, self._next_question + 1
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
         try:
-            self.send(question(number))
+            self.send(Ask(number, trace))
             return await answer
         finally:
             self._questions.pop(number, None)
@@ -145,6 +157,12 @@ class StepProcess:
         """Send a message, with ``content`` as its body, to the process if one runs."""
         if self._child is not None:
             self._child.send(message, packed(content))
+
+    def note_decoding(self, frames: int, seconds: float) -> None:
+        """Add a measurement to ``ms_per_frame``: decoding ``frames`` frames took ``seconds``."""
+        per_frame = seconds * 1000 / (frames + self.facts["context_frames"])
+        weight = _SMOOTHING if self.ms_per_frame else 1.0
+        self.ms_per_frame += weight * (per_frame - self.ms_per_frame)
 
     def overloaded(self) -> EngineOverloaded:
         """Return the error of a session that gets no slot."""
@@ -160,10 +178,10 @@ class StepProcess:
             self._child = child = await Child.start(f"the {self.role}", WORKER_MODULE, kinds=FromStepWorker)
             child.send(self._load)
             said, _ = await child.receive()
-            if isinstance(said, LoadFailed):
-                raise self._failed(f"the {self.role} failed to start: {said.message}")
-            assert isinstance(said, ModelReady)
-            self.ready = said
+            assert isinstance(said, Loaded)
+            if said.error is not None:
+                raise self._failed(f"the {self.role} failed to start: {said.error}")
+            self.ready, self.facts = said, said.facts
         except ChildEnded:
             await self._end()
             raise self._failed(f"the {self.role} failed to start: its process ended") from None
@@ -192,7 +210,7 @@ class StepProcess:
         return f"exit status {await self._end()}"
 
     def _take(self, message: Any, body: bytes) -> None:
-        if isinstance(message, Occupation | TraceChanged):
+        if isinstance(message, Status):
             question = self._questions.get(message.number)
             if question is not None and not question.done():
                 question.set_result(message)
@@ -213,7 +231,7 @@ class StepProcess:
             if time.monotonic() - self._heard_at > SILENCE_SEC and self._child is not None:
                 log.error("the %s has been silent for %.0f s and is killed", self.role, SILENCE_SEC)
                 self._child.kill()
-            self.send(AskOccupation(0))  # a ping: the answer, which no question waits for, sets ``_heard_at``
+            self.send(Ask(0))  # a ping: the answer, which no question waits for, sets ``_heard_at``
 
     def _fail_all(self, message: str) -> None:
         sessions, self._sessions = self._sessions, {}
@@ -230,7 +248,11 @@ class StepProcess:
 
 
 class StepSession:
-    """A session in the process; ``StepProcess.open`` opens and closes it."""
+    """One answer in the process; ``StepProcess.open`` opens and closes the session.
+
+    Iterating yields a Talker's Codes, up to the item whose ``end`` is set. All raise InvalidValue for input that the
+    model refuses, and EngineFailed once its process has ended.
+    """
 
     def __init__(self, process: StepProcess, number: int) -> None:
         #: The items that the model made. The caller bounds their number, by grants or by feeding one item at a time.
@@ -242,11 +264,12 @@ class StepSession:
         self._on_the_way = 0
         self._room = asyncio.Event()
 
-    async def feed(self, item: Any, cost: int) -> None:
-        """Send an item, which counts as ``cost`` bytes of INPUT_BYTES; waits while these are exceeded.
+    async def feed(self, item: TalkerItem | VocoderInput) -> None:
+        """Send ``item`` to the process; waits while more than INPUT_BYTES of this session are on their way there."""
+        for piece, cost in _pieces(item):
+            await self._feed(piece, cost)
 
-        Raises InvalidValue once the model has refused an item, EngineFailed once the process has ended.
-        """
+    async def _feed(self, item: TalkerItem | VocoderInput, cost: int) -> None:
         while self._error is None and self._on_the_way >= INPUT_BYTES:
             self._room.clear()
             await self._room.wait()
@@ -256,9 +279,28 @@ class StepSession:
         self._process.send(FeedItem(self._number, cost), item)
 
     def grant(self, frames: int) -> None:
-        """Allow ``frames`` more codec frames."""
+        """Allow ``frames`` more codec frames; without a grant the Talker makes none."""
         if self._error is None:
             self._process.send(GrantFrames(self._number, frames))
+
+    async def __aiter__(self) -> AsyncIterator[Codes]:
+        async for codes in self.made:
+            yield codes
+            if codes.end is not None:
+                return
+
+    async def decode(self, item: VocoderInput) -> NDArray[np.float32]:
+        """Return the samples of the next codes; the process batches them with codes of other sessions.
+
+        Calls do not overlap. To decode a chunk costs as much as the model's ``context_frames`` besides its own, so
+        ``ms_per_frame`` counts these too.
+        """
+        began = time.monotonic()
+        await self.feed(item)
+        samples: NDArray[np.float32] = await anext(self.made)
+        if len(item.codes):
+            self._process.note_decoding(len(item.codes), time.monotonic() - began)
+        return samples
 
     def take(self, message: object, body: bytes) -> None:
         """Handle a message of the process about this session."""
@@ -287,6 +329,26 @@ class StepSession:
         await self._opened
 
 
+def _pieces(item: TalkerItem | VocoderInput) -> Iterator[tuple[TalkerItem | VocoderInput, int]]:
+    """Cut an item with many rows into short messages, so that a ``close`` never waits behind a long one.
+
+    Yields each piece with its size in bytes.
+    """
+    while isinstance(item, PromptRows | AnswerRows) and len(item.tokens) > ROWS_PER_MESSAGE:
+        piece, item = item.split(ROWS_PER_MESSAGE)
+        yield piece, _cost(piece)
+    yield item, _cost(item)
+
+
+def _cost(item: TalkerItem | VocoderInput) -> int:
+    match item:
+        case PromptRows() | AnswerRows():
+            return item.tokens.nbytes + item.hidden.nbytes + _OVERHEAD_BYTES
+        case VocoderInput():
+            return item.codes.nbytes + _OVERHEAD_BYTES
+    return _OVERHEAD_BYTES
+
+
 # Messages. The items of models follow as the body of a message, pickled: both ends are this program, and nobody else
 # can write to the pipes.
 
@@ -303,18 +365,13 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
     arguments: Mapping[str, Any]
 
 
-class ModelReady(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and warm."""
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded and warm, or cannot be loaded: then ``error`` is set, for the operator."""
 
-    slots: int
-    memory_bytes: int
-    facts: Mapping[str, Any]
-
-
-class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be loaded; the message is for the operator."""
-
-    message: str
+    slots: int = 0
+    memory_bytes: int = 0
+    facts: Mapping[str, Any] = {}
+    error: str | None = None
 
 
 class OpenSlot(msgspec.Struct, frozen=True, tag=True):
@@ -370,35 +427,24 @@ class ItemMade(msgspec.Struct, frozen=True, tag=True):
     session: int
 
 
-class AskOccupation(msgspec.Struct, frozen=True, tag=True):
-    """Ask for an Occupation with the same number."""
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a Status with the same number.
+
+    ``trace`` begins a trace of torch's operations that will be written to this file; None ends and writes it.
+    """
 
     number: int
+    trace: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Occupation(msgspec.Struct, frozen=True, tag=True):
-    """The answer to AskOccupation: how many sessions are open, and whether the model has work."""
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """How many sessions are open, whether the model has work, and what went wrong with a trace."""
 
     number: int
     sessions: int
     busy: bool
-
-
-class ChangeTrace(msgspec.Struct, frozen=True, tag=True):
-    """Begin a trace of torch's operations that will be written to ``path``; with None, end and write it."""
-
-    number: int
-    path: str | None
-
-
-class TraceChanged(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ChangeTrace, with the error, if any."""
-
-    number: int
     error: str | None = None
 
 
-ToStepWorker: TypeAlias = LoadModel | OpenSlot | FeedItem | GrantFrames | CloseSlot | AskOccupation | ChangeTrace
-FromStepWorker: TypeAlias = (
-    ModelReady | LoadFailed | SlotOpened | SlotRefused | ItemTaken | ItemMade | Occupation | TraceChanged
-)
+ToStepWorker: TypeAlias = LoadModel | OpenSlot | FeedItem | GrantFrames | CloseSlot | Ask
+FromStepWorker: TypeAlias = Loaded | SlotOpened | SlotRefused | ItemTaken | ItemMade | Status

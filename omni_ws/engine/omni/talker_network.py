@@ -1,4 +1,4 @@
-"""The network that the Talkers of both families share (TalkerNetwork), and the sampling of codes (SamplingState).
+"""The Talkers of Qwen3-Omni and Qwen2.5-Omni, the network that both share, and the sampling of codes (SamplingState).
 
 Shapes: B sessions, V codes of a vocabulary, C candidate codes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from hashlib import blake2b
 from typing import Any, Final
@@ -16,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from omni_ws.engine.omni.checkpoint import CheckpointTensors
-from omni_ws.engine.omni.prompt_reading import NONE, PromptReader, TalkerRows
+from omni_ws.engine.omni.checkpoint import CheckpointTensors, default_speaker
+from omni_ws.engine.omni.prompt_reading import NONE, TalkerRows, UserTurnsReader, WholePromptReader
 from omni_ws.engine.omni.step_model import TalkerSettings
-from omni_ws.engine.omni.transformer import BlockShape, SlotCache, Transformer
+from omni_ws.engine.omni.transformer import BlockShape, Put, SlotCache, Transformer
 
 #: The Thinker's embeddings, which stay on the CPU: the Talker looks up single rows of them.
 EMBEDDINGS: Final = "thinker.model.embed_tokens.weight"
@@ -33,22 +34,6 @@ class SlotSpace:
     longest: int
     device: str
     dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """The inputs of a step, for every slot, in fixed buffers, which CUDA graphs require.
-
-    ``rows`` (slots, hidden size of the Thinker) are rows of the answer. ``lengths`` (slots,) is the number of positions
-    that a slot has, ``positions`` (slots,) the M-RoPE position of its next row, ``frames`` (slots,) the number of the
-    frame. The result of a slot that is not ``active`` (slots,) is discarded.
-    """
-
-    rows: torch.Tensor
-    lengths: torch.Tensor
-    positions: torch.Tensor
-    frames: torch.Tensor
-    active: torch.Tensor
 
 
 class TalkerNetwork(ABC):
@@ -98,8 +83,8 @@ class TalkerNetwork(ABC):
         return int(self._embeddings.shape[0])
 
     @abstractmethod
-    def reader(self, voice: str) -> PromptReader:
-        """Return the PromptReader of a prompt that is to be answered in ``voice``."""
+    def reader(self, voice: str) -> WholePromptReader | UserTurnsReader:
+        """Return the reader of a prompt that is to be answered in ``voice``."""
 
     def open(self, slot: int, settings: TalkerSettings) -> None:
         """Prepare a slot for a session."""
@@ -124,7 +109,7 @@ class TalkerNetwork(ABC):
         put, mask = self._cache.piece(slot, start, len(rows))
         self._transformer(self._prompt_inputs(rows)[None], self._transformer.rotations(positions), put, mask)
 
-    def step(self, inputs: StepInputs, batch: int, window: int) -> torch.Tensor:
+    def step(self, inputs: StepBuffers, batch: int, window: int) -> torch.Tensor:
         """Return a frame of each of the first ``batch`` slots, (batch, codebooks).
 
         ``window`` must be larger than the lengths of these slots.
@@ -183,6 +168,293 @@ def held_bytes(thing: Any, counted: set[int]) -> int:
         case _:
             inside = list(getattr(thing, "__dict__", {}).values())
     return sum(held_bytes(part, counted) for part in inside)
+
+
+_LENGTH, _POSITION, _FRAME, _ACTIVE = range(4)
+#: Two sets of buffers on the host: one is filled while the device still reads the other.
+_TURNS: Final = 2
+
+
+class StepBuffers:
+    """The inputs of a step, for every slot, in fixed buffers on the device, which CUDA graphs require.
+
+    ``rows`` (slots, hidden size of the Thinker) are rows of the answer. ``lengths`` (slots,) is the number of positions
+    that a slot has, ``positions`` (slots,) the M-RoPE position of its next row, ``frames`` (slots,) the number of the
+    frame. The result of a slot that is not ``active`` (slots,) is discarded.
+
+    Inputs are copied to the device, and frames back, asynchronously. The frames of a step must have been waited for
+    before the ``send`` of the next step but one.
+    """
+
+    def __init__(self, space: SlotSpace, row_size: int, codebooks: int) -> None:
+        self._cuda = torch.device(space.device).type == "cuda"
+        self._turn = 0
+        self._host_rows = [self._host((space.slots, row_size), space.dtype) for _ in range(_TURNS)]
+        self._host_numbers = [self._host((4, space.slots), torch.int64) for _ in range(_TURNS)]
+        #: Views of ``_host_numbers`` as arrays: writing single elements is cheaper than in a tensor.
+        self._filled = [numbers.numpy() for numbers in self._host_numbers]
+        self._host_frames = [self._host((space.slots, codebooks), torch.int64) for _ in range(_TURNS)]
+        self.rows = torch.zeros(space.slots, row_size, dtype=space.dtype, device=space.device)
+        self._numbers = torch.zeros(4, space.slots, dtype=torch.int64, device=space.device)
+        self.lengths, self.positions, self.frames, self.active = self._numbers
+
+    def _host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=self._cuda)
+
+    def begin(self) -> None:
+        """Begin to fill the buffers of a step, in which no slot is active yet."""
+        self._turn = (self._turn + 1) % _TURNS
+        self._filled[self._turn][_ACTIVE] = 0
+
+    def put_lengths(self, slot: int, length: int) -> None:
+        """Set the number of a slot's positions. Inactive slots need it too: the step may write their next position."""
+        self._filled[self._turn][_LENGTH, slot] = length
+
+    def put(self, slot: int, position: int, frame: int) -> None:
+        """Make a slot active, with the M-RoPE position and the number of its frame."""
+        numbers = self._filled[self._turn]
+        numbers[_POSITION, slot], numbers[_FRAME, slot], numbers[_ACTIVE, slot] = position, frame, 1
+
+    def put_rows(self, slots: list[int], rows: torch.Tensor) -> None:
+        """Set the rows (n, row size) of the answers in ``slots``."""
+        self._host_rows[self._turn][slots] = rows.to(self.rows.dtype)
+
+    def send(self) -> None:
+        """Start copying the inputs to the device."""
+        self.rows.copy_(self._host_rows[self._turn], non_blocking=True)
+        self._numbers.copy_(self._host_numbers[self._turn], non_blocking=True)
+
+    def fetch(self, frames: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start copying ``frames`` (B, codebooks) to the host.
+
+        Returns a function that waits for them and returns them; they stay valid until the next step but one.
+        """
+        here = self._host_frames[self._turn][: len(frames)]
+        here.copy_(frames, non_blocking=True)
+        if not self._cuda:
+            return lambda: here
+        arrived = torch.cuda.Event()
+        arrived.record()
+
+        def wait() -> torch.Tensor:
+            arrived.synchronize()
+            return here
+
+        return wait
+
+
+#: The number of special ids at the end of the vocabulary, which are no codes; of these only the end code is drawn.
+_SPECIAL_CODES: Final = 1024
+
+
+class Qwen3Talker(TalkerNetwork):
+    """The Talker of Qwen3-Omni: 12.5 frames of 16 codes a second.
+
+    It is a top-k MoE with a shared expert, and a CodePredictor for 15 of the 16 codebooks. Its rows are text, or hidden
+    states of the user's audio, images and video. It computes the same as transformers'
+    ``Qwen3OmniMoeForConditionalGeneration.generate`` for one prompt.
+
+    ``config`` is the whole config.json. Raises ConfigurationError for missing tensors, KeyError for missing settings.
+    """
+
+    answer_states = False
+
+    def __init__(self, source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace) -> None:
+        talker = config["talker_config"]
+        shape = BlockShape.of(talker["text_config"], "talker_config.text_config", interleaved=True)
+        vocabulary = int(talker["text_config"]["vocab_size"])
+        end = int(talker["codec_eos_token_id"])
+        suppressed = [code for code in range(vocabulary - _SPECIAL_CODES, vocabulary) if code != end]
+        sampling = SamplingState(space.slots, vocabulary, space.device, suppressed=suppressed)
+        super().__init__(source, space, shape, sampling, "talker.model.codec_embedding.weight")
+        predictor = talker["code_predictor_config"]
+        self._predictor = CodePredictor(
+            source, "talker.code_predictor", predictor, space.slots, space.device, space.dtype
+        )
+        self.codebooks = self._predictor.codebooks
+        self._text = _Projection.load(source, "talker.text_projection", space)
+        self._media = _Projection.load(source, "talker.hidden_projection", space)
+        self._speakers: dict[str, int] = talker["speaker_id"]
+        self.voices = tuple(sorted(self._speakers, key=lambda name: name.lower() != "ethan"))
+        self.defaults = TalkerSettings(voice=self.voices[0], temperature=0.9, top_k=50, top_p=1.0)
+        self.end_codes = frozenset([end])
+        self.after_answer = (config["tts_eos_token_id"], config["tts_pad_token_id"])
+        self._config = config
+        self._start_code = int(talker["codec_bos_id"])
+        self.reader(self.voices[0])  # raises for what the configuration lacks
+
+    def reader(self, voice: str) -> UserTurnsReader:
+        return UserTurnsReader(self._config, self._speakers[voice], self.hidden_size)
+
+    def _prompt_inputs(self, rows: TalkerRows) -> torch.Tensor:
+        x = self._text(self._to_device(self.embedded(rows.tokens)))
+        if len(rows.hidden):
+            media = torch.tensor(np.flatnonzero(rows.states), device=self.space.device)
+            x = x.index_copy(0, media, self._media(self._to_device(torch.from_numpy(rows.hidden))))
+        return self._with_codes(x, rows)
+
+    def _answer_inputs(self, rows: torch.Tensor, feedback: torch.Tensor) -> torch.Tensor:
+        return self._text(rows) + feedback
+
+    def _frame(
+        self, state: torch.Tensor, first: torch.Tensor, frames: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        further, feedback = self._predictor(state, functional.embedding(first, self._codes), self._sampling, frames)
+        return torch.cat((first[:, None], further), dim=1), feedback
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """An MLP of two layers, from the Thinker's hidden size to the Talker's."""
+
+    weights: tuple[torch.Tensor, torch.Tensor]
+    biases: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def load(cls, source: CheckpointTensors, prefix: str, space: SlotSpace) -> _Projection:
+        first, second, first_bias, second_bias = (
+            source.tensor(f"{prefix}.linear_fc{layer}.{kind}").to(space.device, space.dtype)
+            for kind in ("weight", "bias")
+            for layer in (1, 2)
+        )
+        return cls((first, second), (first_bias, second_bias))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        inner = functional.silu(functional.linear(x, self.weights[0], self.biases[0]))
+        return functional.linear(inner, self.weights[1], self.biases[1])
+
+
+class CodePredictor:
+    """The small transformer in Qwen3's Talker that predicts the further codes of a frame from the first one.
+
+    For each frame there is one pass over two rows, the Talker's last state and the first code, and then one pass for
+    each further code but the last. The KV cache holds one frame. ``config`` is ``code_predictor_config``.
+    """
+
+    def __init__(
+        self,
+        source: CheckpointTensors,
+        prefix: str,
+        config: Mapping[str, Any],
+        slots: int,
+        device: str,
+        dtype: torch.dtype,
+    ) -> None:
+        self.codebooks = int(config["num_code_groups"])
+        self.shape = BlockShape.of(config, "talker_config.code_predictor_config")
+        self._transformer = Transformer(source, f"{prefix}.model", self.shape, device, dtype)
+
+        def each(name: str) -> list[torch.Tensor]:
+            numbers = range(self.codebooks - 1)
+            return [source.tensor(f"{prefix}.{name}.{number}.weight").to(device, dtype) for number in numbers]
+
+        self._embeddings = each("model.codec_embedding")
+        self._heads = each("lm_head")
+        size = (self.shape.layers, slots, self.shape.kv_heads, self.codebooks, self.shape.head_dim)
+        self._keys = torch.zeros(size, device=device, dtype=dtype)
+        self._values = torch.zeros_like(self._keys)
+        self._first_mask = torch.ones(1, 2, 2, dtype=torch.bool, device=device).tril()
+        positions = torch.arange(self.codebooks, device=device).expand(3, 1, -1)
+        self._rotations = self._transformer.rotations(positions)
+
+    def __call__(
+        self, state: torch.Tensor, first: torch.Tensor, sampling: SamplingState, frames: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the further codes (B, codebooks - 1), and the sum of the embeddings of all codes (B, H).
+
+        ``state`` (B, H) is the Talker's last state, ``first`` (B, H) the embedding of the first code, ``frames`` (B,)
+        the numbers of the frames.
+        """
+        rows, total, codes = torch.stack((state, first), dim=1), first, []
+        for number, (embedding, head) in enumerate(zip(self._embeddings, self._heads, strict=True)):
+            done = number + 1 if number else 0
+            rotations = self._rotations[0][:, done : number + 2], self._rotations[1][:, done : number + 2]
+            mask = None if number else self._first_mask
+            states = self._transformer(rows, rotations, self._put(done, number + 2), mask)
+            logits = functional.linear(states[:, -1], head).float()
+            code = sampling.draw_residual(logits, frames, number + 1)
+            codes.append(code)
+            embedded = functional.embedding(code, embedding)
+            total = total + embedded
+            rows = embedded[:, None]
+        return torch.stack(codes, dim=1), total
+
+    def _put(self, start: int, end: int) -> Put:
+        """Return the access to the positions up to ``end`` of the frame, of which those from ``start`` on are new."""
+
+        def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            batch = len(keys)
+            self._keys[layer, :batch, :, start:end] = keys
+            self._values[layer, :batch, :, start:end] = values
+            return self._keys[layer, :batch, :, :end], self._values[layer, :batch, :, :end]
+
+        return put
+
+
+class Qwen25Talker(TalkerNetwork):
+    """The Talker of Qwen2.5-Omni: 50 frames of one code a second.
+
+    Every token of prompt and answer is a row: the Thinker's hidden state plus the token's embedding. It computes the
+    same as transformers' ``Qwen2_5OmniForConditionalGeneration.generate`` for one prompt, except that it adds the
+    embeddings of codec_pad and codec_bos, as in training; transformers 5.19 omits them for prompts without padding.
+
+    ``config`` is the whole config.json, ``speakers`` has the token that begins the speech of each voice. Raises
+    ConfigurationError for missing tensors, KeyError for missing settings.
+    """
+
+    answer_states = True
+    codebooks = 1
+
+    def __init__(
+        self, source: CheckpointTensors, config: Mapping[str, Any], space: SlotSpace, speakers: Mapping[str, int]
+    ) -> None:
+        talker = config["talker_config"]
+        shape = BlockShape.of(talker, "talker_config", interleaved=False)
+        pad, start, end, mask = (int(talker[f"tts_codec_{name}_token_id"]) for name in ("pad", "start", "end", "mask"))
+        self.end_codes = frozenset([pad, end])
+        vocabulary = int(talker["vocab_size"])
+        unreadable = range(_readable_codes(config), vocabulary)
+        suppressed = sorted({start, *unreadable} - self.end_codes)
+        # In transformers each row of the prompt has one of these codes, so the repetition penalty applies to them.
+        sampling = SamplingState(
+            space.slots, vocabulary, space.device, suppressed=suppressed, penalised=[mask, pad, start]
+        )
+        super().__init__(source, space, shape, sampling, "talker.model.embed_tokens.weight")
+        self._weight, self._bias = (
+            source.tensor(f"talker.thinker_to_talker_proj.{kind}").to(space.device, space.dtype)
+            for kind in ("weight", "bias")
+        )
+        self._speakers = dict(speakers)
+        self.voices = tuple(sorted(self._speakers, key=lambda name: name != default_speaker(self._speakers)))
+        self.defaults = TalkerSettings(voice=self.voices[0], temperature=0.9, top_k=40, top_p=0.8)
+        self.after_answer = (talker["tts_text_end_token_id"], talker["tts_text_pad_token_id"])
+        self._media = tuple(config["thinker_config"][f"{kind}_token_index"] for kind in ("audio", "image", "video"))
+        self._pad, self._start_code = pad, start
+
+    def reader(self, voice: str) -> WholePromptReader:
+        return WholePromptReader(self._media, (self._speakers[voice], self._pad), self.hidden_size)
+
+    def _prompt_inputs(self, rows: TalkerRows) -> torch.Tensor:
+        x = self.embedded(rows.tokens)
+        x[torch.from_numpy(rows.states)] += torch.from_numpy(rows.hidden)
+        return self._projected(self._with_codes(self._to_device(x), rows))
+
+    def _answer_inputs(self, rows: torch.Tensor, feedback: torch.Tensor) -> torch.Tensor:
+        return self._projected(rows + feedback)
+
+    def _frame(
+        self, state: torch.Tensor, first: torch.Tensor, frames: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return first[:, None], functional.embedding(first, self._codes)
+
+    def _projected(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+def _readable_codes(config: Mapping[str, Any]) -> int:
+    """Return the number of codes that Token2Wav can decode; the Talker's vocabulary has more, beside special codes."""
+    vocoder = config.get("token2wav_config", {}).get("dit_config", {})
+    return int(vocoder.get("num_embeds", 8193)) + 1
 
 
 #: The numbers of draws that are reserved for a frame, one for each codebook.

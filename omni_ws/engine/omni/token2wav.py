@@ -9,8 +9,7 @@ window does not wait for them: it uses the frames of its own future block.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import pi, prod
@@ -27,8 +26,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import OmniSpeaker, default_speaker
 from omni_ws.engine.omni.step_graphs import StepGraphs
-from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, StepResult, VocoderInput, VocoderOutput
+from omni_ws.engine.omni.step_model import VocoderInput, known_voice
 from omni_ws.engine.omni.talker_network import normal_at
+from omni_ws.engine.omni.vocoder import DecodedStream, Vocoder
+from omni_ws.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +98,11 @@ MOST_WAITING: Final = 4096
 ODE_STEPS: Final = 10
 
 
-class Qwen25Token2Wav:
-    """A StepModel: VocoderInput in, VocoderOutput out. Settings are ``voice`` and ``seed``, which defaults to 0.
+class Qwen25Token2Wav(Vocoder["_Answer"]):
+    """The Vocoder. The seed defaults to 0; the name of the voice may be in upper or lower case.
 
     A step either evaluates the DiT once or converts mel frames to samples, for up to ``batch`` sessions whose windows
-    have the same length; the session that has waited longest decides which. Four windows keep a GPU busy: with more, a
-    step only takes longer.
+    have the same length. Four windows keep a GPU busy: with more, a step only takes longer.
     """
 
     def __init__(
@@ -113,36 +113,23 @@ class Qwen25Token2Wav:
         batch: int = 4,
         plan: WindowPlan = STREAMING,
     ) -> None:
+        super().__init__(slots=slots, codebooks=1, codebook_size=network.codes, most_waiting=MOST_WAITING)
         self._network = network
-        self._slots = slots
         self._batch = min(batch, slots)
         self._plan = plan
-        self._answers: dict[int, _Answer] = {}
-        #: The sessions with unfinished inputs; the one that has waited longest is first.
-        self._queue: dict[int, _Answer] = {}
 
     @property
-    def samples_per_code(self) -> int:
+    def samples_per_frame(self) -> int:
         samples: int = self._network.mel_per_code * self._network.samples_per_mel
         return samples
 
     @property
     def memory_bytes(self) -> int:
-        """See StepModel. The memory of windows is not counted: it is small beside weights and graphs."""
+        """The memory of the network. That of windows is not counted: it is small beside weights and graphs."""
         return self._network.memory_bytes
 
-    @property
-    def slots(self) -> int:
-        """See StepModel."""
-        return self._slots
-
-    @property
-    def busy(self) -> bool:
-        """See StepModel."""
-        return bool(self._queue)
-
     def warm_up(self) -> None:
-        """See StepModel. Captures windows of all usual lengths, and decodes an answer with all of them."""
+        """Capture windows of all usual lengths, and decode an answer with all of them."""
         plan, block = self._plan, self._network.codes_per_block
         blocks = plan.first + 2 * plan.chunk + plan.future
         windows = [MelWindow.of(plan, index, block=block, total=None) for index in range(plan.unlocked(blocks))]
@@ -155,134 +142,43 @@ class Qwen25Token2Wav:
             self.step()
         self.close(-1)
 
-    def open(self, session: int, settings: Mapping[str, Any]) -> None:
-        """See StepModel. The name of the voice may be in upper or lower case; None is the default voice."""
+    def _begun(self, slot: int, settings: Mapping[str, Any]) -> _Answer:
         voice, seed = settings.get("voice"), settings.get("seed")
-        if unknown := settings.keys() - {"voice", "seed"}:
-            raise RefusedInput(f"unknown setting of the vocoder: {min(unknown)}")
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-            raise RefusedInput(f"seed must be a whole number, got {seed!r}")
-        name = self._voice(voice)
-        if len(self._answers) >= self._slots:
-            raise NoSlot
-        self._answers[session] = _Answer(self._network, self._plan, voice=name, seed=seed or 0)
+            raise InvalidValue(f"seed must be a whole number, got {seed!r}")
+        name = default_speaker(self._network.voices) if voice is None else known_voice(voice, self._network.voices)
+        return _Answer(slot, self._network, self._plan, voice=name, seed=seed or 0)
 
-    def feed(self, session: int, item: VocoderInput) -> None:
-        """See StepModel. Codes that are refused end the session."""
-        answer = self._answers[session]
-        try:
-            self._check(answer, item)
-        except RefusedInput:
-            self.close(session)
-            raise
-        answer.add(item)
-        self._queue.setdefault(session, answer)
+    def _most(self, work: tuple[bool, int]) -> int:
+        return self._batch
 
-    def grant(self, session: int, frames: int) -> None:
-        """See StepModel. Does nothing: a vocoder needs no grants."""
-
-    def close(self, session: int) -> None:
-        """See StepModel."""
-        self._queue.pop(session, None)
-        self._answers.pop(session, None)
-
-    def step(self) -> Sequence[StepResult]:
-        """See StepModel."""
-        results: list[StepResult] = []
-        chosen = self._choose(results)
-        if not chosen:
-            return results
-        answers = [answer for _, answer in chosen]
-        if answers[0].vocoding is None:
-            self._solve(answers)
-        else:
-            self._vocode(answers)
-        for session, answer in chosen:
-            # To the end of the queue.
-            self._queue[session] = self._queue.pop(session)
-            self._settle(session, answer, results)
-        return results
-
-    def _voice(self, asked: Any) -> str:
-        voices = self._network.voices
-        if asked is None:
-            return default_speaker(voices)
-        for name in voices:
-            if isinstance(asked, str) and asked.lower() == name.lower():
-                return name
-        raise RefusedInput(f"unknown voice {asked!r}; the model has {', '.join(voices)}")
-
-    def _check(self, answer: _Answer, item: VocoderInput) -> None:
-        """Raise RefusedInput for an item that cannot be decoded."""
-        codes = item.codes
-        if answer.ended:
-            raise RefusedInput("codes after the last ones of the answer")
-        if codes.ndim != 2 or codes.shape[1] != 1 or not np.issubdtype(codes.dtype, np.integer):
-            raise RefusedInput("codes must be integers of the shape (frames, 1)")
-        if answer.waiting + len(codes) > MOST_WAITING:
-            raise RefusedInput(f"more than {MOST_WAITING} codes wait to be decoded")
-        if len(codes) and not 0 <= codes.min() <= codes.max() < self._network.codes:
-            wrong = codes.max() if codes.min() >= 0 else codes.min()
-            raise RefusedInput(f"code {wrong} is not one of the {self._network.codes} of the codebook")
-
-    def _choose(self, results: list[StepResult]) -> list[tuple[int, _Answer]]:
-        """Return the sessions of the next batch; adds results for inputs that need no further window."""
-        chosen: list[tuple[int, _Answer]] = []
-        kind: tuple[bool, int] | None = None
-        for session, answer in list(self._queue.items()):
-            self._settle(session, answer, results)
-            if session not in self._queue:
-                continue
-            here = answer.next_work()
-            kind = kind or here
-            if here == kind:
-                chosen.append((session, answer))
-                if len(chosen) == self._batch:
-                    break
-        return chosen
-
-    def _solve(self, answers: Sequence[_Answer]) -> None:
-        """Evaluate the DiT once for the windows of these sessions."""
-        solving = [answer.solving for answer in answers if answer.solving is not None]
+    def _decode(self, work: tuple[bool, int], streams: Sequence[_Answer]) -> None:
+        """Convert the solved mel frames of these sessions to samples, or else evaluate the DiT once."""
+        if work[0]:
+            mels = [answer.vocoding for answer in streams if answer.vocoding is not None]
+            sounds = self._network.sound(torch.stack(mels)).cpu().numpy()
+            for answer, sound in zip(streams, sounds, strict=True):
+                answer.take_sound(sound)
+            return
+        solvers = [answer.solver for answer in streams if answer.solver is not None]
         slopes = self._network.derivative(
-            [each.solver.time for each in solving],
-            [each.solver.point for each in solving],
-            [each.conditions for each in solving],
+            [solver.time for solver in solvers],
+            [solver.point for solver in solvers],
+            [answer.conditions for answer in streams],
         )
-        for answer, slope in zip(answers, slopes, strict=True):
+        for answer, slope in zip(streams, slopes, strict=True):
             answer.take_slope(slope)
 
-    def _vocode(self, answers: Sequence[_Answer]) -> None:
-        """Convert the solved mel frames of these sessions to samples."""
-        mels = [answer.vocoding for answer in answers if answer.vocoding is not None]
-        sounds = self._network.sound(torch.stack(mels)).cpu().numpy()
-        for answer, sound in zip(answers, sounds, strict=True):
-            answer.take_sound(sound)
 
-    def _settle(self, session: int, answer: _Answer, results: list[StepResult]) -> None:
-        """Add results for the inputs whose windows are all done."""
-        for samples in answer.finished_inputs():
-            results.append(StepResult(session, VocoderOutput(samples, len(samples) // self.samples_per_code)))
-        if not answer.has_inputs:
-            self._queue.pop(session, None)
+class _Answer(DecodedStream):
+    """One session: codes that windows have yet to read, the current window, and its mel frames.
 
-
-@dataclass(frozen=True, slots=True)
-class _Solving:
-    """A window whose mel frames (frames, bins) are being solved; ``conditions`` are (2, frames, values)."""
-
-    window: MelWindow
-    solver: RungeKutta
-    conditions: Tensor
-
-
-class _Answer:
-    """The state of one session: codes that windows have yet to read, the current window, and its mel frames.
-
-    A window is solved first (``solving``), then its mel frames are converted to samples (``vocoding``).
+    A window is solved first (``solver``), then its mel frames are converted to samples (``vocoding``). ``done`` counts
+    windows.
     """
 
-    def __init__(self, network: Token2WavNetwork, plan: WindowPlan, *, voice: str, seed: int) -> None:
+    def __init__(self, slot: int, network: Token2WavNetwork, plan: WindowPlan, *, voice: str, seed: int) -> None:
+        super().__init__(slot)
         self._network = network
         self._plan = plan
         self._voice = voice
@@ -290,15 +186,10 @@ class _Answer:
         #: The codes from the position ``_dropped`` on, which later windows read.
         self.codes: NDArray[np.int64] = np.zeros(0, np.int64)
         self._dropped = 0
-        #: Whether the last codes have come.
-        self.ended = False
-        #: For each unfinished input, how many windows must be done for it to be finished.
-        self._inputs: deque[int] = deque()
-        #: The samples of the windows that the oldest of these inputs has needed so far.
-        self._samples: list[NDArray[np.float32]] = []
-        #: The number of windows done.
-        self._windows = 0
-        self.solving: _Solving | None = None
+        #: The solver of the current window, (frames, bins); None before the window has begun, and once it is solved.
+        self.solver: RungeKutta | None = None
+        #: The input of the DiT from the window's voice and codes, (2, frames, values).
+        self.conditions: Tensor = torch.empty(0)
         #: The final mel frames from the position ``_mel_begin`` on, (frames, bins), and how many have become samples.
         self.mels: Tensor | None = None
         self._mel_begin = 0
@@ -310,67 +201,49 @@ class _Answer:
     @property
     def waiting(self) -> int:
         """The number of codes that are neither final nor in a window that is being solved."""
-        return self._received - (self.solving.window.end if self.solving else self._next_window().begin)
-
-    @property
-    def has_inputs(self) -> bool:
-        """Whether there are unfinished inputs."""
-        return bool(self._inputs)
+        window = self._next_window()
+        return self._received - (window.end if self.solver else window.begin)
 
     @property
     def _received(self) -> int:
         return self._dropped + len(self.codes)
 
-    def add(self, item: VocoderInput) -> None:
-        """Queue an input."""
-        self.codes = np.concatenate([self.codes, item.codes[:, 0].astype(np.int64)])
-        self.ended = item.last
+    def goal(self, codes: NDArray[np.int64]) -> int:
+        self.codes = np.concatenate([self.codes, codes[:, 0]])
         whole, part = divmod(self._received, self._network.codes_per_block)
-        self._inputs.append(self._plan.count(whole + bool(part)) if item.last else self._plan.unlocked(whole))
+        return self._plan.count(whole + bool(part)) if self.ended else self._plan.unlocked(whole)
 
     def next_work(self) -> tuple[bool, int]:
-        """Return whether mel frames are to be converted, or else solved, and their number. May begin a window."""
+        """Return whether mel frames are to be converted, or else solved, and their number."""
         if self.vocoding is not None:
             return True, len(self.vocoding)
-        if self.solving is None:
+        if self.solver is None:
             network, window = self._network, self._next_window()
             codes = self.codes[window.left - self._dropped : window.right - self._dropped]
             left, right = window.left * network.mel_per_code, window.right * network.mel_per_code
-            self.solving = _Solving(
-                window,
-                RungeKutta(network.noise(self._seed, left, right), network.times),
-                network.conditions(self._voice, torch.from_numpy(codes).to(network.device)),
-            )
-        return False, len(self.solving.solver.value)
+            self.solver = RungeKutta(network.noise(self._seed, left, right), network.times)
+            self.conditions = network.conditions(self._voice, torch.from_numpy(codes).to(network.device))
+        return False, len(self.solver.value)
 
     def take_slope(self, slope: Tensor) -> None:
         """Continue solving with the derivative."""
-        assert self.solving is not None
-        window, solver = self.solving.window, self.solving.solver
-        solver.take(slope)
-        if solver.done:
-            self._keep_solved(window, solver.value)
-            self.solving = None
+        assert self.solver is not None
+        self.solver.take(slope)
+        if self.solver.done:
+            self._keep_solved(self._next_window(), self.solver.value)
+            self.solver = None
 
     def take_sound(self, sound: NDArray[np.float32]) -> None:
         """Take the samples of ``vocoding``, which end the window; drop the codes that no later window reads."""
         per_mel = self._network.samples_per_mel
-        self._samples.append(sound[self._sent.start * per_mel : self._sent.stop * per_mel].copy())
-        self._windows += 1
+        self.take(sound[self._sent.start * per_mel : self._sent.stop * per_mel].copy(), 1)
         self.vocoding = None
         drop = min(self._next_window().left - self._dropped, len(self.codes))
         self.codes, self._dropped = self.codes[drop:], self._dropped + drop
 
-    def finished_inputs(self) -> Iterator[NDArray[np.float32]]:
-        """Remove the inputs whose windows are all done, and yield their samples."""
-        while self._inputs and self._inputs[0] <= self._windows:
-            self._inputs.popleft()
-            samples, self._samples = self._samples, []
-            yield np.concatenate(samples) if samples else np.zeros(0, np.float32)
-
     def _next_window(self) -> MelWindow:
         total = self._received if self.ended else None
-        return MelWindow.of(self._plan, self._windows, block=self._network.codes_per_block, total=total)
+        return MelWindow.of(self._plan, self.done, block=self._network.codes_per_block, total=total)
 
     def _keep_solved(self, window: MelWindow, mels: Tensor) -> None:
         """Keep the final mel frames of a window, and set ``vocoding``."""

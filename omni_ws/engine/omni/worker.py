@@ -11,28 +11,28 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import msgspec
+
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.child_main import ServerLink
-from omni_ws.engine.omni.step_model import LoadedModel, NoSlot, RefusedInput, StepModel
+from omni_ws.engine.omni.step_model import LoadedModel, StepModel
 from omni_ws.engine.omni.step_process import (
-    AskOccupation,
-    ChangeTrace,
+    Ask,
     CloseSlot,
     FeedItem,
     GrantFrames,
     ItemMade,
     ItemTaken,
-    LoadFailed,
+    Loaded,
     LoadModel,
-    ModelReady,
-    Occupation,
     OpenSlot,
     SlotOpened,
     SlotRefused,
+    Status,
     ToStepWorker,
-    TraceChanged,
     packed,
 )
+from omni_ws.errors import EngineOverloaded, InvalidValue
 
 
 class _Worker:
@@ -56,13 +56,9 @@ class _Worker:
                 self._step()
 
     def _step(self) -> None:
-        for result in self._model.step():
-            if result.session not in self._sessions:
-                continue
-            if result.refused is not None:
-                self._link.send(self._refused(result.session, result.refused), more=True)
-            elif result.item is not None:
-                self._link.send(ItemMade(result.session), packed(result.item), more=True)
+        for session, item in self._model.step():
+            if session in self._sessions:
+                self._link.send(ItemMade(session), packed(item), more=True)
         self._link.flush()
 
     def _take(self, message: object, body: bytes) -> None:
@@ -80,10 +76,9 @@ class _Worker:
             case CloseSlot(session):
                 self._sessions.discard(session)
                 model.close(session)
-            case AskOccupation(number):
-                self._link.send(Occupation(number, len(self._sessions), model.busy))
-            case ChangeTrace(number, path):
-                self._link.send(TraceChanged(number, self._change_trace(path)))
+            case Ask(number, trace):
+                error = None if trace is msgspec.UNSET else self._change_trace(trace)
+                self._link.send(Status(number, len(self._sessions), model.busy, error))
             case _:
                 raise TypeError(f"unknown message: {type(message).__name__}")
 
@@ -108,9 +103,9 @@ class _Worker:
     def _open(self, session: int, settings: Any) -> None:
         try:
             self._model.open(session, settings)
-        except NoSlot:
+        except EngineOverloaded:
             self._link.send(SlotRefused(session, "all slots are taken", overloaded=True))
-        except RefusedInput as refusal:
+        except InvalidValue as refusal:
             self._link.send(SlotRefused(session, str(refusal)))
         else:
             self._sessions.add(session)
@@ -119,7 +114,7 @@ class _Worker:
     def _feed(self, session: int, item: Any) -> None:
         try:
             self._model.feed(session, item)
-        except RefusedInput as refusal:
+        except InvalidValue as refusal:
             self._link.send(self._refused(session, str(refusal)))
         except Exception:  # the input of one session must not end the others
             traceback.print_exc()
@@ -134,9 +129,9 @@ class _Worker:
 def _load(message: LoadModel) -> LoadedModel:
     module, _, function = message.factory.partition(":")
     factory: Callable[..., LoadedModel] = getattr(importlib.import_module(module), function)
-    loaded = factory(**message.arguments)
-    loaded.model.warm_up()
-    return loaded
+    model, facts = factory(**message.arguments)
+    model.warm_up()
+    return model, facts
 
 
 def main() -> None:
@@ -146,13 +141,13 @@ def main() -> None:
     try:
         model, facts = _load(load)
     except ConfigurationError as error:
-        link.send(LoadFailed("; ".join(error.problems)))
+        link.send(Loaded(error="; ".join(error.problems)))
         return
     except Exception as error:
         traceback.print_exc()
-        link.send(LoadFailed(f"{type(error).__name__}: {error}"[:500]))
+        link.send(Loaded(error=f"{type(error).__name__}: {error}"[:500]))
         return
-    link.send(ModelReady(model.slots, model.memory_bytes, facts))
+    link.send(Loaded(model.slots, model.memory_bytes, facts))
     _Worker(model, link).run()
 
 

@@ -1,13 +1,13 @@
 """AnswerReader: converts vLLM's output for one answer to text, thought, tool calls and log-probabilities.
 
-AlignedTokens holds back an item for each token until the token's text is sent; AlignedLogprobs and SpokenTokens use it.
+AlignedTokens holds back an item for each token until the token's text is sent; AnswerReader and SpokenTokens use it.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -31,16 +31,18 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "re
 class AnswerReader:
     """Reads the ``choice``-th answer to a request, piece by piece.
 
-    ``splitter`` finds tool calls and thought in the text, ``logprobs`` assigns tokens to text; None if not requested.
-    With ``names_end`` the log-probabilities include the token that ends the answer. With ``wanted`` False the content
-    is dropped: vLLM generates at least one token even if a request only wants an echo of its prompt.
+    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token`` makes
+    them of tokens and vLLM's entries of log-probabilities. They are None if not requested. With ``names_end`` the
+    log-probabilities include the token that ends the answer. With ``wanted`` False the content is dropped: vLLM
+    generates at least one token even if a request only wants an echo of its prompt.
     """
 
     def __init__(
         self,
         choice: int,
         *,
-        logprobs: AlignedLogprobs | None,
+        logprobs: AlignedTokens[TokenLogprob] | None = None,
+        name_token: Callable[[int, Mapping[int, Any]], TokenLogprob] | None = None,
         splitter: AnswerSplitter | None,
         names_end: bool = False,
         wanted: bool = True,
@@ -53,6 +55,7 @@ class AnswerReader:
         self.tokens = 0
         self.finish_reason: FinishReason | None = None
         self._logprobs = logprobs
+        self._name_token = name_token
         self._splitter = splitter
         self._thinking = splitter is not None and splitter.thinks
         #: Generated text that was not yielded: the tool parser holds back text that may become a call.
@@ -89,12 +92,15 @@ class AnswerReader:
             self.finish_reason = FinishReason.LENGTH
         return ()
 
-    def _note_tokens(self, logprobs: AlignedLogprobs, piece: CompletionOutput, prompt: Sequence[int]) -> None:
+    def _note_tokens(
+        self, logprobs: AlignedTokens[TokenLogprob], piece: CompletionOutput, prompt: Sequence[int]
+    ) -> None:
         tokens = list(piece.token_ids)
         ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
         if tokens and ends and not self._names_end:
             tokens.pop()  # the end token is not part of the text
-        logprobs.add_logprobs(tokens, (piece.logprobs or [])[: len(tokens)], prompt)
+        assert self._name_token is not None
+        logprobs.add(tokens, map(self._name_token, tokens, piece.logprobs or ()), prompt)
 
     def _tokens_of(self, parts: AnswerParts, piece: CompletionOutput) -> tuple[TokenLogprob, ...]:
         if self._logprobs is None:
@@ -216,20 +222,6 @@ class TokenBytes:
     def _named(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         data = self[token]
         return TokenLogprob(data.decode("utf-8", "replace"), data, logprob, top)
-
-
-class AlignedLogprobs(AlignedTokens[TokenLogprob]):
-    """The tokens of one answer with their log-probabilities, held back until their text is sent."""
-
-    def __init__(self, tokenizer: Any, data: TokenBytes, parameters: SamplingParams) -> None:
-        super().__init__(tokenizer, parameters)
-        self._data = data
-        self._top = parameters.logprobs or 0
-
-    def add_logprobs(self, tokens: Sequence[int], entries: Sequence[Mapping[int, Any]], prompt: Sequence[int]) -> None:
-        """Add sampled tokens with vLLM's entries of log-probabilities. ``prompt`` is the prompt's tokens."""
-        named = [self._data.logprob(token, entry, self._top) for token, entry in zip(tokens, entries, strict=True)]
-        self.add(tokens, named, prompt)
 
 
 #: The index of a token in the answer, and the token.

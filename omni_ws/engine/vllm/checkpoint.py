@@ -310,15 +310,6 @@ class OmniModel:
             raise ConfigurationError([f"{self.model} cannot be downloaded: {error}"]) from error
 
 
-@dataclass(frozen=True, slots=True)
-class OmniSizes:
-    """The memory of the parts of an omni model once loaded, in bytes."""
-
-    thinker: int
-    talker: int
-    vocoder: int
-
-
 def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
     """Return the omni model with the name or folder ``model``; None for other models, and if it is not found.
 
@@ -334,17 +325,17 @@ def find_omni_model(model: str, args: Mapping[str, Any]) -> OmniModel | None:
     return OmniModel(model, OmniFamily(config["model_type"]), config, args)
 
 
-def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> OmniSizes:
-    """Return the memory that the parts need, from the headers of the files. Raises ConfigurationError."""
+def omni_sizes(model: OmniModel, folder: Path, *, sessions: int, positions: int) -> dict[str, int]:
+    """Return the bytes of each part once loaded, from the headers of the files. Raises ConfigurationError."""
     from omni_ws.engine.omni.checkpoint import CheckpointTensors
     from omni_ws.engine.omni.slot_talker import talker_memory
 
     tensors = CheckpointTensors(folder)
-    return OmniSizes(
-        thinker=tensors.bytes_of("thinker."),
-        talker=talker_memory(folder, slots=sessions, longest=positions),
-        vocoder=tensors.bytes_of(f"{model.vocoder}.", _VOCODER_BYTES),
-    )
+    return {
+        "thinker": tensors.bytes_of("thinker."),
+        "talker": talker_memory(folder, slots=sessions, longest=positions),
+        "vocoder": tensors.bytes_of(f"{model.vocoder}.", _VOCODER_BYTES),
+    }
 
 
 def _fetched_config(model: str, args: Mapping[str, Any]) -> Path | None:
@@ -451,20 +442,20 @@ _CONTEXT_BYTES: Final = 700_000_000
 _LEAST_CACHE_BYTES: Final = 8_000_000_000
 
 
-def check_omni_fits(model: str, sizes: OmniSizes, *, total: int, gpus: int) -> None:
-    """Raise ConfigurationError if the model does not fit into GPUs of ``total`` bytes each.
+def check_omni_fits(model: str, *, thinker: int, talker: int, vocoder: int, total: int, gpus: int) -> None:
+    """Raise ConfigurationError if a model with parts of these sizes does not fit into GPUs of ``total`` bytes each.
 
     The Thinker's weights are distributed over ``gpus`` GPUs; the other parts are on the first.
     """
-    thinker = sizes.thinker // gpus
-    needed = thinker + sizes.talker + sizes.vocoder + 3 * _CONTEXT_BYTES + _LEAST_CACHE_BYTES
+    thinker //= gpus
+    needed = thinker + talker + vocoder + 3 * _CONTEXT_BYTES + _LEAST_CACHE_BYTES
     if needed <= _ALL * total:
         return
     raise ConfigurationError(
         [
             f"{model} does not fit into a GPU of {_gb(total)}: the Thinker's weights take {_gb(thinker)}, and to "
-            f"compute and to remember at least {_gb(_LEAST_CACHE_BYTES)}; the Talker takes {_gb(sizes.talker)}, the "
-            f"vocoder {_gb(sizes.vocoder)}, the processes {_gb(3 * _CONTEXT_BYTES)}. Take quantised weights, "
+            f"compute and to remember at least {_gb(_LEAST_CACHE_BYTES)}; the Talker takes {_gb(talker)}, the "
+            f"vocoder {_gb(vocoder)}, the processes {_gb(3 * _CONTEXT_BYTES)}. Take quantised weights, "
             "vllm.args.tensor_parallel_size, smaller vllm.omni_sessions or vllm.omni_positions, or text alone: "
             "--vllm.omni-speech false"
         ]

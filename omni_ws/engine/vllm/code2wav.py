@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,16 +45,15 @@ class Code2Wav:
     ) -> None:
         self._queue = queue
         self._slots = slots
-        self._context = WindowContext()
         policy = policy or ChunkPolicy()
-        around = self._context.left + self._context.right
+        around = 2 * CONTEXT_FRAMES
         pace = ChunkPace(policy, frame_ms=frame_ms, context_frames=around, decode_ms_per_frame=queue.ms_per_frame)
         self._chunks: FrameChunks[CodecFrames] = FrameChunks(
             self.name,
             pace,
             sample_rate=sample_rate,
             # Enough for two chunks.
-            most_held=2 * policy.largest + self._context.right,
+            most_held=2 * policy.largest + CONTEXT_FRAMES,
             clock=time.monotonic,
         )
 
@@ -74,7 +73,7 @@ class Code2Wav:
     async def _decode_clause(self, outputs: Channel[EngineOutput]) -> None:
         """Decode one clause. Clauses are independent: their first frames have no left context."""
         chunks = self._chunks
-        state = StreamState.start(self._context, self._slots)
+        state = StreamState.start(self._slots)
         clause, text_end = chunks.inbox[0].clause, chunks.inbox[0].text_end
         while not state.done:
             state = self._take_over(state, clause)
@@ -182,16 +181,10 @@ class DecodeQueue:
         return batch
 
 
-@dataclass(frozen=True, slots=True)
-class WindowContext:
-    """The number of context frames on either side of a chunk. Three frames are exact for SNAC at 24 kHz.
-
-    The receptive field of a convolutional codec is a few frames. With so many frames on both sides, the wanted frames
-    decode to exactly the same samples as in the whole clause; the samples of the context are discarded.
-    """
-
-    left: int = 3
-    right: int = 3
+#: The number of context frames on either side of a chunk, which is exact for SNAC at 24 kHz: the receptive field of a
+#: convolutional codec is a few frames. With so many frames on both sides, the wanted frames decode to exactly the same
+#: samples as in the whole clause; the samples of the context are discarded.
+CONTEXT_FRAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,24 +205,26 @@ class StreamState:
     """The state of decoding one clause, an immutable value: the frames that are still needed, and positions.
 
     ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` the position of the next frame to decode.
+    ``left`` and ``right`` are the context frames on either side of a window.
     """
 
-    context: WindowContext
     held: Codes
+    left: int = CONTEXT_FRAMES
+    right: int = CONTEXT_FRAMES
     first_frame: int = 0
     emitted: int = 0
     ended: bool = False
 
     @classmethod
-    def start(cls, context: WindowContext, slots: int) -> StreamState:
+    def start(cls, slots: int, *, left: int = CONTEXT_FRAMES, right: int = CONTEXT_FRAMES) -> StreamState:
         """Return the state at the beginning of a clause; ``slots`` is the number of tokens in a frame."""
-        return cls(context, np.empty((0, slots), np.int32))
+        return cls(np.empty((0, slots), np.int32), left, right)
 
     @property
     def ready(self) -> int:
         """The number of frames that can be decoded: the others wait for their right context."""
         coming = self.first_frame + len(self.held) - self.emitted
-        return coming if self.ended else max(0, coming - self.context.right)
+        return coming if self.ended else max(0, coming - self.right)
 
     @property
     def done(self) -> bool:
@@ -247,11 +242,11 @@ class StreamState:
         if not 1 <= frames <= self.ready:
             raise ValueError(f"frames must be 1 to {self.ready}, got {frames}")
         start = self.emitted - self.first_frame
-        left = min(start, self.context.left)
-        end = min(len(self.held), start + frames + self.context.right)
+        left = min(start, self.left)
+        end = min(len(self.held), start + frames + self.right)
         window = CodecWindow(self.held[start - left : end], self.emitted - left, left, frames)
         emitted = self.emitted + frames
-        unneeded = max(0, emitted - self.context.left - self.first_frame)
+        unneeded = max(0, emitted - self.left - self.first_frame)
         return window, replace(
             self, held=self.held[unneeded:].copy(), first_frame=self.first_frame + unneeded, emitted=emitted
         )

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from omni_ws.core.chunks import Modality
 from omni_ws.core.quota import Room
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.engine.vllm.language_model import LanguageModel, ModelOutputs
-from omni_ws.engine.vllm.prompt import Excerpt, Given, Media, MediaSizes, PromptDraft, StableExcerpt
+from omni_ws.engine.vllm.prompt import Excerpt, Given, Media, MediaSizes, PromptDraft
 from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.engine.vllm.thinker_rows import TalkerFeed
 from omni_ws.errors import ContextLengthExceeded
@@ -103,30 +103,6 @@ class EarlyOrigin:
             )
 
 
-class EarlyWork(Protocol):
-    """The early computation of one prompt."""
-
-    #: The part of the prompt that was accepted. The rest remains in the draft.
-    given: Given
-    #: How many tokens of the prompt are in the prefix cache because this work, not an earlier request, computed them.
-    own_tokens: int
-
-    async def extend(self, excerpt: StableExcerpt) -> bool:
-        """Compute the part of the prompt that follows ``given``; returns when that is done.
-
-        Returns False if no more parts are accepted before the end.
-        """
-        ...
-
-    async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
-        """Return vLLM's outputs for the complete prompt, of which only the rest is computed."""
-        ...
-
-    async def aclose(self) -> None:
-        """Release the slot and the blocks of the KV cache. Idempotent."""
-        ...
-
-
 @dataclass(slots=True)
 class EarlyBudget:
     """The vLLM slots and cache tokens left for streamed prompts."""
@@ -166,8 +142,11 @@ class StreamedPrompt:
     """An open vLLM request that is extended with input. It owns a slot that its creator took from ``budget``."""
 
     def __init__(self, origin: EarlyOrigin, budget: EarlyBudget) -> None:
+        #: The part of the prompt that was accepted. The rest remains in the draft.
         self.given = Given()
-        self.own_tokens = 0  # unless the answer starts from the complete prompt
+        #: How many tokens of the prompt are in the prefix cache because this work, not an earlier request, computed
+        #: them: none, unless the answer starts from the complete prompt.
+        self.own_tokens = 0
         self._origin = origin
         self._budget = budget
         self._context: int = origin.model.llm.model_config.max_model_len
@@ -179,7 +158,11 @@ class StreamedPrompt:
         #: Whether the last piece has media. They have not reached the model until an output arrives.
         self._media_in_flight = False
 
-    async def extend(self, excerpt: StableExcerpt) -> bool:
+    async def extend(self, excerpt: Excerpt) -> bool:
+        """Compute the part of the prompt that follows ``given``; returns when that is done.
+
+        Returns False if no more parts are accepted before the end.
+        """
         prompt = await self._render(excerpt)
         count = len(prompt["prompt_token_ids"])
         if not self._budget.take_tokens(count):
@@ -210,6 +193,7 @@ class StreamedPrompt:
         return False
 
     async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
+        """Return vLLM's outputs for the complete prompt, of which only the rest is computed."""
         rest = whole.after(self.given)
         if rest is None or not self._holding:
             self.own_tokens = self._tokens
@@ -225,6 +209,7 @@ class StreamedPrompt:
         return self._outputs
 
     async def aclose(self) -> None:
+        """Release the slot and the blocks of the KV cache. Idempotent."""
         self._release_slot()
         await self._outputs.aclose()
         if self._media_in_flight and not self._outputs.arrived:
@@ -265,7 +250,7 @@ class StreamedPrompt:
 class WarmedPrefix:
     """Computes parts of the prompt ahead, so that the complete prompt finds them in the prefix cache.
 
-    Parts that were evicted from the cache meanwhile are computed again.
+    Used as a StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
     """
 
     def __init__(self, origin: EarlyOrigin) -> None:
@@ -280,7 +265,7 @@ class WarmedPrefix:
         self._block: int = block
         self._warmed = 0
 
-    async def extend(self, excerpt: StableExcerpt) -> bool:
+    async def extend(self, excerpt: Excerpt) -> bool:
         self.given.add(excerpt)
         so_far = self.given.whole
         if not excerpt.media and len(so_far.tokens) - self._warmed < self._block:
@@ -304,6 +289,9 @@ class WarmedPrefix:
     async def aclose(self) -> None:
         """Do nothing: a warmed prefix occupies nothing between two steps."""
 
+
+#: The early computation of one prompt.
+EarlyWork: TypeAlias = StreamedPrompt | WarmedPrefix
 
 #: The maximum number of frames of a video in the prompt, spread evenly over it.
 VIDEO_FRAMES: Final = 32

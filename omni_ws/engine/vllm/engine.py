@@ -52,7 +52,7 @@ from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel, use_first_model_runner
 from omni_ws.engine.vllm.omni_voice import ForcedAnswer, OmniVoice, own_voice
 from omni_ws.engine.vllm.readouts import Readouts
-from omni_ws.engine.vllm.sampling import SAMPLING, ParserNames
+from omni_ws.engine.vllm.sampling import SAMPLING, check_parsers, load_parser
 from omni_ws.engine.vllm.talker import Talker
 from omni_ws.engine.vllm.talker_engine import Speaker, staged_speech
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
@@ -101,7 +101,6 @@ class VllmEngine:
             args |= readouts.engine_args
         if config.reasoning_parser is not None:
             args = {"reasoning_parser": config.reasoning_parser, **args}  # so that grammars apply behind the thought
-        self._parsers = ParserNames(config.tool_parser, config.reasoning_parser)
         self._readouts = readouts
         #: None if the model is not an omni model.
         self._omni = find_omni_model(config.model, config.args)
@@ -225,13 +224,13 @@ class VllmEngine:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        parsers, template = self._parsers, self.config.chat_template
+        parsers, template = (self.config.tool_parser, self.config.reasoning_parser), self.config.chat_template
         chat_template = None
         try:
             if template is not None:
                 chat_template = await asyncio.to_thread(read_chat_template, template)
-            if parsers:
-                await asyncio.to_thread(parsers.check)
+            if any(parsers):
+                await asyncio.to_thread(check_parsers, *parsers)
             if template is None and await asyncio.to_thread(lacks_chat_template, self.config.model or ""):
                 log.warning("%s has no chat template; it will serve raw prompts and token sessions only", self.model)
             if self._readouts is not None:
@@ -252,7 +251,7 @@ class VllmEngine:
                 chat_template=chat_template,
                 arguments=self.config.chat_template_kwargs,
             )
-            parser = await asyncio.to_thread(parsers.load, self._thinker) if parsers else None
+            parser = await asyncio.to_thread(load_parser, self._thinker, *parsers) if any(parsers) else None
             self.capabilities = self._found_capabilities()
         except BaseException:
             await self.stop()

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
@@ -272,7 +272,7 @@ class LanguageModel:
         resource_tracker.ensure_running()  # started later, it would unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         # Not assigned to a variable, which tracebacks that vLLM keeps would keep alive.
-        return _Running.over(self._open(args))
+        return _watched(self._open(args))
 
     def engine_args(self) -> AsyncEngineArgs:
         """Return vLLM's engine arguments. Raises ConfigurationError for unknown names."""
@@ -327,11 +327,21 @@ class _Running(NamedTuple):
     """vLLM's engine client, and the process that kills the model's processes if this process dies."""
 
     llm: AsyncLLM
-    reaper: ProcessReaper
+    reaper: subprocess.Popen[bytes]
 
-    @classmethod
-    def over(cls, llm: AsyncLLM) -> Self:
-        return cls(llm, ProcessReaper([process.pid for process in _processes(llm)]))
+
+def _watched(llm: AsyncLLM) -> _Running:
+    """Return the client with a small process that kills the model's processes when this one dies.
+
+    They would not notice that this process has died, and occupy the GPU. ``_shut_down`` dismisses the small process.
+    """
+    reaper = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _REAPER_SCRIPT, *(str(process.pid) for process in _processes(llm))],
+        stdin=subprocess.PIPE,
+        # In a session of its own, so that Ctrl-C in the terminal does not reach it.
+        start_new_session=True,
+    )
+    return _Running(llm, reaper)
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:
@@ -372,7 +382,9 @@ def _shut_down(running: _Running) -> None:
         if process.is_alive():
             process.kill()
         process.join()
-    reaper.dismiss()
+    # Only now: other processes may get the same IDs later.
+    if reaper.poll() is None:
+        reaper.communicate(b".")
 
 
 def _no_argument(name: str, known: tuple[str, ...]) -> str:
@@ -430,7 +442,7 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
     return made.pop()
 
 
-#: The pipe to the server closes without data when the server dies; ``dismiss`` writes a byte first.
+#: The pipe to the server closes without data when the server dies; ``_shut_down`` writes a byte first.
 _REAPER_SCRIPT: Final = """
 import os, signal, sys
 if not sys.stdin.buffer.read(1):
@@ -440,27 +452,6 @@ if not sys.stdin.buffer.read(1):
         except ProcessLookupError:
             pass
 """
-
-
-class ProcessReaper:
-    """A small process that kills ``processes`` when this one dies, until ``dismiss`` is called.
-
-    vLLM's processes would not notice that this process has died, and occupy the GPU. Call ``dismiss`` as soon as
-    ``processes`` have ended, and not before: other processes may get the same IDs later.
-    """
-
-    def __init__(self, processes: Sequence[int]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _REAPER_SCRIPT, *map(str, processes)],
-            stdin=subprocess.PIPE,
-            # In a session of its own, so that Ctrl-C in the terminal does not reach it.
-            start_new_session=True,
-        )
-
-    def dismiss(self) -> None:
-        """End the process without killing anything. Idempotent; blocks briefly."""
-        if self._process.poll() is None:
-            self._process.communicate(b".")
 
 
 #: How long an output may wait for the next outputs, in seconds. An output that comes later than this after the previous

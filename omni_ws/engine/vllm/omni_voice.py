@@ -23,8 +23,6 @@ from omni_ws.engine.omni.stages import (
     OMNI_TALKER_SAMPLING,
     ROWS_LINK,
     OmniTalker,
-    TalkerHost,
-    VocoderHost,
     VocoderStage,
 )
 from omni_ws.engine.omni.step_model import wrong_settings
@@ -61,21 +59,16 @@ class OmniVoice:
         self._positions = positions
         #: The names of the voices, the default first; known once started.
         self.voices: tuple[str, ...] = ()
-        self._hosts: tuple[TalkerHost, VocoderHost] | None = None
-        self._block: int | None = None
+        #: The processes of Talker and vocoder, once started.
+        self.processes: tuple[StepProcess, ...] = ()
 
     @property
     def state(self) -> EngineState:
         """OK while both processes serve."""
-        states = {host.process.state for host in self._hosts or ()}
-        if self._hosts is None or EngineState.STARTING in states:
+        states = {process.state for process in self.processes}
+        if not states or EngineState.STARTING in states:
             return EngineState.STARTING
         return EngineState.UNHEALTHY if EngineState.UNHEALTHY in states else EngineState.OK
-
-    @property
-    def processes(self) -> tuple[StepProcess, ...]:
-        """The processes of Talker and vocoder, once started."""
-        return tuple(host.process for host in self._hosts or ())
 
     @property
     def memory_bytes(self) -> int:
@@ -102,7 +95,7 @@ class OmniVoice:
     @property
     def links(self) -> tuple[StageLink, StageLink]:
         """The links before the Talker and before the vocoder."""
-        return ROWS_LINK, frames_link(self._started()[0].frame_ms)
+        return ROWS_LINK, frames_link(self._started()[1].facts["frame_ms"])
 
     def describe(self) -> tuple[str, ...]:
         """Return lines for the operator."""
@@ -137,20 +130,8 @@ class OmniVoice:
             await asyncio.gather(*starting, return_exceptions=True)
             await asyncio.gather(*(process.stop() for process in processes))
             raise
-        assert talker.ready is not None
-        assert vocoder.ready is not None
-        facts = vocoder.ready.facts
-        self.voices = tuple(talker.ready.facts["voices"])
-        self._block = facts["block"]
-        self._hosts = (
-            TalkerHost(talker, frame_ms=facts["frame_ms"]),
-            VocoderHost(
-                vocoder,
-                sample_rate=facts["sample_rate"],
-                frame_ms=facts["frame_ms"],
-                context_frames=facts["context_frames"],
-            ),
-        )
+        self.voices = tuple(talker.facts["voices"])
+        self.processes = processes
         for process in processes:
             assert process.ready is not None
             took = process.ready.memory_bytes / 1e9
@@ -158,7 +139,7 @@ class OmniVoice:
 
     async def stop(self) -> None:
         """End both processes. Idempotent."""
-        processes, self._hosts = self.processes, None
+        processes, self.processes = self.processes, ()
         await asyncio.gather(*(process.stop() for process in processes))
         await self.rows.channel.stop()
 
@@ -178,7 +159,7 @@ class OmniVoice:
             return
         sizes = omni_sizes(self.model, folder, sessions=self._sessions, positions=self._positions)
         gpus = int(self.model.args.get("tensor_parallel_size") or 1)
-        check_omni_fits(self.model.name, sizes, total=total, gpus=gpus)
+        check_omni_fits(self.model.name, **sizes, total=total, gpus=gpus)
 
     def stages(
         self,
@@ -196,18 +177,16 @@ class OmniVoice:
         for name, reason in wrong_settings(asked).items():
             raise InvalidValue(f"{name} {reason}", param=f"stage_sampling.{OmniTalker.name}.{name}")
         settings = {} if voice is None else {"voice": voice}
+        speaking = OmniTalker(talker, settings | asked, frame_ms=vocoder.facts["frame_ms"])
         if self.model.family is OmniFamily.QWEN25:
             seed = {} if asked.get("seed") is None else {"seed": asked["seed"]}
-            return OmniTalker(talker, settings | asked), VocoderStage(
-                vocoder, settings=settings | seed, block=self._block
-            )
-        policy = ChunkPolicy.asked(parameters)
-        return OmniTalker(talker, settings | asked), VocoderStage(vocoder, policy=policy)
+            return speaking, VocoderStage(vocoder, settings=settings | seed, block=vocoder.facts["block"])
+        return speaking, VocoderStage(vocoder, policy=ChunkPolicy.asked(parameters))
 
-    def _started(self) -> tuple[TalkerHost, VocoderHost]:
-        if self._hosts is None:
+    def _started(self) -> tuple[StepProcess, ...]:
+        if not self.processes:
             raise EngineFailed("the Talker is not available", param="tts", fatal=True)
-        return self._hosts
+        return self.processes
 
 
 def own_voice(config: VllmConfig, model: OmniModel | None) -> OmniVoice | None:

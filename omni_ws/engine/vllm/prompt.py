@@ -178,7 +178,7 @@ class PromptDraft:
     def _open_text(self) -> str:
         return "".join(self._open_pieces)
 
-    def stable(self, given: Given, least: int) -> StableExcerpt | None:
+    def stable(self, given: Given, least: int) -> Excerpt | None:
         """Return the part after ``given`` that further input cannot change, or None.
 
         A part without media has at least ``least`` tokens; media are always worth computing ahead.
@@ -202,7 +202,7 @@ class PromptDraft:
         tokens = self.form.tokens(text[given.chars : end]) if end > given.chars else []
         if not tokens or (not media and len(tokens) < least):
             return None
-        return StableExcerpt(tokens, media, end)
+        return Excerpt(tokens, media, end)
 
     def whole(self) -> Excerpt:
         """Return the complete prompt."""
@@ -433,18 +433,16 @@ class PromptForm:
             return [self._plain_within(inner) for inner in value]
         return value
 
-    def bare(self, *, tokens: bool = False) -> BareForm:
-        """Return the form of raw prompts, given as text or, with ``tokens``, as token IDs."""
-        return TokenForm(self) if tokens else BareForm(self)
-
 
 class BareForm(PromptForm):
     """The form of raw prompts: no template, no media; control tokens in the text are effective.
 
-    The tokenizer adds its special tokens, such as one for the beginning of the text.
+    The tokenizer adds its special tokens, such as one for the beginning of the text. With ``of_tokens`` prompts are
+    JSON arrays of token IDs.
     """
 
-    def __init__(self, form: PromptForm) -> None:
+    def __init__(self, form: PromptForm, *, of_tokens: bool = False) -> None:
+        self._of_tokens = of_tokens
         self.tokenizer = form.tokenizer
         self.media_sizes = form.media_sizes
 
@@ -455,20 +453,13 @@ class BareForm(PromptForm):
         return "", ""
 
     def tokens(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text))
+        return msgspec.json.decode(text, type=list[int]) if self._of_tokens else list(self.tokenizer.encode(text))
 
     def plain(self, text: str) -> str:
         return text
 
     def last_border(self, text: str, start: int) -> int:
         return start  # no part is stable, as the tokenizer adds special tokens to the prompt as a whole
-
-
-class TokenForm(BareForm):
-    """The form of raw prompts that are JSON arrays of token IDs."""
-
-    def tokens(self, text: str) -> list[int]:
-        return msgspec.json.decode(text, type=list[int])
 
 
 def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
@@ -491,10 +482,15 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A contiguous part of a prompt: its tokens, and the media of the placeholders in it, in order."""
+    """A contiguous part of a prompt: its tokens, and the media of the placeholders in it, in order.
+
+    ``end`` is the position behind a part that further input cannot change, in characters of the template's head and the
+    input.
+    """
 
     tokens: list[int]
     media: tuple[Media, ...] = ()
+    end: int = 0
 
     def for_vllm(self, cache_salt: str | None) -> dict[str, Any]:
         """Return the excerpt as a prompt of vLLM."""
@@ -517,16 +513,6 @@ class Excerpt:
         return Excerpt(self.tokens[count:], self.media[len(given.media) :])
 
 
-@dataclass(frozen=True, slots=True)
-class StableExcerpt(Excerpt):
-    """An excerpt that further input cannot change.
-
-    ``end`` is the position behind the excerpt, in characters of the template's head and the input.
-    """
-
-    end: int = 0
-
-
 @dataclass(slots=True)
 class Given:
     """The beginning of a draft, as far as a model has received it. Owned by the code that submits it."""
@@ -536,7 +522,7 @@ class Given:
     tokens: list[int] = field(default_factory=list)
     media: list[Media] = field(default_factory=list)
 
-    def add(self, excerpt: StableExcerpt) -> None:
+    def add(self, excerpt: Excerpt) -> None:
         self.chars = excerpt.end
         self.tokens += excerpt.tokens
         self.media += excerpt.media

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from omni_ws.core.token_session import TokenRanges
 from omni_ws.engine.base import ReadoutManifest, TokenGeneration, TokenOutput
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment, use_first_model_runner
 from omni_ws.engine.vllm.token_generation import TokenGenerator
-from omni_ws.engine.vllm.worker_channel import ReadoutChannel
+from omni_ws.engine.vllm.worker_channel import SentReadouts, WorkerChannel
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -63,7 +64,7 @@ class Readouts:
     def __init__(self, vectors: ReadoutVectors) -> None:
         self.vectors = vectors
         self.manifest = vectors.manifest
-        self.channel = ReadoutChannel(len(self.manifest.layers) * len(self.manifest.concepts))
+        self.channel = WorkerChannel(SentReadouts)
 
     @staticmethod
     def check_args(args: Mapping[str, Any]) -> None:
@@ -161,39 +162,30 @@ def save_vectors(
 
 def _read_manifest(path: Path) -> ReadoutManifest:
     try:
-        fields = orjson.loads(path.read_bytes())
+        manifest = msgspec.json.decode(path.read_bytes(), type=ReadoutManifest)
+    except msgspec.ValidationError:
+        manifest = ReadoutManifest()
     except (OSError, ValueError) as error:
         raise ConfigurationError([f"cannot read the readout manifest {path}: {error}"]) from None
-    concepts, layers = _list(fields, "concepts", str), _list(fields, "layers", int)
-    hidden_size = fields.get("hidden_size") if isinstance(fields, dict) else None
-    if not concepts or not layers or type(hidden_size) is not int or hidden_size < 1 or min(layers) < 0:
+    concepts, layers = manifest.concepts, manifest.layers
+    if not concepts or not layers or manifest.hidden_size < 1 or min(layers) < 0:
         raise ConfigurationError([f"{path}: a manifest must have concepts, layers and a hidden_size"])
     if len(set(layers)) < len(layers) or len(set(concepts)) < len(concepts):
         raise ConfigurationError([f"{path}: layers and concepts must be unique"])
-    if fields.get("dtype") != _DTYPE:
+    if manifest.dtype != _DTYPE:
         raise ConfigurationError([f"{path}: dtype must be {_DTYPE}"])
-    return ReadoutManifest(concepts=tuple(concepts), layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
-
-
-def _list(fields: Any, name: str, kind: type) -> list[Any]:
-    value = fields.get(name) if isinstance(fields, dict) else None
-    return value if isinstance(value, list) and all(type(one) is kind for one in value) else []
+    return manifest
 
 
 #: The number of prompts submitted to vLLM at the same time.
 _AT_ONCE: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Concept:
-    """Prompts that have a concept, and similar prompts without it."""
-
-    name: str
-    positive: tuple[str, ...]
-    negative: tuple[str, ...]
+#: For each concept, ``positive`` prompts that have it, and similar ``negative`` prompts without it.
+Concepts: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
 
 
-def load_concepts(path: Path) -> tuple[Concept, ...]:
+def load_concepts(path: Path) -> Concepts:
     """Read a TOML or JSON file with a table for each concept, of lists of ``positive`` and ``negative`` prompts.
 
     Raises ConfigurationError with all problems found.
@@ -207,7 +199,7 @@ def load_concepts(path: Path) -> tuple[Concept, ...]:
         raise ConfigurationError([f"{path}: no concepts; each must be a table with positive and negative prompts"])
     if problems := [problem for name, table in tables.items() for problem in _problems(name, table)]:
         raise ConfigurationError([f"{path}: {problem}" for problem in problems])
-    return tuple(Concept(name, tuple(one["positive"]), tuple(one["negative"])) for name, one in tables.items())
+    return tables
 
 
 def _problems(name: str, table: Any) -> Iterator[str]:
@@ -222,7 +214,7 @@ def _problems(name: str, table: Any) -> Iterator[str]:
 
 
 async def make_vectors(
-    concepts: Sequence[Concept], layers: Sequence[int], *, model: str, args: Mapping[str, Any]
+    concepts: Concepts, layers: Sequence[int], *, model: str, args: Mapping[str, Any]
 ) -> ReadoutVectors:
     """Start the model, compute the vectors and stop it. ``args`` are vLLM's engine arguments.
 
@@ -237,25 +229,26 @@ async def make_vectors(
     args = {"model": model, **args, **Readouts.engine_args}
     use_first_model_runner()
     hidden_size = await asyncio.to_thread(_hidden_size, args)
-    prompts = dict.fromkeys(text for one in concepts for text in (*one.positive, *one.negative))
+    prompts = dict.fromkeys(text for one in concepts.values() for text in (*one["positive"], *one["negative"]))
     streams = await _last_streams(tuple(prompts), layers, hidden_size, args)
     matrices = []
     for place, layer in enumerate(layers):
         after_layer = {text: stream[place] for text, stream in streams.items()}
-        matrices.append(np.stack([_direction(one, after_layer, layer) for one in concepts]))
-    names = tuple(one.name for one in concepts)
-    manifest = ReadoutManifest(concepts=names, layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
+        matrices.append(np.stack([_direction(name, one, after_layer, layer) for name, one in concepts.items()]))
+    manifest = ReadoutManifest(concepts=tuple(concepts), layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
     return ReadoutVectors(manifest, tuple(matrices))
 
 
-def _direction(concept: Concept, streams: Mapping[str, NDArray[np.float32]], layer: int) -> NDArray[np.float32]:
+def _direction(
+    name: str, prompts: Mapping[str, Sequence[str]], streams: Mapping[str, NDArray[np.float32]], layer: int
+) -> NDArray[np.float32]:
     """Return the unit vector from the mean of the negative prompts to the mean of the positive prompts."""
-    positive = np.mean([streams[text] for text in concept.positive], axis=0, dtype=np.float64)
-    negative = np.mean([streams[text] for text in concept.negative], axis=0, dtype=np.float64)
+    positive = np.mean([streams[text] for text in prompts["positive"]], axis=0, dtype=np.float64)
+    negative = np.mean([streams[text] for text in prompts["negative"]], axis=0, dtype=np.float64)
     difference = positive - negative
     length = float(np.linalg.norm(difference))
     if not np.isfinite(length) or length <= 1e-6 * float(np.linalg.norm(positive)):
-        raise ConfigurationError([f"{concept.name}: positive and negative prompts do not differ after layer {layer}"])
+        raise ConfigurationError([f"{name}: positive and negative prompts do not differ after layer {layer}"])
     return np.asarray(difference / length, np.float32)
 
 

@@ -156,51 +156,42 @@ def survives_streaming(parameters: SamplingParams) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ParserNames:
-    """The names of vLLM's parsers for a model's tool calls and for its thought; None for no parser.
+# Each family of models writes tool calls, and its thought before the answer, in a format of its own. vLLM has a parser
+# for each format, which also provides the grammar that forces a call.
 
-    Each family of models writes tool calls, and its thought before the answer, in a format of its own. vLLM has a
-    parser for each format, which also provides the grammar that forces a call.
-    """
 
-    tools: str | None = None
-    reasoning: str | None = None
+def check_parsers(tools: str | None, reasoning: str | None) -> None:
+    """Raise ConfigurationError if vLLM has no parser of a name, None for no parser. Blocks while vLLM is imported."""
+    prepare_environment()
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
 
-    def __bool__(self) -> bool:
-        return self.tools is not None or self.reasoning is not None
+    for setting, name, manager in (
+        ("tool_parser", tools, ToolParserManager),
+        ("reasoning_parser", reasoning, ReasoningParserManager),
+    ):
+        known = manager.list_registered()
+        if name is not None and name not in known:
+            raise ConfigurationError([f"vllm.{setting}: unknown parser {name!r}; available: {', '.join(known)}"])
 
-    def check(self) -> None:
-        """Raise ConfigurationError if vLLM has no parser of a name. Blocks while vLLM is imported."""
-        prepare_environment()
-        from vllm.reasoning import ReasoningParserManager
-        from vllm.tool_parsers import ToolParserManager
 
-        for setting, name, manager in (
-            ("tool_parser", self.tools, ToolParserManager),
-            ("reasoning_parser", self.reasoning, ReasoningParserManager),
-        ):
-            known = manager.list_registered()
-            if name is not None and name not in known:
-                raise ConfigurationError([f"vllm.{setting}: unknown parser {name!r}; available: {', '.join(known)}"])
+def load_parser(model: LanguageModel, tools: str | None, reasoning: str | None) -> Any:
+    """Return vLLM's parser class. Raises ConfigurationError if it does not work with the model's tokenizer."""
+    from vllm.parser import ParserManager
 
-    def load(self, model: LanguageModel) -> Any:
-        """Return vLLM's parser class. Raises ConfigurationError if it does not work with the model's tokenizer."""
-        from vllm.parser import ParserManager
-
-        llm = model.llm
-        try:
-            return ParserManager.get_parser(
-                tool_parser_name=self.tools,
-                reasoning_parser_name=self.reasoning,
-                enable_auto_tools=True,
-                model_name=llm.model_config.model,
-                tokenizer=llm.get_tokenizer(),
-            )
-        except Exception as error:
-            named = " and ".join(filter(None, (self.tools, self.reasoning)))
-            setting = "tool_parser" if self.tools is not None else "reasoning_parser"
-            raise ConfigurationError([f"vllm.{setting}: {named} does not work with the model: {error}"]) from error
+    llm = model.llm
+    try:
+        return ParserManager.get_parser(
+            tool_parser_name=tools,
+            reasoning_parser_name=reasoning,
+            enable_auto_tools=True,
+            model_name=llm.model_config.model,
+            tokenizer=llm.get_tokenizer(),
+        )
+    except Exception as error:
+        named = " and ".join(filter(None, (tools, reasoning)))
+        setting = "tool_parser" if tools is not None else "reasoning_parser"
+        raise ConfigurationError([f"vllm.{setting}: {named} does not work with the model: {error}"]) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,14 @@ class SnacDecoder:
         self.frame_samples = int(model.hop_length) * int(max(strides))
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._layout = layout
-        self._positions = NoisePositions()
+        #: The first frame of each window that is being decoded, and the number of frames in every window.
+        self.starts = torch.zeros(1, dtype=torch.int64)
+        self.frames = 1
         model.encoder = torch.nn.Identity()
         for module in model.modules():
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight")
-        replace_noise(model.decoder, self._positions, noise_seed)
+        self._replace_noise(model.decoder, noise_seed)
         self._model = model.to(self.device).eval()
         if self.device.startswith("cuda"):
             # With TF32, windows of different lengths would disagree about the samples they share.
@@ -95,8 +97,8 @@ class SnacDecoder:
         codes = np.stack([window.codes for window in windows])
         with torch.inference_mode():
             books = [torch.from_numpy(book).to(self.device) for book in self._layout.books(codes)]
-            starts = torch.tensor([window.first_frame for window in windows], device=self.device)
-            self._positions.move_to(starts, frames=codes.shape[1])
+            self.starts = torch.tensor([window.first_frame for window in windows], device=self.device)
+            self.frames = codes.shape[1]
             audio = self._model.decode(books)[:, 0].float().cpu().numpy()
         length = self.frame_samples
         return [
@@ -104,17 +106,17 @@ class SnacDecoder:
             for row, window in enumerate(windows)
         ]
 
-
-class NoisePositions:
-    """The positions of the windows being decoded, shared by all noise blocks of a decoder."""
-
-    def __init__(self) -> None:
-        self.starts = torch.zeros(1, dtype=torch.int64)
-        self.frames = 1
-
-    def move_to(self, starts: torch.Tensor, *, frames: int) -> None:
-        """Set the first frame of each window, and the number of frames in every window, before a decoding."""
-        self.starts, self.frames = starts, frames
+    def _replace_noise(self, decoder: nn.Module, seed: int | None) -> None:
+        """Replace the noise blocks of ``decoder``, or, with ``seed`` None, remove them."""
+        blocks = [
+            (parent, name, child)
+            for parent in decoder.modules()
+            for name, child in parent.named_children()
+            if isinstance(child, NoiseBlock)
+        ]
+        for number, (parent, name, block) in enumerate(blocks):
+            noise = nn.Identity() if seed is None else PositionalNoise(block.linear, self, seed * 1009 + number)
+            setattr(parent, name, noise)
 
 
 class PositionalNoise(nn.Module):  # type: ignore[misc]
@@ -124,27 +126,14 @@ class PositionalNoise(nn.Module):  # type: ignore[misc]
     every window.
     """
 
-    def __init__(self, linear: nn.Module, positions: NoisePositions, seed: int) -> None:
+    def __init__(self, linear: nn.Module, decoder: SnacDecoder, seed: int) -> None:
         super().__init__()
         self.linear = linear
-        self._positions = positions
+        self._decoder = decoder
         self._seed = seed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        per_frame = x.shape[-1] // self._positions.frames
-        positions = self._positions.starts[:, None] * per_frame + torch.arange(x.shape[-1], device=x.device)
+        per_frame = x.shape[-1] // self._decoder.frames
+        positions = self._decoder.starts[:, None] * per_frame + torch.arange(x.shape[-1], device=x.device)
         mixed: torch.Tensor = x + normal_at(positions, self._seed)[:, None].to(x.dtype) * self.linear(x)
         return mixed
-
-
-def replace_noise(decoder: nn.Module, positions: NoisePositions, seed: int | None) -> None:
-    """Replace the noise blocks of ``decoder``, or, with ``seed`` None, remove them."""
-    blocks = [
-        (parent, name, child)
-        for parent in decoder.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, NoiseBlock)
-    ]
-    for number, (parent, name, block) in enumerate(blocks):
-        noise = nn.Identity() if seed is None else PositionalNoise(block.linear, positions, seed * 1009 + number)
-        setattr(parent, name, noise)

@@ -11,7 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import msgspec
 
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel, StageLink
@@ -36,17 +38,10 @@ TALKER_SAMPLING: Final = frozenset(
 TEXT_LINK: Final = StageLink(2_000, len)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstClause:
-    """The limits of the first clause in characters (see ClauseSplitter).
-
-    Other clauses may be longer; the first one is kept short, because it determines the time to first audio.
-    """
-
-    comma_after: int = 12
-    longest: int = 90
-    #: See ``clauses_as_they_come``.
-    begin_after_sec: float | None = None
+#: The limits of the first clause in characters (see ClauseSplitter). Other clauses may be longer; the first one is kept
+#: short, because it determines the time to first audio.
+FIRST_COMMA_AFTER: Final = 12
+FIRST_LONGEST: Final = 90
 
 
 class TalkerModel(LanguageModel):
@@ -70,7 +65,8 @@ class Talker:
     """A Stage of one request: pieces of text in, CodecFrames out.
 
     Each clause is one request to vLLM, and so has the prosody of a complete utterance. While a clause is generated,
-    further text waits in the link.
+    further text waits in the link. ``comma_after`` and ``longest`` are the limits of the first clause; for
+    ``begin_after_sec`` see ``clauses_as_they_come``.
 
     ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling parameters
     that vLLM refuses.
@@ -87,7 +83,9 @@ class Talker:
         voice: str | None = None,
         sampling: Mapping[str, Any] | None = None,
         priority: int = 0,
-        first_clause: FirstClause | None = None,
+        comma_after: int = FIRST_COMMA_AFTER,
+        longest: int = FIRST_LONGEST,
+        begin_after_sec: float | None = None,
     ) -> None:
         #: Prompt tokens, generated tokens and whole frames, for the usage of the request.
         self.prompt_tokens = 0
@@ -100,7 +98,8 @@ class Talker:
         self._request_id = request_id
         self._voice = voice
         self._priority = priority
-        self._first_clause = first_clause or FirstClause()
+        self._splitter = ClauseSplitter(first_comma_after=comma_after, first_longest=longest)
+        self._begin_after_sec = begin_after_sec
         asked = dict(sampling or {})
         if unknown := asked.keys() - TALKER_SAMPLING:
             raise InvalidValue(
@@ -115,9 +114,7 @@ class Talker:
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
         """Speak clause by clause, each as soon as its text is complete."""
         assert sink is not None, "the Talker requires a stage after it"
-        limits = self._first_clause
-        splitter = ClauseSplitter(first_comma_after=limits.comma_after, first_longest=limits.longest)
-        come = clauses_as_they_come(source, splitter, begin_after_sec=limits.begin_after_sec)
+        come = clauses_as_they_come(source, self._splitter, begin_after_sec=self._begin_after_sec)
         async with aclosing(come) as clauses:
             async for clause in clauses:
                 await self._speak(clause, sink)
@@ -209,17 +206,20 @@ class Talker:
             raise InvalidValue(f"sampling parameters not supported by the Talker: {error}", param=place) from error
 
 
+TokenIds: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerProfile:
     """The prompt format, token layout, voices and default sampling of a family of models."""
 
     name: str
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
     text: str
-    stop: tuple[int, ...]
     layout: FrameLayout
     codec: str
+    prefix: TokenIds = ()
+    suffix: TokenIds = ()
+    stop: TokenIds = ()
     voices: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     #: A clause is cut off after ``spare_frames`` plus this many frames for each of its characters, in case the model
@@ -340,23 +340,14 @@ def read_profile(path: Path) -> TalkerProfile:
 
 
 def _profile(path: Path, values: dict[str, Any]) -> TalkerProfile:
-    of_layout: dict[str, Any] = {key: values.pop(key) for key in ("first_token", "codebook_size") if key in values}
-    if "slots" in values:
-        of_layout["slots"] = _numbers(values.pop("slots"))
     known = {entry.name for entry in fields(TalkerProfile)} - {"name", "layout"}
-    if unknown := values.keys() - known:
+    of_layout = {"first_token", "codebook_size", "slots"}
+    if unknown := values.keys() - known - of_layout:
         raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
-    for key in ("prefix", "suffix", "stop"):
-        values[key] = _numbers(values.get(key, []))
     if not isinstance(values["text"], str) or "{text}" not in values["text"]:
         raise ValueError("text must contain {text}")
     folder = path.parent / str(values["codec"])
     if folder.is_dir():
         values["codec"] = str(folder)
-    return TalkerProfile(name=path.stem, layout=FrameLayout(**of_layout), **values)
-
-
-def _numbers(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
-        raise ValueError(f"expected a list of non-negative integers, got {values!r}")
-    return tuple(values)
+    layout = {key: values.pop(key) for key in of_layout & values.keys()}
+    return msgspec.convert({**values, "name": path.stem, "layout": layout}, TalkerProfile)

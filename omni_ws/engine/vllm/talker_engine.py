@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +19,10 @@ from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames
 from omni_ws.engine.omni.stages import OmniTalker, VocoderStage
 from omni_ws.engine.vllm.code2wav import Code2Wav, CodecWindow, DecodeQueue
 from omni_ws.engine.vllm.talker import (
+    FIRST_COMMA_AFTER,
+    FIRST_LONGEST,
     TALKER_SAMPLING,
     TEXT_LINK,
-    FirstClause,
     Talker,
     TalkerModel,
     TalkerProfile,
@@ -60,7 +60,7 @@ async def staged_speech(
     yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, usage())
 
 
-#: The names in ``stage_params.talker``: the limits of the first clause in characters (FirstClause).
+#: The names in ``stage_params.talker``: the limits of the first clause in characters.
 _TALKER_PARAMETERS: Final = frozenset({"first_comma_after", "first_longest"})
 #: Window lengths, in frames, that the first chunks of an answer typically have.
 _WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
@@ -189,6 +189,7 @@ class Speaker:
         ``is_being_written``. Raises InvalidValue.
         """
         decoder, queue = self._started()
+        limits = whole_numbers("talker", _TALKER_PARAMETERS, parameters)
         talker = Talker(
             self.talker,
             self.profile,
@@ -196,10 +197,9 @@ class Speaker:
             voice=voice,
             sampling=sampling,
             priority=priority,
-            first_clause=_first_clause(
-                whole_numbers("talker", _TALKER_PARAMETERS, parameters),
-                FirstClause(comma_after=0, begin_after_sec=BEGIN_AFTER) if being_written else FirstClause(),
-            ),
+            comma_after=limits.get("first_comma_after", 0 if being_written else FIRST_COMMA_AFTER),
+            longest=limits.get("first_longest", FIRST_LONGEST),
+            begin_after_sec=BEGIN_AFTER if being_written else None,
         )
         code2wav = Code2Wav(
             queue,
@@ -232,11 +232,3 @@ class Speaker:
         for frames in _WARM_UP_FRAMES:
             codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
             await queue.decode(CodecWindow(codes, 0, 0, frames))
-
-
-def _first_clause(values: Mapping[str, int], limits: FirstClause) -> FirstClause:
-    return replace(
-        limits,
-        comma_after=values.get("first_comma_after", limits.comma_after),
-        longest=values.get("first_longest", limits.longest),
-    )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.core.chunks import AnswerWarning, FinishReason, InputMode, Modality, context_full
+from omni_ws.core.chunks import AnswerWarning, FinishReason, InputMode, Modality, TokenLogprob, context_full
 from omni_ws.core.history import Speech
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
@@ -20,7 +20,7 @@ from omni_ws.engine.continued_input import earlier_speech
 from omni_ws.engine.decoding import DecodedPart, TextPart, ToolResultPart, decode_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.engine.vllm.answer_reader import AlignedLogprobs, AnswerReader, PromptEcho, SpokenTokens, TokenBytes
+from omni_ws.engine.vllm.answer_reader import AlignedTokens, AnswerReader, PromptEcho, SpokenTokens, TokenBytes
 from omni_ws.engine.vllm.early_input import (
     AudioSegmenter,
     EarlyBudget,
@@ -32,13 +32,13 @@ from omni_ws.engine.vllm.early_input import (
 )
 from omni_ws.engine.vllm.language_model import LanguageModel, ModelOutputs
 from omni_ws.engine.vllm.prompt import (
+    BareForm,
     Excerpt,
     Media,
     PromptContext,
     PromptDraft,
     PromptForm,
     PromptLimit,
-    StableExcerpt,
 )
 from omni_ws.engine.vllm.sampling import (
     AskedSampling,
@@ -258,7 +258,7 @@ class Thinker:
         self._check_options()
         form, request = self._shared.form, self._request
         if request.options.raw_prompt:
-            return PromptDraft(form.bare(tokens=request.options.token_prompt), PromptContext())
+            return PromptDraft(BareForm(form, of_tokens=request.options.token_prompt), PromptContext())
         role = request.options.input_role
         context = PromptContext(
             request.instructions, request.history, request.tools, self._arguments, self._speech, role
@@ -369,7 +369,7 @@ class Thinker:
                 self.early_steps += 1
                 least = LEAST_EARLY_TOKENS
 
-    async def _extend(self, early: EarlyWork, excerpt: StableExcerpt, draft: PromptDraft) -> bool:
+    async def _extend(self, early: EarlyWork, excerpt: Excerpt, draft: PromptDraft) -> bool:
         """Compute a part of the prompt; returns whether more can follow before the end of the input."""
         if draft.costs_history(len(early.given.tokens) + len(excerpt.tokens)):
             return False  # turns of the history will be left out, so the prompt will begin differently
@@ -467,16 +467,22 @@ class Thinker:
                 await outputs.put(TextOutput(text, tokens, answer.choice))
 
     async def _reader(self, choice: int) -> AnswerReader:
-        logprobs = None
-        if self._parameters.logprobs is not None:
-            data = await self._in_thread(self._shared.token_bytes)
-            logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
+        logprobs = name_token = None
+        if (top := self._parameters.logprobs) is not None:
+            data: TokenBytes = await self._in_thread(self._shared.token_bytes)
+            name_token = partial(data.logprob, top=top)
+            logprobs = AlignedTokens[TokenLogprob](self._shared.model.llm.get_tokenizer(), self._parameters)
         splitter = self._parser.splitter() if self._parser is not None else None
         options = self._request.options
         if self._feed is not None:
             self._spoken = SpokenTokens(self._shared.model.llm.get_tokenizer(), self._parameters, splitter)
         return AnswerReader(
-            choice, logprobs=logprobs, splitter=splitter, names_end=options.echo, wanted=not options.only_echo
+            choice,
+            logprobs=logprobs,
+            name_token=name_token,
+            splitter=splitter,
+            names_end=options.echo,
+            wanted=not options.only_echo,
         )
 
     def _note_prompt(self, output: RequestOutput) -> None:

@@ -1,8 +1,8 @@
 """ThinkerRows: the hidden states of an omni model's Thinker, from which its own Talker speaks the answers.
 
-A row is the hidden state of one token. vLLM's worker sends the rows that a request asks for (RowsChannel); a TalkerFeed
-hands the rows of one request on to the Talker. A RowTable stores rows by their place, the index of the token in prompt
-and answer. KeptRows keeps the tables of conversations.
+A row is the hidden state of one token. vLLM's worker sends the rows that a request asks for; a TalkerFeed hands the
+rows of one request on to the Talker. A RowTable stores rows by their place, the index of the token in prompt and
+answer. KeptRows keeps the tables of conversations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.readouts import ONE_WORKER, refused_args
-from omni_ws.engine.vllm.worker_channel import Rows, RowsChannel, as_float32
+from omni_ws.engine.vllm.worker_channel import Rows, SentRows, WorkerChannel, as_float32
 from omni_ws.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ThinkerRows:
         self.every_state = "accept_hidden_layer" not in config["talker_config"]
         self.width: int = thinker["text_config"]["hidden_size"]
         self.positions = positions
-        self.channel = RowsChannel()
+        self.channel = WorkerChannel(SentRows)
         self.kept = KeptRows(kept_bytes)
 
     @staticmethod
@@ -164,6 +164,15 @@ class TalkerFeed:
         """Note the tokens that the model has generated, whether spoken or not."""
         if self._rows.every_state:
             self._answer += tokens
+
+    def receive(self, header: SentRows, body: bytes) -> None:
+        """Receive a message of the worker."""
+        count = header.count
+        places = np.frombuffer(body, np.int64, count)
+        positions = np.frombuffer(body, np.int64, 3 * count, 8 * count).reshape(3, count)
+        kind: Any = np.uint16 if header.bfloat16 else np.float32
+        rows: Rows = np.frombuffer(body, kind, offset=4 * 8 * count).reshape(count, header.width)
+        self.take_rows(places, positions, rows)
 
     def take_rows(self, places: NDArray[np.int64], positions: NDArray[np.int64], rows: Rows) -> None:
         """Receive rows (n, width), with their places (n,) in prompt and answer and their M-RoPE positions (3, n)."""

@@ -23,7 +23,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.language_model import LanguageModel, ModelOutputs
-from omni_ws.engine.vllm.worker_channel import ReadoutChannel, ReadoutCollector
+from omni_ws.engine.vllm.worker_channel import ReadoutCollector, WorkerChannel
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
 
@@ -44,7 +44,7 @@ class TokenGenerator(TokenEngine):
     """
 
     def __init__(
-        self, model: LanguageModel, *, channel: ReadoutChannel | None, manifest: ReadoutManifest, decoding: Executor
+        self, model: LanguageModel, *, channel: WorkerChannel | None, manifest: ReadoutManifest, decoding: Executor
     ) -> None:
         config = model.llm.model_config
         self.max_model_len: int = config.max_model_len
@@ -109,7 +109,8 @@ class TokenGenerator(TokenEngine):
             readouts: ReadoutCollector | None = None
             if call.reads_out:
                 assert self._channel is not None
-                readouts = stack.enter_context(self._channel.collect(call.key))
+                width = len(self.readout_manifest.layers) * len(self.readout_manifest.concepts)
+                readouts = stack.enter_context(self._channel.receiving(call.key, ReadoutCollector(width)))
             priority = call.generation.priority if self._by_priority else 0
             outputs = self._model.generate(prompt, call.parameters(), call.key, priority=priority)
             ahead = await stack.enter_async_context(aclosing(ReadAhead(outputs)))

@@ -1,4 +1,4 @@
-"""Channels on which vLLM's workers send hidden states and readouts to the server, and StepWatch, for the workers.
+"""WorkerChannel: a channel on which vLLM's workers send hidden states or readouts to the server.
 
 A row is what a step computes for one token: its hidden state, or the readout of it.
 """
@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,17 +23,19 @@ from omni_ws.engine.child import receive_message
 T = TypeVar("T")
 
 
-class WorkerChannel(ABC, Generic[T]):
-    """A Unix socket on which workers send the results of steps, and the receivers of these results.
+class WorkerChannel:
+    """A Unix socket on which workers send the results of steps to the receivers of these results.
 
-    Messages have the form of ``child_main``, with headers of the type ``header``. ``address`` is valid between
-    ``start`` and ``stop``.
+    Messages have the form of ``child_main``, with headers of the type ``header``, SentRows or SentReadouts. ``address``
+    is valid between ``start`` and ``stop``.
     """
 
-    def __init__(self, header: type[msgspec.Struct]) -> None:
+    def __init__(self, header: type[SentRows | SentReadouts]) -> None:
         self.address = ""
-        #: The receiver of each request's messages, by the request's key in the worker.
-        self.receivers: dict[str, T] = {}
+        #: The TalkerFeed or ReadoutCollector of each request, by the request's key in the worker.
+        self.receivers: dict[str, Any] = {}
+        #: The number of rows received so far.
+        self.rows = 0
         self._folder: Path | None = None
         self._server: asyncio.Server | None = None
         self._headers = msgspec.json.Decoder(header)
@@ -57,21 +56,27 @@ class WorkerChannel(ABC, Generic[T]):
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    @abstractmethod
-    def take(self, header: Any, body: bytes) -> None:
-        """Give a message to the receiver of its request; drop the message of a request that was cancelled."""
-
-    def worker_left(self) -> None:
-        """Note that a worker has ended, or will send nothing more."""
+    @contextmanager
+    def receiving(self, key: str, receiver: T) -> Iterator[T]:
+        """Give the messages of the request ``key`` to ``receiver`` within the block."""
+        self.receivers[key] = receiver
+        try:
+            yield receiver
+        finally:
+            del self.receivers[key]
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
-                    self.take(*await receive_message(reader, self._headers))
+                    header, body = await receive_message(reader, self._headers)
+                    self.rows += header.count
+                    if (receiver := self.receivers.get(header.key)) is not None:  # not cancelled
+                        receiver.receive(header, body)
         finally:
             writer.close()
-            self.worker_left()
+            for receiver in self.receivers.values():
+                receiver.worker_left()
 
 
 class SentRows(msgspec.Struct, frozen=True):
@@ -89,26 +94,6 @@ class SentRows(msgspec.Struct, frozen=True):
 
 #: Rows (n, width), as float32 or as the bits of bfloat16.
 Rows: TypeAlias = NDArray[np.float32] | NDArray[np.uint16]
-
-
-class RowsChannel(WorkerChannel[Any]):
-    """The channel of the Thinker's hidden states, for answers that are spoken; a TalkerFeed receives each request's."""
-
-    def __init__(self) -> None:
-        super().__init__(SentRows)
-
-    def take(self, header: SentRows, body: bytes) -> None:
-        if (receiver := self.receivers.get(header.key)) is not None:
-            count = header.count
-            places = np.frombuffer(body, np.int64, count)
-            positions = np.frombuffer(body, np.int64, 3 * count, 8 * count).reshape(3, count)
-            kind: Any = np.uint16 if header.bfloat16 else np.float32
-            rows: Rows = np.frombuffer(body, kind, offset=4 * 8 * count).reshape(count, header.width)
-            receiver.take_rows(places, positions, rows)
-
-    def worker_left(self) -> None:
-        for receiver in self.receivers.values():
-            receiver.worker_left()
 
 
 def as_float32(rows: Rows) -> NDArray[np.float32]:
@@ -130,22 +115,27 @@ class SentReadouts(msgspec.Struct, frozen=True):
 
 
 class ReadoutCollector:
-    """The readouts of one request, by position."""
+    """The readouts of one request, by position; ``width`` values each."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
+        self._width = width
         self._values: dict[int, NDArray[np.float32]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    def add(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Add the readouts of consecutive positions from ``first``.
+    def receive(self, header: SentReadouts, body: bytes) -> None:
+        """Receive the readouts of consecutive positions.
 
         A request that vLLM preempts and recomputes sends positions twice, with the same numbers.
         """
-        for position, row in enumerate(rows, first):
+        rows = np.frombuffer(body, np.float32).reshape(header.count, self._width)
+        for position, row in enumerate(rows, header.first):
             self._values[position] = row
             waiting = self._waiting.pop(position, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
+
+    def worker_left(self) -> None:
+        """Do nothing: who waits for a readout also waits for vLLM's outputs, which fail."""
 
     def arrival(self, position: int) -> asyncio.Future[None]:
         """Return a future that is done once the readout of ``position`` has arrived."""
@@ -160,92 +150,3 @@ class ReadoutCollector:
     def take(self, position: int) -> NDArray[np.float32]:
         """Remove and return the readout of ``position``, which has arrived."""
         return self._values.pop(position)
-
-
-class ReadoutChannel(WorkerChannel[ReadoutCollector]):
-    """The channel of readouts, which have ``width`` values per position."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(SentReadouts)
-        #: The number of positions received so far.
-        self.positions = 0
-        self._width = width
-
-    @contextmanager
-    def collect(self, key: str) -> Iterator[ReadoutCollector]:
-        """Collect the readouts of the request ``key`` within the block."""
-        collector = self.receivers[key] = ReadoutCollector()
-        try:
-            yield collector
-        finally:
-            del self.receivers[key]
-
-    def take(self, header: SentReadouts, body: bytes) -> None:
-        self.positions += header.count
-        if (collector := self.receivers.get(header.key)) is not None:
-            collector.add(header.first, np.frombuffer(body, np.float32).reshape(header.count, self._width))
-
-
-_SEND_BUFFER_BYTES: Final = 4 << 20
-
-
-def connect_worker(address: str) -> socket.socket:
-    """Return a connection to the channel at ``address``, for a worker."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-    connection.connect(address)
-    return connection
-
-
-@dataclass(frozen=True, slots=True)
-class AskedRows:
-    """Consecutive rows of one request in a step: ``count`` rows of the step from ``first_row``.
-
-    They belong to the tokens from position ``begins`` in the prompt and answer of the request.
-    """
-
-    #: The value in ``extra_args`` with which the request asks.
-    asked: Any
-    #: The index of the request in the runner's batch.
-    index: int
-    first_row: int
-    begins: int
-    count: int
-
-
-class StepWatch:
-    """Watches the steps of vLLM's model ``runner`` for requests that ask for their rows.
-
-    A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost one
-    look-up.
-    """
-
-    def __init__(self, runner: Any, name: str) -> None:
-        self._runner = runner
-        self._name = name
-        self._scheduled: Any = None
-        execute = runner.execute_model
-
-        def execute_model(scheduled: Any, *arguments: Any, **options: Any) -> Any:
-            self._scheduled = scheduled
-            return execute(scheduled, *arguments, **options)
-
-        runner.execute_model = execute_model
-
-    def asked(self) -> Iterator[AskedRows]:
-        """Yield the rows of the step that is about to run. To be called once, where the model's forward is called.
-
-        Only there, after input preparation, are the rows in the order in which the model gets them. A forward outside
-        a step, as when the runner warms up, has no rows.
-        """
-        scheduled, self._scheduled = self._scheduled, None
-        if scheduled is None:
-            return
-        batch, row = self._runner.input_batch, 0
-        for index, request_id in enumerate(batch.req_ids):
-            count = scheduled.num_scheduled_tokens.get(request_id, 0)
-            sampling = self._runner.requests[request_id].sampling_params
-            asked = ((sampling and sampling.extra_args) or {}).get(self._name)
-            if asked is not None:
-                yield AskedRows(asked, index, row, int(batch.num_computed_tokens_cpu[index]), count)
-            row += count

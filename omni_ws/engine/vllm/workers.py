@@ -10,7 +10,8 @@ import math
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as RowLogitsProcessor
 
 from omni_ws.engine.child_main import encode_message
-from omni_ws.engine.vllm.worker_channel import AskedRows, SentReadouts, SentRows, StepWatch, connect_worker
+from omni_ws.engine.vllm.worker_channel import SentReadouts, SentRows
 
 
 class ReadoutWorker:
@@ -210,7 +211,10 @@ class _Rows:
         self._runner = runner
         self._tokens = tokens
         self._watch = StepWatch(runner, ASKED)
-        self._sender = _Sender(connect_worker(address))
+        self._connection = connect_worker(address)
+        #: The rows of steps to send: their messages, the rows, and the CUDA event after which the rows are there.
+        self._waiting: queue.Queue[tuple[list[_Message], torch.Tensor, Any]] = queue.Queue(_STEPS_AHEAD)
+        threading.Thread(target=self._send_all, name="rows", daemon=True).start()
         forward = runner._model_forward
 
         def model_forward(*arguments: Any, **options: Any) -> Any:
@@ -251,40 +255,28 @@ class _Rows:
         if taken.dtype is not torch.bfloat16:
             taken = taken.float()
         if not taken.is_cuda:
-            self._sender.put(messages, taken, None)
+            self._waiting.put((messages, taken, None))
             return
         # On the stream of the forward, so before the replay; the model does not wait for it.
         pinned = torch.empty(taken.shape, dtype=taken.dtype, pin_memory=True)
         pinned.copy_(taken, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        self._sender.put(messages, pinned, copied)
+        self._waiting.put((messages, pinned, copied))
 
-
-class _Sender:
-    """Sends rows in a thread of its own: the model does not wait for copies, nor for the server."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._waiting: queue.Queue[tuple[list[_Message], torch.Tensor, Any]] = queue.Queue(_STEPS_AHEAD)
-        self._connected = True
-        threading.Thread(target=self._run, name="rows", daemon=True).start()
-
-    def put(self, messages: list[_Message], rows: torch.Tensor, copied: Any) -> None:
-        """Send the ``rows`` of all messages, once the CUDA event ``copied`` has happened."""
-        self._waiting.put((messages, rows, copied))
-
-    def _run(self) -> None:
+    def _send_all(self) -> None:
+        """Send rows, in a thread of its own: the model does not wait for copies, nor for the server."""
+        connected = True
         while True:
             messages, rows, copied = self._waiting.get()
-            if not self._connected:
+            if not connected:
                 continue  # the server has exited, and vLLM will be stopped
             if copied is not None:
                 copied.synchronize()
             try:
                 self._connection.sendall(_packed(messages, rows))
             except OSError:
-                self._connected = False
+                connected = False
 
 
 def _packed(messages: list[_Message], rows: torch.Tensor) -> bytes:
@@ -299,6 +291,71 @@ def _packed(messages: list[_Message], rows: torch.Tensor) -> bytes:
         data += encode_message(header, body)
         first += count
     return bytes(data)
+
+
+_SEND_BUFFER_BYTES: Final = 4 << 20
+
+
+def connect_worker(address: str) -> socket.socket:
+    """Return a connection to the channel at ``address``, for a worker."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    connection.connect(address)
+    return connection
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRows:
+    """Consecutive rows of one request in a step: ``count`` rows of the step from ``first_row``.
+
+    They belong to the tokens from position ``begins`` in the prompt and answer of the request.
+    """
+
+    #: The value in ``extra_args`` with which the request asks.
+    asked: Any
+    #: The index of the request in the runner's batch.
+    index: int
+    first_row: int
+    begins: int
+    count: int
+
+
+class StepWatch:
+    """Watches the steps of vLLM's model ``runner`` for requests that ask for their rows.
+
+    A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost one
+    look-up.
+    """
+
+    def __init__(self, runner: Any, name: str) -> None:
+        self._runner = runner
+        self._name = name
+        self._scheduled: Any = None
+        execute = runner.execute_model
+
+        def execute_model(scheduled: Any, *arguments: Any, **options: Any) -> Any:
+            self._scheduled = scheduled
+            return execute(scheduled, *arguments, **options)
+
+        runner.execute_model = execute_model
+
+    def asked(self) -> Iterator[AskedRows]:
+        """Yield the rows of the step that is about to run. To be called once, where the model's forward is called.
+
+        Only there, after input preparation, are the rows in the order in which the model gets them. A forward outside
+        a step, as when the runner warms up, has no rows.
+        """
+        scheduled, self._scheduled = self._scheduled, None
+        if scheduled is None:
+            return
+        batch, row = self._runner.input_batch, 0
+        for index, request_id in enumerate(batch.req_ids):
+            count = scheduled.num_scheduled_tokens.get(request_id, 0)
+            sampling = self._runner.requests[request_id].sampling_params
+            asked = ((sampling and sampling.extra_args) or {}).get(self._name)
+            if asked is not None:
+                yield AskedRows(asked, index, row, int(batch.num_computed_tokens_cpu[index]), count)
+            row += count
 
 
 # Logits processors that constrain a speech language model to the tokens of each slot in its codec frames. vLLM loads a

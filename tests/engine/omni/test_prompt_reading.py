@@ -12,17 +12,24 @@ from omni_ws.engine.omni.prompt_reading import (
     NONE,
     RowQueue,
     TalkerRows,
-    TurnTokens,
     UserTurnsReader,
     WholePromptReader,
 )
-from omni_ws.engine.omni.step_model import PromptRows, RefusedInput
+from omni_ws.engine.omni.step_model import PromptRows
+from omni_ws.errors import InvalidValue
 
 TURN, SYSTEM, USER, ASSISTANT, LINE, SOUND, PICTURE = 100, 101, 102, 103, 10, 90, 91
-IDS = TurnTokens(
-    turn=TURN, user=USER, assistant=ASSISTANT, media=(SOUND, PICTURE),
-    text_pad=80, text_start=81, style_codes=(1, 2, 3), pad_code=4,
-)  # fmt: skip
+MEDIA = (SOUND, PICTURE)
+CODES = {"codec_nothink_id": 1, "codec_think_bos_id": 2, "codec_think_eos_id": 3, "codec_pad_id": 4}
+CONFIG = {
+    "im_start_token_id": TURN,
+    "user_token_id": USER,
+    "assistant_token_id": ASSISTANT,
+    "tts_pad_token_id": 80,
+    "tts_bos_token_id": 81,
+    "thinker_config": {"audio_token_id": SOUND, "image_token_id": PICTURE, "video_token_id": PICTURE},
+    "talker_config": CODES,
+}
 SPEAKER = 9
 PROMPT = [
     *(TURN, SYSTEM, LINE, 5, 6),
@@ -39,8 +46,8 @@ POSITIONS[:, 25:] = np.arange(26, 26 + len(PROMPT) - 25)
 
 def item(begin: int = 0, end: int = len(PROMPT)) -> PromptRows:
     tokens = np.array(PROMPT[begin:end], np.int64)
-    states = np.isin(tokens, IDS.media)
-    hidden = np.flatnonzero(np.isin(PROMPT, IDS.media))
+    states = np.isin(tokens, MEDIA)
+    hidden = np.flatnonzero(np.isin(PROMPT, MEDIA))
     hidden = hidden[(hidden >= begin) & (hidden < end)]
     return PromptRows(tokens, POSITIONS[:, begin:end], states, np.tile(hidden[:, None], (1, 2)).astype(np.float32))
 
@@ -57,7 +64,7 @@ def same(one: TalkerRows, other: TalkerRows) -> bool:
 
 
 def read(cuts: list[int]) -> tuple[TalkerRows, TalkerRows, int]:
-    reader = UserTurnsReader(IDS, SPEAKER, 2)
+    reader = UserTurnsReader(CONFIG, SPEAKER, 2)
     rows = joined([reader.read(item(*piece)) for piece in pairwise(cuts)])
     return rows, *reader.end()
 
@@ -104,13 +111,13 @@ def test_a_turn_of_its_first_token_alone_says_nothing(tokens: list[int]) -> None
         positions = np.tile(np.arange(begin, begin + count), (3, 1))
         return PromptRows(np.array(tokens), positions, np.zeros(count, np.bool_), np.zeros((0, 2), np.float32))
 
-    whole = UserTurnsReader(IDS, SPEAKER, 2).read(rows_of(tokens, 0))
+    whole = UserTurnsReader(CONFIG, SPEAKER, 2).read(rows_of(tokens, 0))
     read_tokens = whole.tokens.tolist()
     spoken = [token for token in tokens if token in (7, 8, 50)]
     assert [token for token in read_tokens if token in (7, 8, 50)] == spoken
     assert ASSISTANT not in read_tokens
     for size in (1, 2, 3):
-        reader = UserTurnsReader(IDS, SPEAKER, 2)
+        reader = UserTurnsReader(CONFIG, SPEAKER, 2)
         pieces = [reader.read(rows_of(tokens[at : at + size], at)) for at in range(0, len(tokens), size)]
         assert [t for piece in pieces for t in piece.tokens.tolist()] == read_tokens
         assert [p for piece in pieces for p in piece.positions[0].tolist()] == whole.positions[0].tolist()
@@ -118,38 +125,38 @@ def test_a_turn_of_its_first_token_alone_says_nothing(tokens: list[int]) -> None
 
 @pytest.mark.parametrize("end", range(len(PROMPT)))
 def test_a_prompt_must_end_with_the_assistants_turn(end: int) -> None:
-    reader = UserTurnsReader(IDS, SPEAKER, 2)
+    reader = UserTurnsReader(CONFIG, SPEAKER, 2)
     reader.read(item(0, end))
     if 15 <= end <= 19:  # an earlier turn of the assistant
         assert reader.end()[0].tokens[:3].tolist() == [TURN, ASSISTANT, LINE]
     else:
-        with pytest.raises(RefusedInput, match="beginning of the assistant's turn"):
+        with pytest.raises(InvalidValue, match="beginning of the assistant's turn"):
             reader.end()
 
 
 def test_what_the_user_shows_needs_states() -> None:
     whole = item()
     bare = PromptRows(whole.tokens, whole.positions, np.zeros(len(PROMPT), np.bool_), whole.hidden[:0])
-    with pytest.raises(RefusedInput, match="states of what the user's turns show or play"):
-        UserTurnsReader(IDS, SPEAKER, 2).read(bare)
+    with pytest.raises(InvalidValue, match="states of what the user's turns show or play"):
+        UserTurnsReader(CONFIG, SPEAKER, 2).read(bare)
     # More states than are read do no harm.
     every: NDArray[np.float32] = np.tile(np.arange(len(PROMPT), dtype=np.float32)[:, None], (1, 2))
     more = PromptRows(whole.tokens, whole.positions, np.ones(len(PROMPT), np.bool_), every)
-    assert same(UserTurnsReader(IDS, SPEAKER, 2).read(more), read([0, len(PROMPT)])[0])
+    assert same(UserTurnsReader(CONFIG, SPEAKER, 2).read(more), read([0, len(PROMPT)])[0])
 
 
 def test_qwen25_reads_every_token() -> None:
     whole = item()
     every = np.ones((len(PROMPT), 2), np.float32)
-    reader = WholePromptReader(IDS.media, (70, 71), 2)
+    reader = WholePromptReader(MEDIA, (70, 71), 2)
     rows = reader.read(PromptRows(whole.tokens, whole.positions, np.ones(len(PROMPT), np.bool_), every))
-    assert rows.tokens.tolist() == [NONE if token in IDS.media else token for token in PROMPT]
+    assert rows.tokens.tolist() == [NONE if token in MEDIA else token for token in PROMPT]
     assert np.array_equal(rows.positions, POSITIONS)
     ending, first = reader.end()
     last = int(POSITIONS.max())
     assert (ending.tokens.tolist(), ending.codes.tolist(), ending.positions.tolist()) == ([70], [71], [[last + 1]] * 3)
     assert first == last + 2
-    with pytest.raises(RefusedInput, match="state of every token"):
+    with pytest.raises(InvalidValue, match="state of every token"):
         reader.read(whole)
 
 

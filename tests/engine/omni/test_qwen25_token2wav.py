@@ -19,13 +19,13 @@ pytest.importorskip("transformers", reason="transformers is not installed (make 
 from support import vocoder_runs  # noqa: E402
 from support.omni_reference import OmniReference, reference  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
-from support.vocoder_runs import difference, finish, joined  # noqa: E402
+from support.vocoder_runs import Sound, difference, finish, joined  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.checkpoint import default_speaker, load_speakers  # noqa: E402
 from omni_ws.engine.omni.step_graphs import StepGraphs  # noqa: E402
-from omni_ws.engine.omni.step_model import NoSlot, RefusedInput, VocoderInput, VocoderOutput  # noqa: E402  # noqa: E402
-from omni_ws.engine.omni.token2wav import (  # noqa: E402  # noqa: E402
+from omni_ws.engine.omni.step_model import VocoderInput  # noqa: E402
+from omni_ws.engine.omni.token2wav import (  # noqa: E402
     MOST_WAITING,
     STREAMING,
     MelWindow,
@@ -34,6 +34,7 @@ from omni_ws.engine.omni.token2wav import (  # noqa: E402  # noqa: E402
     Token2WavNetwork,
     WindowPlan,
 )
+from omni_ws.errors import EngineOverloaded, InvalidValue  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 
@@ -93,9 +94,7 @@ def pieces(codes: Codes, sizes: Iterable[int], *, end_apart: bool = False) -> li
     return [*items, VocoderInput(codes[:0], last=True)] if end_apart else items
 
 
-def decode(
-    model: Qwen25Token2Wav, items: Sequence[VocoderInput], session: int = 1, **settings: Any
-) -> list[VocoderOutput]:
+def decode(model: Qwen25Token2Wav, items: Sequence[VocoderInput], session: int = 1, **settings: Any) -> list[Sound]:
     """Decode one answer, item by item, with the noise of ``SEED`` by default."""
     return vocoder_runs.decode(model, items, session, **{"seed": SEED, **settings})
 
@@ -130,7 +129,7 @@ def test_any_cuts_give_the_same_samples(quick: Token2WavNetwork) -> None:
         sizes = (dice.choice((0, 1, 2, 5, 13, 24, 40)) for _ in itertools.count())
         outputs = decode(model, pieces(codes, sizes, end_apart=attempt % 2 == 1))
         assert np.array_equal(joined(outputs), expected)
-        assert sum(output.frames for output in outputs) == CODES
+        assert len(joined(outputs)) == CODES * CODE
 
 
 def test_windows_are_near_one_shot(quick: Token2WavNetwork) -> None:
@@ -148,8 +147,7 @@ def test_windows_are_near_one_shot(quick: Token2WavNetwork) -> None:
 def test_sound_comes_as_soon_as_a_window_is_there(quick: Token2WavNetwork, given: int, frames: int) -> None:
     """The first after 24 codes. What is held back, later, are ten codes on which the samples before them depend."""
     outputs = decode(Qwen25Token2Wav(quick), pieces(random_codes(100), [given])[:1])
-    assert [output.frames for output in outputs] == [frames]
-    assert len(outputs[0].samples) == frames * CODE
+    assert [len(samples) for samples in outputs] == [frames * CODE]
 
 
 def test_each_input_has_its_output(quick: Token2WavNetwork) -> None:
@@ -157,7 +155,7 @@ def test_each_input_has_its_output(quick: Token2WavNetwork) -> None:
     model.open(1, {})
     for item in pieces(random_codes(101), [24, 10, 40, 27]):
         model.feed(1, item)
-    assert [output.frames for output in finish(model)[1]] == [12, 0, 26, 63]
+    assert [len(samples) // CODE for samples in finish(model)[1]] == [12, 0, 26, 63]
 
 
 @pytest.mark.parametrize("count", range(10))
@@ -188,13 +186,14 @@ def test_a_batch_makes_what_sessions_make_alone(quick: Token2WavNetwork) -> None
 def counted_batches(model: Qwen25Token2Wav) -> list[int]:
     """The sizes of the batches that the solver works on from now on."""
     sizes: list[int] = []
-    solve = model._solve
+    decode = model._decode
 
-    def counting(answers: Any) -> None:
-        sizes.append(len(answers))
-        solve(answers)
+    def counting(work: tuple[bool, int], answers: Sequence[Any]) -> None:
+        if not work[0]:
+            sizes.append(len(answers))
+        decode(work, answers)
 
-    model._solve = counting  # type: ignore[method-assign]
+    model._decode = counting  # type: ignore[method-assign,assignment]
     return sizes
 
 
@@ -278,7 +277,7 @@ def test_slots_are_limited(network: Token2WavNetwork) -> None:
     model = Qwen25Token2Wav(network, slots=2)
     model.open(1, {})
     model.open(2, {})
-    with pytest.raises(NoSlot):
+    with pytest.raises(EngineOverloaded):
         model.open(3, {})
     model.close(1)
     model.open(3, {})
@@ -296,7 +295,7 @@ def test_slots_are_limited(network: Token2WavNetwork) -> None:
     ],
 )
 def test_settings_are_checked(network: Token2WavNetwork, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(RefusedInput, match=message):
+    with pytest.raises(InvalidValue, match=message):
         Qwen25Token2Wav(network).open(1, settings)
 
 
@@ -308,13 +307,13 @@ def test_settings_are_checked(network: Token2WavNetwork, settings: dict[str, Any
         (np.zeros((3, 1), np.float32), "integers"),
         (np.array([[82]]), "code 82 is not one of the 82"),
         (np.array([[-1]]), "code -1"),
-        (np.zeros((MOST_WAITING + 1, 1), np.int64), f"more than {MOST_WAITING} codes wait"),
+        (np.zeros((MOST_WAITING + 1, 1), np.int64), f"more than {MOST_WAITING} codec frames wait"),
     ],
 )
 def test_codes_are_checked(network: Token2WavNetwork, codes: Any, message: str) -> None:
     model = Qwen25Token2Wav(network, slots=1)
     model.open(1, {})
-    with pytest.raises(RefusedInput, match=message):
+    with pytest.raises(InvalidValue, match=message):
         model.feed(1, VocoderInput(codes))
     # Its slot is free again.
     model.open(2, {})
@@ -325,7 +324,7 @@ def test_codes_at_the_limits_are_taken(network: Token2WavNetwork) -> None:
     model.open(1, {})
     model.feed(1, VocoderInput(np.full((MOST_WAITING, 1), 81)))
     assert model.busy
-    with pytest.raises(RefusedInput, match="wait"):
+    with pytest.raises(InvalidValue, match="wait"):
         model.feed(1, VocoderInput(np.zeros((1, 1), np.int64)))
 
 
@@ -333,7 +332,7 @@ def test_nothing_comes_after_the_end(network: Token2WavNetwork) -> None:
     model = Qwen25Token2Wav(network)
     model.open(1, {})
     model.feed(1, VocoderInput(random_codes(3), last=True))
-    with pytest.raises(RefusedInput, match="after the last"):
+    with pytest.raises(InvalidValue, match="after the last"):
         model.feed(1, VocoderInput(random_codes(3)))
 
 
@@ -344,7 +343,7 @@ def test_what_is_kept_does_not_grow_with_the_answer(quick: Token2WavNetwork) -> 
     for item in pieces(codes, itertools.repeat(30))[:-1]:
         model.feed(1, item)
         finish(model)
-        answer = model._answers[1]
+        answer = model._streams[1]
         assert len(answer.codes) <= (STREAMING.past + STREAMING.chunk + STREAMING.future) * BLOCK + 30
         assert answer.mels is None or len(answer.mels) <= 40
 
@@ -355,7 +354,7 @@ def test_warming_up_leaves_nothing_behind(quick: Token2WavNetwork) -> None:
     assert not model.busy
     model.open(1, {})
     assert model.memory_bytes == quick.memory_bytes > 100_000
-    assert model.samples_per_code == CODE
+    assert model.samples_per_frame == CODE
 
 
 def test_what_graphs_read_and_write_is_as_without_them(

@@ -15,9 +15,11 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, VocoderInput, VocoderOutput
+from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, VocoderInput
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
@@ -41,23 +43,15 @@ from omni_ws.engine.omni.step_model import (  # noqa: E402
 
 
 class TimedModel:
-    """In place of a TalkerHost or VocoderHost; ``step_ms`` is how long a step takes. Entering it starts its work."""
+    """In place of a StepProcess; ``step_ms`` is how long a step takes. Entering it starts its work."""
 
     def __init__(self, loaded: LoadedModel, *, step_ms: float) -> None:
-        self.model = loaded.model
+        self.model, self.facts = loaded
         #: What the model has made, by session.
         self._made: dict[int, asyncio.Queue[Any]] = {}
         self._step_ms = step_ms
         self._changed = asyncio.Event()
         self._numbers = itertools.count()
-        self._facts = loaded.facts
-
-    def __getattr__(self, name: str) -> Any:
-        """``frame_ms``, ``sample_rate`` and so on, as the model's process would tell them."""
-        try:
-            return self._facts[name]
-        except KeyError:
-            raise AttributeError(name) from None
 
     @property
     def ms_per_frame(self) -> float:
@@ -89,14 +83,13 @@ class TimedModel:
             while self.model.busy:
                 results = self.model.step()
                 await asyncio.sleep(self._step_ms / 1000)
-                for result in results:
-                    assert result.refused is None
-                    if result.session in self._made:
-                        self._made[result.session].put_nowait(result.item)
+                for session, item in results:
+                    if session in self._made:
+                        self._made[session].put_nowait(item)
 
 
 class _TimedSession:
-    """In place of a TalkerSession or VocoderSession."""
+    """In place of a StepSession."""
 
     def __init__(self, owner: TimedModel, number: int) -> None:
         self._owner = owner
@@ -110,9 +103,9 @@ class _TimedSession:
         self._owner.model.grant(self._number, frames)
         self._owner._changed.set()
 
-    async def decode(self, item: VocoderInput) -> VocoderOutput:
+    async def decode(self, item: VocoderInput) -> NDArray[np.float32]:
         await self.feed(item)
-        made: VocoderOutput = await self._owner._made[self._number].get()
+        made: NDArray[np.float32] = await self._owner._made[self._number].get()
         return made
 
     async def __aiter__(self) -> AsyncIterator[Codes]:
@@ -145,7 +138,7 @@ def answer(family: Family) -> Spoken:
 @cache
 def talker(family: Family) -> LoadedModel:
     model, facts = slot_talker.talker(str(omni_checkpoint(family)), 2, 768)
-    return LoadedModel(model, {**facts, "frame_ms": FRAME_MS[family]})
+    return model, facts
 
 
 @cache
@@ -206,8 +199,8 @@ async def hear(family: Family, intervals_ms: float | list[float]) -> Heard:
     ):
         hosts: tuple[Any, Any] = (speaking, decoding)
         stages: list[Stage[Any]] = [
-            OmniTalker(hosts[0], greedy(family, max_tokens=FRAMES[family])),
-            VocoderStage(hosts[1], block=decoding.block, clock=loop.time),
+            OmniTalker(hosts[0], greedy(family, max_tokens=FRAMES[family]), frame_ms=FRAME_MS[family]),
+            VocoderStage(hosts[1], block=decoding.facts["block"], clock=loop.time),
         ]
         async with pipeline(thinker(), stages, [frames_link(FRAME_MS[family])]) as outputs:
             async for output in outputs:

@@ -16,10 +16,8 @@ from support.omni_talkers import Driven, greedy, speak  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
-from omni_ws.engine.omni.step_graphs import (  # noqa: E402
-    StepBuffers,
-    StepGraphs,
-)
+from omni_ws.engine.omni.step_graphs import StepGraphs  # noqa: E402
+from omni_ws.engine.omni.talker_network import StepBuffers  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 
@@ -68,7 +66,7 @@ def test_what_waits_is_noticed() -> None:
 def test_a_step_does_not_wait_for_the_device(family: Family) -> None:
     """Otherwise a graph could not hold it; for few rows and for many, which experts treat in two ways."""
     model = load_talker(omni_checkpoint(family), slots=16, longest=512)
-    inputs = StepBuffers(model.network.space, model.network.hidden_size, model.codebooks).inputs
+    inputs = StepBuffers(model.network.space, model.network.hidden_size, model.codebooks)
     with torch.no_grad(), NothingWaits():
         for batch in (1, 16):
             assert model.network.step(inputs, batch, 256).shape == (batch, model.codebooks)

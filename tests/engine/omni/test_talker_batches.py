@@ -21,10 +21,10 @@ from support.tiny_omni import Family  # noqa: E402
 from omni_ws.engine.omni.step_model import (  # noqa: E402
     AnswerEnd,
     CodesEnd,
-    NoSlot,
     PromptReset,
     TalkerItem,
 )
+from omni_ws.errors import EngineOverloaded  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 
@@ -198,7 +198,7 @@ def test_a_closed_session_frees_its_slot_at_once(family: Family) -> None:
     for session in range(SLOTS):
         driven.open(session, greedy(family))
         model.feed(session, answer.prompt_rows())
-    with pytest.raises(NoSlot):
+    with pytest.raises(EngineOverloaded):
         model.open(SLOTS, greedy(family))
     driven.step()
     model.close(3)  # while its prompt is being computed

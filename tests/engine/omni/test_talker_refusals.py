@@ -23,7 +23,8 @@ from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 from omni_ws.config.values import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.checkpoint import CheckpointTensors  # noqa: E402
 from omni_ws.engine.omni.slot_talker import load_talker, talker_memory  # noqa: E402
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, NoSlot, PromptReset, RefusedInput, TalkerItem  # noqa: E402  # noqa: E402
+from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, TalkerItem  # noqa: E402  # noqa: E402
+from omni_ws.errors import EngineOverloaded, InvalidValue  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 
@@ -58,13 +59,13 @@ def test_settings_have_limits(family: Family, name: str, accepted: list[Any], re
         assert opens(family, **{name: value})
     assert opens(family, **{name: None})
     for value in refused:
-        with pytest.raises(RefusedInput, match=name):
+        with pytest.raises(InvalidValue, match=name):
             opens(family, **{name: value})
 
 
 @FAMILIES
 def test_an_unknown_setting_is_refused(family: Family) -> None:
-    with pytest.raises(RefusedInput, match="unknown setting of the Talker: top_a"):
+    with pytest.raises(InvalidValue, match="unknown setting of the Talker: top_a"):
         opens(family, top_a=0.1)
 
 
@@ -73,7 +74,7 @@ def test_a_slot_more_is_refused(family: Family) -> None:
     model = talker(family)
     for session in range(SLOTS):
         model.open(session, {})
-    with pytest.raises(NoSlot):
+    with pytest.raises(EngineOverloaded):
         model.open(SLOTS, {})
     with pytest.raises(ValueError, match="open already"):
         model.open(0, {})
@@ -102,7 +103,7 @@ def refuse(family: Family, *items: TalkerItem) -> str:
     model.open(0, {})
     for item in items[:-1]:
         model.feed(0, item)
-    with pytest.raises(RefusedInput) as refused:
+    with pytest.raises(InvalidValue) as refused:
         model.feed(0, items[-1])
     assert model.free_slots == SLOTS
     assert not model.busy

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from omni_ws.engine.base import AudioOutput, EngineOutput
 from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
-from omni_ws.engine.omni.stages import VocoderHost, VocoderStage
-from omni_ws.engine.omni.step_model import Codes, CodesEnd, VocoderInput, VocoderOutput
+from omni_ws.engine.omni.stages import VocoderStage
+from omni_ws.engine.omni.step_model import Codes, CodesEnd, VocoderInput
+from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.profiler import events
 
@@ -37,11 +38,10 @@ def sound(codes: NDArray[np.int64]) -> NDArray[np.float32]:
 
 @dataclass
 class Vocoder:
-    """In place of a VocoderHost, whose decoding takes ``fixed_ms`` and ``frame_ms_taken`` for each frame."""
+    """In place of a StepProcess, whose decoding takes ``fixed_ms`` and ``frame_ms_taken`` for each frame."""
 
     fixed_ms: float = 4.0
     each_ms: float = 1.0
-    sample_rate: int = RATE
     frame_ms: float = FRAME_MS
     context_frames: int = 4
     ms_per_frame: float = 1.0
@@ -52,6 +52,10 @@ class Vocoder:
     error: Exception | None = None
     #: In fixed windows, as Qwen2.5's: nothing is settled before so many frames have come.
     window: int = 1
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"sample_rate": RATE, "frame_ms": self.frame_ms, "context_frames": self.context_frames}
 
     @asynccontextmanager
     async def open(self, settings: Mapping[str, Any]) -> AsyncIterator[_Session]:
@@ -70,7 +74,7 @@ class _Session:
         self._sent = 0
         self._busy = False
 
-    async def decode(self, item: VocoderInput) -> VocoderOutput:
+    async def decode(self, item: VocoderInput) -> NDArray[np.float32]:
         vocoder = self._vocoder
         assert vocoder.is_open
         assert not self._busy
@@ -85,7 +89,7 @@ class _Session:
         frames = len(self._codes) if item.last else len(self._codes) // vocoder.window * vocoder.window
         settled = sound(self._codes[:frames])[self._sent :]
         self._sent += len(settled)
-        return VocoderOutput(settled, len(item.codes))
+        return settled
 
 
 def made(frames: int, seed: int = 0) -> NDArray[np.int64]:
@@ -131,7 +135,7 @@ class Played:
 
 
 def stage(vocoder: Vocoder, **options: Any) -> VocoderStage:
-    return VocoderStage(cast("VocoderHost", vocoder), clock=asyncio.get_running_loop().time, **options)
+    return VocoderStage(cast("StepProcess", vocoder), clock=asyncio.get_running_loop().time, **options)
 
 
 async def play(work: VocoderStage, source: AsyncIterator[Codes], played: Played | None = None) -> Played:

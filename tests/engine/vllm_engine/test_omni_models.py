@@ -12,7 +12,7 @@ from omni_ws.config.model import ServerConfig, VllmConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import OutputModality, Task
-from omni_ws.engine.vllm.checkpoint import OmniFamily, OmniSizes, check_omni_fits, find_omni_model, thinker_share
+from omni_ws.engine.vllm.checkpoint import OmniFamily, check_omni_fits, find_omni_model, thinker_share
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine_choice import llm_of
 
@@ -113,34 +113,34 @@ def test_what_does_not_go_with_its_voice_is_refused_by_name(
 
 
 #: Sums from the released sizes: bfloat16, vocoder in float32, slots for 16 answers of 8192 positions.
-QWEN3_30B = OmniSizes(63_400_000_000, 6_700_000_000 + 16 * 8192 * 20_000, 900_000_000)
-QWEN3_30B_FP8 = OmniSizes(33_000_000_000, QWEN3_30B.talker, QWEN3_30B.vocoder)
-QWEN25_7B = OmniSizes(17_900_000_000, 2_700_000_000 + 16 * 8192 * 49_000, 1_800_000_000)
+QWEN3_30B = {"thinker": 63_400_000_000, "talker": 6_700_000_000 + 16 * 8192 * 20_000, "vocoder": 900_000_000}
+QWEN3_30B_FP8 = {**QWEN3_30B, "thinker": 33_000_000_000}
+QWEN25_7B = {"thinker": 17_900_000_000, "talker": 2_700_000_000 + 16 * 8192 * 49_000, "vocoder": 1_800_000_000}
 
 
 @pytest.mark.parametrize(
     ("sizes", "total", "gpus"),
     [(QWEN3_30B, 141 * GB, 1), (QWEN3_30B, 85 * GB, 2), (QWEN3_30B_FP8, 85 * GB, 1), (QWEN25_7B, 85 * GB, 1)],
 )
-def test_models_that_fit(sizes: OmniSizes, total: int, gpus: int) -> None:
-    check_omni_fits("model", sizes, total=total, gpus=gpus)
-    share = thinker_share(sizes.talker + sizes.vocoder, total=total)
-    assert sizes.thinker / gpus / total < share < 0.92
+def test_models_that_fit(sizes: dict[str, int], total: int, gpus: int) -> None:
+    check_omni_fits("model", **sizes, total=total, gpus=gpus)
+    share = thinker_share(sizes["talker"] + sizes["vocoder"], total=total)
+    assert sizes["thinker"] / gpus / total < share < 0.92
 
 
 @pytest.mark.parametrize(("sizes", "total"), [(QWEN3_30B, 85 * GB), (QWEN25_7B, 25 * GB)])
-def test_models_that_do_not_fit_are_refused_with_the_sum(sizes: OmniSizes, total: int) -> None:
+def test_models_that_do_not_fit_are_refused_with_the_sum(sizes: dict[str, int], total: int) -> None:
     with pytest.raises(ConfigurationError) as refusal:
-        check_omni_fits("Qwen/model", sizes, total=total, gpus=1)
+        check_omni_fits("Qwen/model", **sizes, total=total, gpus=1)
     (problem,) = refusal.value.problems
-    for size in (sizes.thinker, sizes.talker, sizes.vocoder, total):
+    for size in (*sizes.values(), total):
         assert f"{size / GB:.1f} GB" in problem
 
 
 def test_the_last_byte_that_fits() -> None:
     total = 100 * GB
-    exact = OmniSizes(int(0.92 * total) - 3 * 700_000_000 - 8 * GB, 0, 0)
-    check_omni_fits("model", exact, total=total, gpus=1)
+    exact = int(0.92 * total) - 3 * 700_000_000 - 8 * GB
+    check_omni_fits("model", thinker=exact, talker=0, vocoder=0, total=total, gpus=1)
     with pytest.raises(ConfigurationError):
-        check_omni_fits("model", OmniSizes(exact.thinker + 1, 0, 0), total=total, gpus=1)
+        check_omni_fits("model", thinker=exact + 1, talker=0, vocoder=0, total=total, gpus=1)
     assert thinker_share(0, total=total) == 0.906

@@ -12,7 +12,7 @@ from support.word_prompts import CONTROL, WordTokenizer, form, placeholder, rend
 
 from omni_ws.core.chunks import AudioFormat, Modality, ToolCall
 from omni_ws.core.history import Message, Speech
-from omni_ws.engine.vllm.prompt import Given, Media, PromptContext, PromptDraft, PromptForm
+from omni_ws.engine.vllm.prompt import BareForm, Given, Media, PromptContext, PromptDraft, PromptForm
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
 
@@ -296,7 +296,7 @@ def test_texts_of_tools_are_plain() -> None:
 
 
 def test_a_bare_prompt_is_what_was_written() -> None:
-    bare = PromptDraft(form().bare(), PromptContext("ignored"))
+    bare = PromptDraft(BareForm(form()), PromptContext("ignored"))
     bare.add_text("<|end|> one", 0)
     bare.add_text(" two", 0)
     assert bare.stable(Given(), 1) is None

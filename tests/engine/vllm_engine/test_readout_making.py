@@ -16,7 +16,7 @@ from support.salience_server import salience_server
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.readouts import Concept, Readouts, load_concepts, load_vectors, make_vectors
+from omni_ws.engine.vllm.readouts import Readouts, load_concepts, load_vectors, make_vectors
 from omni_ws.tools import readout_vectors
 
 PROMPTS = {
@@ -36,9 +36,8 @@ def test_prompts_in_a_file(tmp_path: Path, kind: str) -> None:
             for name, one in PROMPTS.items()
         ]
         file.write_text("\n".join(lines))
-    loud, asking = load_concepts(file)
-    assert loud == Concept("loud", tuple(PROMPTS["loud"]["positive"]), tuple(PROMPTS["loud"]["negative"]))
-    assert asking.name == "asking"
+    assert load_concepts(file) == PROMPTS
+    assert list(load_concepts(file)) == ["loud", "asking"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ async def test_vectors_from_the_command(tmp_path: Path, capsys: pytest.CaptureFi
 async def test_layers_that_the_model_lacks(tmp_path: Path) -> None:
     from support.tiny_models import ENGINE_ARGS, build_text_model
 
-    concepts = [Concept(name, tuple(one["positive"]), tuple(one["negative"])) for name, one in PROMPTS.items()]
+    concepts = PROMPTS
     model = str(build_text_model(tmp_path / "model"))
     with pytest.raises(ConfigurationError, match=r"layers \[2\]; the model has only 2"):
         await make_vectors(concepts, (0, 2), model=model, args=ENGINE_ARGS)

@@ -16,7 +16,7 @@ from support.tiny_codec import build_codec, codec_config  # noqa: E402
 
 from omni_ws.audio.pcm import Samples  # noqa: E402
 from omni_ws.engine.omni.talker_network import normal_at  # noqa: E402
-from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, FrameLayout, StreamState, WindowContext  # noqa: E402  # noqa: E402
+from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, FrameLayout, StreamState  # noqa: E402
 from omni_ws.engine.vllm.snac_decoder import SnacDecoder  # noqa: E402
 from omni_ws.errors import EngineFailed  # noqa: E402
 
@@ -46,8 +46,8 @@ def whole(decoder: SnacDecoder, codes: Codes) -> Samples:
     return decoder.decode([CodecWindow(codes, 0, 0, len(codes))])[0]
 
 
-def windows_of(codes: Codes, chunk: int, context: WindowContext) -> Iterator[CodecWindow]:
-    state = StreamState.start(context, codes.shape[1])
+def windows_of(codes: Codes, chunk: int, **context: int) -> Iterator[CodecWindow]:
+    state = StreamState.start(codes.shape[1], **context)
     for frame in range(len(codes)):
         state = state.received(codes[frame : frame + 1], last=frame == len(codes) - 1)
         while state.ready >= chunk or (state.ended and state.ready):
@@ -76,21 +76,19 @@ def test_without_noise_it_is_snac_itself() -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_windows_are_exact_for_every_length(decoder: SnacDecoder, frames: int, chunk: int) -> None:
     codes = random_codes(frames, frames)
-    pieces = [decoder.decode([window])[0] for window in windows_of(codes, chunk, WindowContext())]
+    pieces = [decoder.decode([window])[0] for window in windows_of(codes, chunk)]
     assert difference(np.concatenate(pieces), whole(decoder, codes)) <= EXACT
 
 
-@pytest.mark.parametrize("context", [WindowContext(2, 3), WindowContext(3, 2)])
-def test_less_context_is_heard(decoder: SnacDecoder, context: WindowContext) -> None:
+@pytest.mark.parametrize("context", [{"left": 2}, {"right": 2}])
+def test_less_context_is_heard(decoder: SnacDecoder, context: dict[str, int]) -> None:
     codes = random_codes(20)
-    pieces = [decoder.decode([window])[0] for window in windows_of(codes, 1, context)]
+    pieces = [decoder.decode([window])[0] for window in windows_of(codes, 1, **context)]
     assert difference(np.concatenate(pieces), whole(decoder, codes)) > EXACT
 
 
 def test_sessions_that_are_decoded_together_do_not_hear_each_other(decoder: SnacDecoder) -> None:
-    windows = [
-        window for seed in range(4) for window in windows_of(random_codes(11, seed), 1 + seed % 2, WindowContext())
-    ]
+    windows = [window for seed in range(4) for window in windows_of(random_codes(11, seed), 1 + seed % 2)]
     together = decoder.decode(windows)
     for window, samples in zip(windows, together, strict=True):
         alone = decoder.decode([window])[0]

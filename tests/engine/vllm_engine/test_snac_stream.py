@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, StreamState, WindowContext
+from omni_ws.engine.vllm.code2wav import CodecWindow, Codes, StreamState
 
 REACH = 3
 _WEIGHTS = np.array([0.5, -2.0, 7.0, 31.0, 11.0, -3.0, 0.25])
@@ -31,7 +31,7 @@ def some_codes(frames: int) -> Codes:
 @given(st.integers(0, 40), st.data())
 def test_windows_give_what_the_whole_gives(frames: int, data: st.DataObject) -> None:
     codes = some_codes(frames)
-    state = StreamState.start(WindowContext(REACH, REACH), 7)
+    state = StreamState.start(7, left=REACH, right=REACH)
     pieces: list[NDArray[np.float64]] = []
     received = 0
     while not state.done:
@@ -56,7 +56,7 @@ def test_windows_give_what_the_whole_gives(frames: int, data: st.DataObject) -> 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_a_finish_at_every_boundary(frames: int, chunk: int) -> None:
     codes = some_codes(frames)
-    state = StreamState.start(WindowContext(REACH, REACH), 7)
+    state = StreamState.start(7, left=REACH, right=REACH)
     pieces = []
     for frame in range(frames):
         state = state.received(codes[frame : frame + 1])
@@ -73,14 +73,14 @@ def test_a_finish_at_every_boundary(frames: int, chunk: int) -> None:
 def test_less_context_is_not_exact() -> None:
     """So the tests above are able to fail."""
     codes = some_codes(12)
-    state = StreamState.start(WindowContext(2, REACH), 7).received(codes, last=True)
+    state = StreamState.start(7, left=2, right=REACH).received(codes, last=True)
     _, state = state.take(6)
     window, _ = state.take(6)
     assert not np.array_equal(wanted(window), mixed(codes)[6:])
 
 
 def test_what_is_remembered_does_not_grow() -> None:
-    state = StreamState.start(WindowContext(), 7)
+    state = StreamState.start(7)
     for _ in range(100):
         state = state.received(some_codes(1))
         if state.ready:
@@ -91,7 +91,7 @@ def test_what_is_remembered_does_not_grow() -> None:
 
 
 def test_a_state_is_a_value() -> None:
-    state = StreamState.start(WindowContext(), 7).received(some_codes(9))
+    state = StreamState.start(7).received(some_codes(9))
     first, _ = state.take(2)
     again, _ = state.take(2)
     assert np.array_equal(first.codes, again.codes)
@@ -101,10 +101,10 @@ def test_a_state_is_a_value() -> None:
 @pytest.mark.parametrize("frames", [0, 7])
 def test_only_what_is_ready_can_be_taken(frames: int) -> None:
     with pytest.raises(ValueError, match="frames must be 1 to 6"):
-        StreamState.start(WindowContext(), 7).received(some_codes(9)).take(frames)
+        StreamState.start(7).received(some_codes(9)).take(frames)
 
 
 def test_nothing_comes_after_the_last() -> None:
-    state = StreamState.start(WindowContext(), 7).received(some_codes(1), last=True)
+    state = StreamState.start(7).received(some_codes(1), last=True)
     with pytest.raises(ValueError, match="already ended"):
         state.received(some_codes(1))

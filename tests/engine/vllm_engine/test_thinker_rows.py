@@ -18,7 +18,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows
 from omni_ws.engine.vllm.omni_voice import ForcedAnswer
-from omni_ws.engine.vllm.sampling import ParserNames, ParserUse
+from omni_ws.engine.vllm.sampling import ParserUse, load_parser
 from omni_ws.engine.vllm.thinker_rows import RowTable
 from omni_ws.errors import ContextLengthExceeded
 from omni_ws.media.video import VideoFrame
@@ -331,7 +331,7 @@ async def test_tool_calls_are_not_spoken(thinker: OmniThinker, writes: list[str]
     from support.omni_thinker import DecodedInput
 
     writes.append(CALL)
-    parser = await asyncio.to_thread(ParserNames("hermes").load, thinker.model)
+    parser = await asyncio.to_thread(load_parser, thinker.model, "hermes", None)
     heard = await thinker.answer(
         DecodedInput(TextPart("Hello", 0)),
         parser=parser,
@@ -400,10 +400,10 @@ async def forced(thinker: OmniThinker, pieces: Sequence[str]) -> list[Any]:
 
 async def test_readouts_and_rows_of_the_same_worker(thinker: OmniThinker) -> None:
     """vLLM has one extension of its worker; token sessions are read out beside spoken answers."""
-    from omni_ws.engine.vllm.worker_channel import ReadoutChannel
+    from omni_ws.engine.vllm.worker_channel import SentReadouts, WorkerChannel
 
     hidden = thinker.rows.width
-    channel = ReadoutChannel(1)
+    channel = WorkerChannel(SentReadouts)
     await channel.start()
     try:
         matrix = np.ones((1, hidden), np.float32).tobytes()
@@ -418,7 +418,9 @@ async def test_readouts_and_rows_of_the_same_worker(thinker: OmniThinker) -> Non
 async def _read_out(thinker: OmniThinker, channel: Any) -> None:
     from vllm import SamplingParams
 
-    with channel.collect("read") as collector:
+    from omni_ws.engine.vllm.worker_channel import ReadoutCollector
+
+    with channel.receiving("read", ReadoutCollector(1)) as collector:
         asked = {"readout": {"key": "read", "ranges": [(0, 5)]}}
         parameters = SamplingParams(max_tokens=1, temperature=0, extra_args=asked)
         async for _ in thinker.model.llm.generate({"prompt_token_ids": [1, 2, 3, 4, 5]}, parameters, "read"):

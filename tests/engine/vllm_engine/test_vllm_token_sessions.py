@@ -229,9 +229,9 @@ async def test_an_appended_piece_is_computed_alone(server: SalienceServer) -> No
     session = await server.open()
     tokens = [(index * 11) % 250 + 1 for index in range(160)]
     await server.events(session, tokens)
-    before = engine._readouts.channel.positions
+    before = engine._readouts.channel.rows
     await server.events(session, [9, 8, 7], 160, readout_ranges=[{"start": 160, "end": 163}])
-    assert engine._readouts.channel.positions - before == 3
+    assert engine._readouts.channel.rows - before == 3
     await server.close(session)
 
 

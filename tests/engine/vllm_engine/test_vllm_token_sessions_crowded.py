@@ -83,7 +83,7 @@ async def test_calls_that_are_interrupted_for_want_of_room_read_out_the_same(
     reference = Reference(model)
     texts = [[(index * step) % 250 + 1 for index in range(130)] for step in (3, 7, 11, 13)]
     sessions = [await server.open() for _ in texts]
-    before = engine._readouts.channel.positions
+    before = engine._readouts.channel.rows
     calls = [
         server.events(session, text, 0, max_tokens=120, top_k=1, readout_ranges=ALL)
         for session, text in zip(sessions, texts, strict=True)
@@ -91,7 +91,7 @@ async def test_calls_that_are_interrupted_for_want_of_room_read_out_the_same(
     answers = await asyncio.gather(*calls)
     wanted = sum(len(tokens) for tokens, _ in answers)
     assert wanted > ROOM
-    assert engine._readouts.channel.positions - before > wanted, "nothing was interrupted, so nothing was shown"
+    assert engine._readouts.channel.rows - before > wanted, "nothing was interrupted, so nothing was shown"
     for session, (tokens, _) in zip(sessions, answers, strict=True):
         assert close(readouts(tokens), reference.readouts(await server.dump(session), vectors))
         await server.close(session)
