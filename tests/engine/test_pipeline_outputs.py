@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.engine_answers import reading
 
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, OutputWriter, TextOutput
 from omni_ws.engine.channel import OUTPUT_BYTES, Channel, StageLink, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -71,7 +73,7 @@ class Making:
         self._made = made
         self._numbers = count()
 
-    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         async for number in source:
             step = self._script[number % len(self._script)]
             for _ in range(step.passes):
@@ -79,7 +81,8 @@ class Making:
             for _ in range(step.outputs):
                 output = self._output(large=step.large)
                 if step.waits:
-                    await outputs.put(output)
+                    outputs.write(output)
+                    await outputs.drain()
                 else:
                     await outputs.room()
                     outputs.put_nowait(output)
@@ -158,18 +161,19 @@ async def test_a_client_that_has_gone_is_offered_nothing() -> None:
     class Late:
         name = "late"
 
-        async def run(self, source: AsyncIterator[Any], sink: Any, outputs: Channel[EngineOutput]) -> None:
+        async def run(self, source: AsyncIterator[Any], sink: Any, outputs: OutputWriter) -> None:
             try:
                 async for _ in source:
                     await asyncio.get_running_loop().create_future()
             finally:
                 ended.set()
-                await outputs.put(TextOutput("after the end"))
+                outputs.write(TextOutput("after the end"))
+                await outputs.drain()
 
     async def source() -> AsyncIterator[int]:
         yield 0
 
-    async with pipeline(source(), [Late()], [], sink=client) as outputs:
+    async with reading(partial(pipeline, source(), [Late()], [], sink=client)) as outputs:
         reader = asyncio.create_task(client.read(outputs))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -191,7 +195,7 @@ async def test_a_sink_that_fails_ends_the_answer_with_its_error() -> None:
         yield 0
 
     async def read() -> None:
-        async with pipeline(source(), steps, [], sink=Broken()) as outputs:
+        async with reading(partial(pipeline, source(), steps, [], sink=Broken())) as outputs:
             await client.read(outputs)
 
     with pytest.raises(ValueError, match="broken"):

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from support.capable_engine import PlayingEngine, finished, token, tool_call
 from support.part_engines import ToneEngine
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Task, Usage, Word
-from omni_ws.engine.base import (
-    EngineOutput,
-    Finished,
-    GenerationRequest,
-    TextOutput,
-    TranscriptOutput,
-)
+from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, OutputWriter, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed
 
 PERSON = {"name": "Ann", "age": 30}
@@ -31,9 +25,9 @@ class ObligingEngine(PlayingEngine):
         super().__init__(**able, languages=frozenset({"en"}))
         self._speaker = ToneEngine()
 
-    def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         speaks = request.task is Task.SPEECH or "audio" in request.modalities
-        return self._speaker.generate(request) if speaks else super().act(request)
+        await (self._speaker.generate(request, out) if speaks else super().act(request, out))
 
     def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
         if request.task is Task.TRANSCRIBE:

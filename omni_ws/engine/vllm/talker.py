@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.engine.base import EngineOutput
+from omni_ws.engine.base import OutputWriter
 from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, is_speakable
 from omni_ws.engine.vllm.code2wav import CodecFrames, FrameLayout
@@ -112,7 +112,7 @@ class Talker:
         profile.spoken_text("", voice)
         self._parameters(max_tokens=1 if self._tokens_left is None else self._tokens_left)
 
-    async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Speak clause by clause, each as soon as its text is complete."""
         assert sink is not None, "the Talker requires a stage after it"
         limits = self._first_clause

@@ -35,11 +35,9 @@ from omni_ws.core.request_input import GenerationStarted, RequestInput, SavedReq
 from omni_ws.core.start_policy import Alignment, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
-    NO_SINK,
     AnswerOptions,
     Cut,
     GenerationRequest,
-    OutputSink,
     TranscriptOutput,
     UsageMeter,
 )
@@ -373,7 +371,7 @@ class Request:
         self._note_silence()
 
     def _note_silence(self) -> None:
-        self.may_write = self.answering and not self.held_back and not self.restored
+        self.may_write = self.answering and not self.held_back
         if self.silent:
             self._released.clear()
         else:
@@ -702,7 +700,6 @@ class Request:
     def generation_request(
         self,
         history: tuple[Message, ...],
-        sink: OutputSink = NO_SINK,
         *,
         earlier: EarlierParts | None = None,
         warn: Callable[[OmniError], None] = lambda error: None,
@@ -737,7 +734,6 @@ class Request:
             conversation=self.conversation,
             meter=self.meter,
             cut=self.cut,
-            sink=sink,
             media_room=self.media_room,
             lane=self.lane,
             warn=warn,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.engine_answers import reading
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput, EngineOutput
@@ -87,7 +89,7 @@ async def source(parts: Sequence[CodecFrames]) -> AsyncIterator[CodecFrames]:
 
 
 async def run(work: Code2Wav, parts: Sequence[CodecFrames]) -> list[AudioOutput]:
-    async with pipeline(source(parts), [work], []) as outputs:
+    async with reading(partial(pipeline, source(parts), [work], [])) as outputs:
         return [output async for output in outputs if isinstance(output, AudioOutput)]
 
 
@@ -175,7 +177,7 @@ class TestStage:
 
         got: list[AudioOutput] = []
         with pytest.raises(EngineFailed, match="gone"):
-            async with pipeline(broken(), [stage(queue)], []) as outputs:
+            async with reading(partial(pipeline, broken(), [stage(queue)], [])) as outputs:
                 got += [output async for output in outputs if isinstance(output, AudioOutput)]
 
     async def test_an_error_of_the_decoder_reaches_the_client(self, queue: DecodeQueue, decoder: Decoder) -> None:

@@ -11,12 +11,14 @@ import asyncio
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from support.engine_answers import written
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 
 from omni_ws.config.keys import ApiKey
@@ -37,7 +39,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import NO_SINK, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
 from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning, SavedMessage, ServerMessage
@@ -91,17 +93,18 @@ class ReinedEngine(EchoEngine):
         super().__init__()
         self._reins = reins
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         seen = "".join(f"{message.role}: {message.text}/" for message in request.history)
         made = 0
-        async with aclosing(super().generate(dataclasses.replace(request, sink=NO_SINK))) as outputs:  # type: ignore[type-var]
+        async with aclosing(written(partial(super().generate, request))) as outputs:
             await self._reins.until(request.request_id, made)
-            yield TextOutput(f"<{seen}>")
+            out.write(TextOutput(f"<{seen}>"))
             async for output in outputs:
                 if not isinstance(output, Finished):
                     made += 1
                     await self._reins.until(request.request_id, made)
-                yield output
+                out.write(output)
+                await out.drain()
 
 
 class Client(Attachment):
