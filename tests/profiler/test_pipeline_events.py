@@ -33,7 +33,10 @@ class Passing:
 
     async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         async for item in events.generated(self.name, aiter(source)):
-            await (outputs.put(TextOutput(item)) if sink is None else sink.put(item))
+            if sink is None:
+                outputs.write(TextOutput(item))
+            else:
+                await sink.put(item)
 
 
 async def words() -> AsyncIterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -54,7 +54,7 @@ class Telling(ReadingEngine):
         self.read = ""
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
-        async def kept(source: InputSource) -> AsyncIterator[InputChunk]:
+        async def kept(source: InputSource) -> AsyncGenerator[InputChunk, None]:
             async for chunk in source:
                 self.read += chunk.payload.decode()
                 yield InputChunk(Modality.TEXT, chunk.payload.replace(b"\n", b" "))
