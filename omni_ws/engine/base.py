@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -228,8 +228,8 @@ class OutputFilter:
     def write(self, output: EngineOutput) -> None:
         self._out.write(output)
 
-    async def drain(self) -> None:
-        await self._out.drain()
+    def drain(self) -> Coroutine[Any, Any, None]:
+        return self._out.drain()
 
 
 class UsageMeter:

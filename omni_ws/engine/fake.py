@@ -150,7 +150,7 @@ class _Emission:
 
     async def write_all(self, outputs: Iterator[EngineOutput]) -> None:
         """Write all outputs, and wait while the client does not read."""
-        while (output := next(outputs, None)) is not None:
+        for output in outputs:
             if self._delay_sec:
                 await self._write_in_time(output, outputs)
             else:
@@ -158,7 +158,8 @@ class _Emission:
                 if self._emitted % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
                     await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
                 self._write(output)
-            await self._out.drain()
+            if self._out.full:
+                await self._out.drain()
 
     def fail_as_configured(self) -> None:
         """Raise EngineFailed once ``fail_after`` outputs were emitted."""

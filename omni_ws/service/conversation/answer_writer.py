@@ -189,8 +189,9 @@ class AnswerWriter:
     @property
     def full(self) -> bool:
         """Whether the client does not read, or much waits for other reasons."""
-        full = self._outbox.full_since is not None or self._waiting_bytes >= OUTPUT_BYTES
-        return full and not self._over and not self._request.cut.made
+        if self._outbox.full_since is None and self._waiting_bytes < OUTPUT_BYTES:
+            return False
+        return not self._over and not self._request.cut.made
 
     def write(self, output: EngineOutput) -> None:
         """See OutputWriter."""
