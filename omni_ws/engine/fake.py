@@ -150,6 +150,7 @@ class _Emission:
 
     async def write_all(self, outputs: Iterator[EngineOutput]) -> None:
         """Write all outputs, and wait while the client does not read."""
+        out = self._out
         for output in outputs:
             if self._delay_sec:
                 await self._write_in_time(output, outputs)
@@ -157,19 +158,16 @@ class _Emission:
                 self.fail_as_configured()
                 if self._emitted % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
                     await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
-                self._write(output)
-            if self._out.full:
-                await self._out.drain()
+                self._emitted += 1
+                self._delay_sec = self._interval_sec
+                out.write(output)
+            if out.full:
+                await out.drain()
 
     def fail_as_configured(self) -> None:
         """Raise EngineFailed once ``fail_after`` outputs were emitted."""
         if self._emitted == self._fail_after:
             raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
-
-    def _write(self, output: EngineOutput) -> None:
-        self._emitted += 1
-        self._delay_sec = self._interval_sec
-        self._out.write(output)
 
     async def _write_in_time(self, output: EngineOutput, following: Iterator[EngineOutput]) -> None:
         """Write outputs in callbacks of timers, while there is a delay before each and the client reads."""
@@ -190,8 +188,10 @@ class _Emission:
         """Write one output, inside the callback of its timer."""
         if done.done():  # cancelled in the same pass
             return
+        self._emitted += 1
+        self._delay_sec = self._interval_sec
         try:
-            self._write(output)
+            self._out.write(output)
             after = next(following, None) if self._delay_sec and not self._out.full else None
             if after is None:
                 done.set_result(None)

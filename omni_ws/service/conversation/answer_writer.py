@@ -195,7 +195,9 @@ class AnswerWriter:
 
     def write(self, output: EngineOutput) -> None:
         """See OutputWriter."""
-        if self._over or (self._sending is None and self._send_now(output)) or not self._wanted:
+        if self._sending is None and not self._over and self._send_now(output):
+            return
+        if self._over or not self._wanted:
             return
         self._waiting.append(output)
         self._waiting_bytes += output_cost(output)
