@@ -263,6 +263,7 @@ class AnswerWriter:
     def _end(self, finished: Finished) -> None:
         """Take nothing more: this is how the answer ended."""
         self._over, self._finished = True, finished
+        self._waiting.clear()
 
     def _stop_engine(self) -> None:
         """Take nothing more, and cancel the engine's call if it has not ended."""
@@ -441,7 +442,7 @@ def _deaf(request: Request) -> bool:
 
 
 class _Unmade(OutputFilter):
-    """Drops what was made of the answer before, in another server."""
+    """Drops what was made of the answer before, in another server, but for audio."""
 
     def __init__(self, out: OutputWriter, request: Request) -> None:
         super().__init__(out)
