@@ -17,8 +17,8 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -34,6 +34,7 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
@@ -67,17 +68,17 @@ class InstantAsr(EchoEngine):
     def capabilities(self) -> EngineCapabilities:
         return replace(CAPABILITIES, tasks=frozenset({Task.TRANSCRIBE}))
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         async for _ in request.input:
             pass
-        yield TranscriptOutput("hello", start_ms=0)
-        yield Finished(FinishReason.STOP, Usage())
+        out.write(TranscriptOutput("hello", start_ms=0))
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 class PausingAsr(InstantAsr):
     """Tells its guess ``GUESS_SEC`` after the last sound, as Whisper does on a machine with nothing else to do."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         silent_since: float | None = None
         told = False
         async for chunk in request.input:
@@ -87,9 +88,10 @@ class PausingAsr(InstantAsr):
             if pauses is not told:
                 told = pauses
                 if request.options.transcript_guesses:
-                    yield TranscriptGuess("hello" if pauses else "")
-        yield TranscriptOutput("hello", start_ms=0)
-        yield Finished(FinishReason.STOP, Usage())
+                    out.write(TranscriptGuess("hello" if pauses else ""))
+                    await out.drain()
+        out.write(TranscriptOutput("hello", start_ms=0))
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 class InstantTts(EchoEngine):
@@ -101,10 +103,11 @@ class InstantTts(EchoEngine):
     def capabilities(self) -> EngineCapabilities:
         return replace(CAPABILITIES, tasks=frozenset({Task.SPEECH}))
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         async for _ in request.input:
-            yield AudioOutput(np.zeros(480, np.float32), 24_000)
-        yield Finished(FinishReason.STOP, Usage())
+            out.write(AudioOutput(np.zeros(480, np.float32), 24_000))
+            await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 class TimedLlm(EchoEngine):
@@ -131,7 +134,7 @@ class TimedLlm(EchoEngine):
             output_modalities=frozenset({OutputModality.TEXT}),
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         async for _ in request.input:
             pass
         async with self._turn:
@@ -143,42 +146,37 @@ class TimedLlm(EchoEngine):
                 pass
             await asyncio.sleep(0)
             output = TextOutput("word ")
-            if not request.sink.offer(output):
-                yield output
-        yield Finished(FinishReason.STOP, Usage())
+            out.write(output)
+            await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 class Client:
     """Takes outputs as a session does, and notes when the first text and audio came."""
 
+    full = False
+
     def __init__(self) -> None:
         self.tokens = 0
         self.first: dict[type[EngineOutput], float] = {}
 
-    def offer(self, output: EngineOutput) -> bool:
+    def write(self, output: EngineOutput) -> None:
         self.first.setdefault(type(output), time.perf_counter())
         self.tokens += type(output) is TextOutput
-        return True
+
+    async def drain(self) -> None:
+        pass
 
 
-def request_of(
-    source: Channel[InputChunk], client: Client, *, modalities: frozenset[OutputModality]
-) -> GenerationRequest:
+def request_of(source: Channel[InputChunk], *, modalities: frozenset[OutputModality]) -> GenerationRequest:
     return GenerationRequest(
-        request_id=f"req_{id(client)}",
+        request_id=f"req_{id(source)}",
         task=Task.CHAT,
         input=source,
         input_mode=InputMode.EXTEND,
         input_audio=AudioFormat(),
         modalities=modalities,
-        sink=client,
     )
-
-
-async def answer(engine: Engine, request: GenerationRequest, client: Client) -> None:
-    async with aclosing(engine.generate(request)) as outputs:  # type: ignore[type-var]
-        async for output in outputs:
-            client.offer(output)
 
 
 def new_input() -> Channel[InputChunk]:
@@ -210,7 +208,7 @@ async def _added(turns: int) -> bool:
     waits = []
     for _ in range(turns):
         client, source = Client(), new_input()
-        answering = asyncio.create_task(answer(engine, request_of(source, client, modalities=BOTH), client))
+        answering = asyncio.create_task(engine.generate(request_of(source, modalities=BOTH), client))
         source.put_nowait(InputChunk(Modality.AUDIO, bytes(640)))
         await asyncio.sleep(0.002)
         ended = time.perf_counter()
@@ -259,7 +257,7 @@ async def _rate(engine: Engine, modalities: frozenset[OutputModality]) -> float:
             source = new_input()
             source.put_nowait(InputChunk(Modality.TEXT, b"hello"))
             source.close()
-            group.create_task(answer(engine, request_of(source, client, modalities=modalities), client))
+            group.create_task(engine.generate(request_of(source, modalities=modalities), client))
     return sum(client.tokens for client in clients) / (time.process_time() - began)
 
 
@@ -308,7 +306,7 @@ async def _conversations(engine: Engine, load: int, turns: int) -> float:
 async def _turn(engine: Engine, speech_sec: float) -> float:
     """A turn with a pause in it that is long enough for a guess."""
     client, source = Client(), new_input()
-    answering = asyncio.create_task(answer(engine, request_of(source, client, modalities=TEXT), client))
+    answering = asyncio.create_task(engine.generate(request_of(source, modalities=TEXT), client))
     sound, silence = bytes([1]) * 640, bytes(640)
     turn = [(sound, 0.4), (silence, 0.25), (sound, speech_sec), (silence, SILENCE_SEC)]
     frames = [frame for frame, seconds in turn for _ in range(round(seconds / PIECE_SEC))]

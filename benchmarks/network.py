@@ -13,7 +13,7 @@ import asyncio
 import json
 import statistics
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyCo
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
-from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import AudioOutput, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.server import create_app, listen
 
@@ -59,15 +59,14 @@ class Listener(ScriptedEngine):
         super().__init__((TextOutput("Beep."), AudioOutput(_TONE, 24_000)))
         self.turns: list[Samples] = []
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         sound = b"".join([chunk.payload async for chunk in request.input])
         audio = request.input_audio
         coded = audio.encoding is AudioEncoding.PCMU
         samples = decode_mu_law(sound) if coded else samples_from_bytes(sound, SampleLayout.S16)
         resampler = StreamResampler(audio.sample_rate, 16_000)
         self.turns.append(np.concatenate([resampler.process(samples), resampler.flush()]))
-        async for output in super().generate(request):
-            yield output
+        await super().generate(request, out)
 
 
 async def recognised(turns: Sequence[Samples]) -> str:

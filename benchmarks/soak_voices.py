@@ -22,9 +22,9 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Us
 from omni_ws.engine.base import (
     AudioOutput,
     EngineCapabilities,
-    EngineOutput,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
     TranscriptOutput,
 )
@@ -112,7 +112,7 @@ class CodedEars(ActingEngine):
             languages=frozenset({"en"}),
         )
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         chance = self._scenes.chance(request, "ears")
         heard: dict[int, int] = {}
         self._scenes.sounds[request.conversation or ""][request.request_id.removesuffix("-asr")] = heard
@@ -126,10 +126,12 @@ class CodedEars(ActingEngine):
             words = _words(heard)
             if len(heard) > before and words[told:]:
                 if len(words) > told + 2 and chance.random() < 0.2:
-                    yield TranscriptOutput(_joined(words[told:-1], told))
+                    out.write(TranscriptOutput(_joined(words[told:-1], told)))
+                    await out.drain()
                     told = len(words) - 1
                 elif chance.random() < 0.3:
-                    yield TranscriptOutput(_joined([*words[told:], DOUBT], told), interim=True)
+                    out.write(TranscriptOutput(_joined([*words[told:], DOUBT], told), interim=True))
+                    await out.drain()
         if not samples:
             raise EmptyInput("no audio")
         match chance.random():
@@ -142,9 +144,10 @@ class CodedEars(ActingEngine):
         words = _words(heard)
         while words[told:]:
             upto = chance.randint(told + 1, len(words)) if chance.random() < 0.3 else len(words)
-            yield TranscriptOutput(_joined(words[told:upto], told))
+            out.write(TranscriptOutput(_joined(words[told:upto], told)))
+            await out.drain()
             told = upto
-        yield Finished(FinishReason.STOP, Usage(input_audio_ms=samples * 1000 // RATE))
+        out.write(Finished(FinishReason.STOP, Usage(input_audio_ms=samples * 1000 // RATE)))
 
 
 def _words(heard: dict[int, int]) -> list[str]:
@@ -170,7 +173,7 @@ class ScenicModel(ActingEngine):
         )
         self._scenes = scenes
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         chance = self._scenes.chance(request, "model")
         read = b"".join([chunk.payload async for chunk in request.input]).decode()
         history = [(message.role, message.text) for message in request.history]
@@ -181,11 +184,11 @@ class ScenicModel(ActingEngine):
         for word in _punctuated(self._scenes.next_words(chance.randint(2, 30)), chance):
             said.append(word)
             output = TextOutput(word if len(said) == 1 else f" {word}")
-            if not request.sink.offer(output):
-                yield output
+            out.write(output)
+            await out.drain()
             if pace_sec:
                 await asyncio.sleep(pace_sec)
-        yield Finished(FinishReason.STOP, Usage())
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 def _punctuated(words: list[str], chance: random.Random) -> Iterator[str]:
@@ -203,7 +206,7 @@ class CodedVoice(ActingEngine):
         super().__init__("voice", voices=(TIMED, UNTIMED), tasks=frozenset({Task.SPEECH}))
         self._scenes = scenes
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         chance = self._scenes.chance(request, "voice")
         say: Callable[[str, int, random.Random], Iterator[tuple[Pcm16, int]]]
         say = _say_at_will if request.voice != UNTIMED else _say_evenly
@@ -221,9 +224,10 @@ class CodedVoice(ActingEngine):
                     begin_ms, end_ms = samples * 1000 // VOICE_RATE, (samples + length) * 1000 // VOICE_RATE
                     times = (Word(written.strip(" .,"), begin_ms, end_ms),) if say is _say_at_will else ()
                     samples += len(sound)
-                    yield AudioOutput(sound, VOICE_RATE, times)
+                    out.write(AudioOutput(sound, VOICE_RATE, times))
+                    await out.drain()
                 place += 1
-        yield Finished(FinishReason.STOP, Usage(output_audio_ms=samples * 1000 // VOICE_RATE))
+        out.write(Finished(FinishReason.STOP, Usage(output_audio_ms=samples * 1000 // VOICE_RATE)))
 
 
 async def _ended(request: GenerationRequest) -> AsyncIterator[str]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from dataclasses import replace
 from typing import Final
 
 import uvloop
@@ -15,7 +12,7 @@ from msgspec import structs
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, OutputSink, TextOutput
+from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, OutputFilter, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.server import create_app, listen
 
@@ -23,31 +20,22 @@ from omni_ws.server import create_app, listen
 class StampingEngine(EchoEngine):
     """Replaces the first word by ``@`` and the monotonic time, which all processes share."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        stamps = _Stamps(request.sink)
-        async with aclosing(super().generate(replace(request, sink=stamps))) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                yield stamps.yielded(output)
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        await super().generate(request, _Stamps(out))
 
 
-class _Stamps:
-    """Stamps the first text of an answer on its way to ``sink``."""
+class _Stamps(OutputFilter):
+    """Stamps the first text of an answer."""
 
-    def __init__(self, sink: OutputSink) -> None:
-        self._sink = sink
+    def __init__(self, out: OutputWriter) -> None:
+        super().__init__(out)
         self._done = False
 
-    def offer(self, output: EngineOutput) -> bool:
-        taken = self._sink.offer(output if self._done else _stamped(output))
-        self._done |= taken and isinstance(output, TextOutput)
-        return taken
-
-    def yielded(self, output: EngineOutput) -> EngineOutput:
-        """Return an output that was not taken."""
-        if self._done:
-            return output
-        self._done = isinstance(output, TextOutput)
-        return _stamped(output)
+    def write(self, output: EngineOutput) -> None:
+        if not self._done:
+            self._done = isinstance(output, TextOutput)
+            output = _stamped(output)
+        self._out.write(output)
 
 
 def _stamped(output: EngineOutput) -> EngineOutput:
@@ -57,7 +45,7 @@ def _stamped(output: EngineOutput) -> EngineOutput:
 class SleepingEngine(EchoEngine):
     """Echoes text like the fake engine, but in a task that sleeps for each word, as the peers do."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         text = b"".join([chunk.payload async for chunk in request.input]).decode()
         words = text.split()
         delay_ms = self.settings.first_chunk_delay_ms
@@ -65,9 +53,9 @@ class SleepingEngine(EchoEngine):
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = self.settings.chunk_interval_ms
             output = TextOutput(f"{word} ")
-            if not request.sink.offer(output):
-                yield output
-        yield Finished(FinishReason.STOP, Usage(output_tokens=len(words)))
+            out.write(output)
+            await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage(output_tokens=len(words))))
 
 
 ENGINES: Final = {"stamping": StampingEngine, "sleeping": SleepingEngine}

@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 import soxr
+from support.engine_answers import streamed
 
 from benchmarks.asr import DEFAULT, RECOGNISERS
 from benchmarks.asr import running as running_recogniser
@@ -79,7 +80,7 @@ async def speak(engine: SpeechEngine, sentence: Sentence) -> Spoken:
     request = whole_request(Task.SPEECH, [InputChunk(Modality.TEXT, text.encode())])
     before, first, rate = scheduled_seconds(pid), 0.0, 0
     pieces = []
-    async with aclosing(engine.generate(request)) as outputs:
+    async with aclosing(streamed(engine, request)) as outputs:
         async for output in outputs:
             if isinstance(output, AudioOutput) and len(output.samples):
                 first = first or scheduled_seconds(pid) - before

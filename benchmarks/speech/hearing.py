@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from support.engine_answers import streamed
 
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
@@ -38,7 +39,7 @@ async def hear(engine: RecogniserEngine, samples: Samples) -> Heard:
     pieces = (pcm[start : start + _PIECE].tobytes() for start in range(0, len(pcm), _PIECE))
     request = whole_request(Task.TRANSCRIBE, (InputChunk(Modality.AUDIO, piece) for piece in pieces))
     settled = []
-    async with aclosing(engine.generate(request)) as outputs:
+    async with aclosing(streamed(engine, request)) as outputs:
         async for output in outputs:
             if isinstance(output, TranscriptOutput) and not output.interim:
                 settled.append(output.text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from support.engine_answers import Input
+from support.engine_answers import Input, streamed
 from support.tiny_models import ENGINE_ARGS, build_larger_text_model
 from support.vllm_engine import llm_of, request, running_engine
 
@@ -97,7 +97,7 @@ async def _first_token(
 ) -> tuple[float, str]:
     """Returns the seconds from ``since`` to the first output, and the answer."""
     first, text = None, ""
-    async for output in engine.generate(request(source, input_mode=mode, sampling=sampling)):
+    async for output in streamed(engine, request(source, input_mode=mode, sampling=sampling)):
         if isinstance(output, TextOutput):
             first = first or time.perf_counter() - since
             text += output.text

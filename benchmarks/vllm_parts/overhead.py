@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from support.engine_answers import Input
+from support.engine_answers import Input, streamed
 from support.live_server import live_server
 from support.tiny_models import ENGINE_ARGS, build_text_model
 from support.vllm_engine import core_process, llm_of, request
@@ -173,7 +173,7 @@ async def _ask(engine: VllmEngine, tokens: int, mode: InputMode) -> tuple[float,
     began = time.perf_counter()
     first, count = 0.0, 0
     sampling = {"temperature": 0.0, "max_tokens": tokens}
-    async for output in engine.generate(request(Input(WORDS), input_mode=mode, sampling=sampling)):
+    async for output in streamed(engine, request(Input(WORDS), input_mode=mode, sampling=sampling)):
         if isinstance(output, TextOutput):
             first = first or time.perf_counter() - began
         elif isinstance(output, Finished):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.engine_answers import Input
+from support.engine_answers import Input, streamed
 from support.tiny_codec import build_codec, write_talker_profile
 from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
 from support.vllm_engine import request, running_engine
@@ -112,7 +112,7 @@ async def _speak(engine: VllmEngine, seed: int) -> Spoken:
     began = time.perf_counter()
     clause = 0.0
     arrivals: list[tuple[float, float]] = []
-    async for output in engine.generate(wanted):
+    async for output in streamed(engine, wanted):
         now = time.perf_counter()
         if isinstance(output, TextOutput) and splitter.feed(output.text):
             clause = clause or now

@@ -1,10 +1,10 @@
 """The contract between the server and its engines.
 
-An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes its methods and what both sides
-may rely on, ``EngineCapabilities`` what an engine can declare. The server refuses requests for anything that is not
-declared, so an engine need not check for it. The core of an engine is an async generator::
+An engine answers a GenerationRequest with EngineOutputs, which it writes to an OutputWriter. ``Engine`` describes its
+methods and what both sides may rely on, ``EngineCapabilities`` what an engine can declare. The server refuses requests
+for anything that is not declared, so an engine need not check for it. The core of an engine is a coroutine::
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         with request.media_room.share() as share:
             parts = decode_input(
                 request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share,
@@ -13,8 +13,9 @@ declared, so an engine need not check for it. The core of an engine is an async 
             async with aclosing(parts):
                 async for part in parts:            # as the client sends it
                     …
-            yield TextOutput("an answer")           # waits while the client does not read
-            yield Finished(FinishReason.STOP, Usage())
+            out.write(TextOutput("an answer"))      # sent at once where that is possible
+            await out.drain()                       # waits while the client does not read
+            out.write(Finished(FinishReason.STOP, Usage()))
 
 An engine may also implement ``HasTokens``, for token sessions, and ``TraceableEngine``, for traces of its models.
 """
@@ -24,7 +25,7 @@ from __future__ import annotations
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -177,7 +178,7 @@ class AnswerOptions:
     thought: bool = False
     #: Whether the client reads the answer only once it is complete.
     read_whole: bool = False
-    #: Whether an ASR yields a TranscriptGuess at each pause.
+    #: Whether an ASR writes a TranscriptGuess at each pause.
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.image.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
@@ -194,31 +195,42 @@ class InputSource(Protocol):
     def __aiter__(self) -> AsyncIterator[InputChunk]: ...
 
 
-class OutputSink(Protocol):
-    """Sends outputs of one answer directly, from a callback or any task, without the generator of the engine.
+class OutputWriter(Protocol):
+    """Takes the outputs of one answer, in the order in which they are written. All on the event loop."""
 
-    For engines that produce many small outputs; see ``GenerationRequest.sink``.
-    """
+    @property
+    def full(self) -> bool:
+        """Whether ``drain`` would wait. For callbacks, which cannot wait themselves."""
+        ...
 
-    def offer(self, output: EngineOutput) -> bool:
-        """Send ``output`` behind everything that was offered or yielded before; returns whether that was possible.
+    def write(self, output: EngineOutput) -> None:
+        """Send an output, at once where that is possible, or once what was written before is sent.
 
-        Returns False if the output cannot be sent at once: the client does not read, an output that was yielded is
-        still being sent, the audio is encoded in a thread or not due yet, or the output is a Finished. The engine must
-        then yield it, before it offers the next one.
+        It never waits and never refuses. It may be called by any task and by callbacks of the event loop. What is
+        written after a Finished, or to an answer that has ended otherwise, is dropped.
         """
         ...
 
-
-class _NoSink:
-    """Refuses all outputs, so that the engine yields them."""
-
-    def offer(self, output: EngineOutput) -> bool:
-        return False
+    async def drain(self) -> None:
+        """Wait while the client does not read, or much has been written ahead of it."""
+        ...
 
 
-#: The sink of a request whose outputs must all be yielded, for instance to an engine that wraps this one.
-NO_SINK: Final[OutputSink] = _NoSink()
+class OutputFilter:
+    """An OutputWriter over another one, for engines that wrap an engine. As it stands, it passes everything on."""
+
+    def __init__(self, out: OutputWriter) -> None:
+        self._out = out
+
+    @property
+    def full(self) -> bool:
+        return self._out.full
+
+    def write(self, output: EngineOutput) -> None:
+        self._out.write(output)
+
+    def drain(self) -> Coroutine[Any, Any, None]:
+        return self._out.drain()
 
 
 class UsageMeter:
@@ -238,7 +250,7 @@ class Cut:
     """Cuts off the answer to a request whose input still counts, because the user speaks on.
 
     An engine with ``EngineCapabilities.hears_on`` then ends the answer at once, transcribes the input to its end, and
-    yields only transcripts and a Finished. Other engines ignore it.
+    writes only transcripts and a Finished. Other engines ignore it.
     """
 
     __slots__ = ("_callbacks", "made")
@@ -282,7 +294,7 @@ class GenerationRequest:
     input_audio: AudioFormat
     #: The modalities of the answer: TEXT, AUDIO or both.
     modalities: frozenset[OutputModality]
-    #: Whether the engine must yield the text of the answer even if TEXT is not in ``modalities``, for the history.
+    #: Whether the engine must write the text of the answer even if TEXT is not in ``modalities``, for the history.
     remembered: bool = False
     #: The spoken language (primary subtag of RFC 5646), one of the capabilities' ``languages``; None if not given.
     language: str | None = None
@@ -310,8 +322,6 @@ class GenerationRequest:
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: Tells when the answer is no longer wanted.
     cut: Cut = field(default_factory=Cut)
-    #: Sends outputs directly. Its use is optional.
-    sink: OutputSink = NO_SINK
     #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
     #: The session's share of the ListeningThreads, which decode audio.
@@ -321,7 +331,7 @@ class GenerationRequest:
 
     @property
     def tells_text(self) -> bool:
-        """Whether the engine must yield the text of the answer."""
+        """Whether the engine must write the text of the answer."""
         return self.remembered or OutputModality.TEXT in self.modalities
 
 
@@ -371,7 +381,7 @@ class TranscriptGuess(Struct, frozen=True):
     """The next final transcript, provided that the speaker, who pauses, says nothing more.
 
     An empty ``text`` withdraws the guess, because the speaker goes on. Guesses are for engines that wrap an ASR, and
-    are yielded only with ``AnswerOptions.transcript_guesses``; an ASR need not support them.
+    are written only with ``AnswerOptions.transcript_guesses``; an ASR need not support them.
     """
 
     text: str
@@ -401,7 +411,7 @@ class PartFailed(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last output of an answer; the server closes the generator after it.
+    """The last output of an answer, after which ``generate`` returns.
 
     ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. Only the server reports
     CANCELLED and ERROR. ``foreign_reasons`` has, in the same order, the names of reasons that FinishReason lacks, such
@@ -447,16 +457,12 @@ class Engine(Protocol):
     block for more than a few milliseconds. Blocking work belongs into threads or processes that the engine owns;
     ``engine.threads`` has functions that run a call in a thread, and wait for its end on cancellation.
 
-    **Backpressure.** Outputs are pulled: the server does not resume the generator while the client's outbox is full. An
-    engine may work ahead meanwhile, within a bound (see ``Channel``). Input is pulled too, see InputSource.
+    **Backpressure.** ``OutputWriter.write`` does not wait. An engine that makes much output awaits ``drain`` in
+    between, which waits while the client does not read; a callback looks at ``full``. Input is pulled, see InputSource.
 
-    **Sink.** Each output that is yielded costs a pass through the generator, and a task switch if it comes from another
-    task. An engine may offer it to ``request.sink`` first, which usually accepts it.
-
-    **Cancellation.** The server aborts a request by closing the generator or cancelling the task that iterates it, at
-    any time, also while it waits for input. The engine then stops the work and releases what the request holds before
-    the generator ends, in a ``finally`` block. The server waits for that, so it must be quick, and does not cancel a
-    second time.
+    **Cancellation.** The server aborts a request by cancelling the task that runs ``generate``, at any time, also while
+    it waits for input. The engine then stops the work and releases what the request holds before ``generate`` ends, in
+    a ``finally`` block. The server waits for that, so it must be quick, and does not cancel a second time.
 
     **Errors.** A request fails by raising an OmniError: InvalidValue for parameters, UnsupportedFormat for input that
     cannot be decoded, EngineOverloaded (with ``retry_after_ms``) when there is no capacity, EngineFailed when the
@@ -496,10 +502,11 @@ class Engine(Protocol):
         """Release everything. Idempotent; also called after a failed ``start``."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        """Answer a request: an async generator that yields outputs in order and ends with one Finished.
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        """Answer a request: write outputs in order to ``out``, the last one a Finished, and return.
 
-        It may yield before the input has ended. The server ignores outputs of a modality that was not requested.
+        It may write before the input has ended. The server ignores outputs of a modality that was not requested. An
+        engine that wraps another one passes ``out`` on, or an OutputFilter over it.
         """
         ...
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from omni_ws.engine.base import NO_SINK, AudioOutput, Cut, EngineOutput, OutputSink
+from omni_ws.engine.base import AudioOutput, Cut, EngineOutput, OutputFilter, OutputWriter
 from omni_ws.profiler import events
 
 T = TypeVar("T")
@@ -63,11 +62,6 @@ class Channel(Generic[T]):
     def items(self) -> int:
         """The number of queued items."""
         return len(self._items)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether the reader waits for an item: the channel is empty, and all items taken are processed."""
-        return self._reader is not None and not self._reader.done()
 
     def put_nowait(self, item: T) -> None:
         """Queue ``item`` even if the channel is full. Raises ChannelClosed."""
@@ -155,7 +149,7 @@ class Channel(Generic[T]):
 
 # Stages connected by channels.
 
-#: The limit on outputs that wait for the client, in bytes of samples plus an overhead for each output.
+#: The limit on what an engine works ahead, in bytes of samples plus an overhead for each output.
 OUTPUT_BYTES = 256 * 1024
 _OUTPUT_OVERHEAD_BYTES = 128
 
@@ -168,9 +162,9 @@ class Stage(Protocol[T_contra]):
     async def run(self, source: AsyncIterator[T_contra], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Process ``source`` to its end.
 
-        The stage puts items for the next stage into ``sink`` (None for the last stage), and outputs for the client into
-        ``outputs``; both apply backpressure. When a stage returns before the end of ``source``, the stages before it
-        are cancelled, except for a stage that has closed its ``sink`` itself and still produces outputs. On
+        The stage puts items for the next stage into ``sink`` (None for the last stage), and writes outputs for the
+        client to ``outputs``; both apply backpressure. When a stage returns before the end of ``source``, the stages
+        before it are cancelled, except for a stage that has closed its ``sink`` itself and still produces outputs. On
         cancellation a stage releases everything that it holds.
         """
         ...
@@ -184,26 +178,23 @@ class StageLink:
     cost: Callable[[Any], float]
 
 
-@asynccontextmanager
 async def pipeline(
     source: AsyncIterator[Any],
     stages: Sequence[Stage[Any]],
     links: Sequence[StageLink],
+    out: OutputWriter,
     *,
-    sink: OutputSink = NO_SINK,
     cut: Cut | None = None,
-) -> AsyncIterator[AsyncIterator[EngineOutput]]:
-    """Run ``stages`` over ``source`` and yield the iterator over their outputs.
+) -> None:
+    """Run ``stages`` over ``source`` to their end; they write their outputs to ``out``.
 
-    ``links`` has the channel between each pair of adjacent stages. An output goes to ``sink`` first; if that refuses
-    it, this output and those behind it are yielded, until the consumer has processed all of them. Iterating raises the
-    first error of a stage, after the outputs before it. Leaving the block cancels all stages, and waits until they have
-    released their resources. Once ``cut`` is made, only the first stage works on: its channel to the next stage is
-    closed, and the others are cancelled.
+    ``links`` has the channel between each pair of adjacent stages. Raises the first error of a stage. An error, or the
+    cancellation of the call, cancels all stages, and is raised when they have released their resources. Once ``cut`` is
+    made, only the first stage works on: its channel to the next stage is closed, and the others are cancelled.
     """
     if len(links) != len(stages) - 1:
         raise ValueError("there must be exactly one link between consecutive stages")
-    outputs = Outputs(sink)
+    outputs = Outputs(out)
     channels = [_channel(link, before, after) for link, before, after in zip(links, stages, stages[1:], strict=False)]
     tasks: list[asyncio.Task[None]] = []
     cancelled: set[asyncio.Task[None]] = set()
@@ -239,9 +230,9 @@ async def pipeline(
 
     try:
         with (cut or Cut()).watched(partial(_leave_first, channels, tasks, cancel)):
-            yield aiter(outputs)
+            await outputs.until_closed()
     finally:
-        outputs.discard()
+        outputs.close()
         cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -270,10 +261,9 @@ async def _run(
     try:
         await stage.run(source, sink, outputs)
     except ChannelClosed:
-        pass  # the next stage, or the client, has ended
+        pass  # the next stage, or the whole, has ended
     except Exception as error:
-        if not outputs.closed:
-            outputs.fail(error)
+        outputs.fail(error)
     finally:
         events.emit(stage.name, events.STAGE_END, terminal=sink is None)
         if sink is not None:
@@ -281,24 +271,35 @@ async def _run(
         cancel_upstream()
 
 
-class Outputs(Channel[EngineOutput]):
-    """The channel of a pipeline's outputs, which offers them to a sink first.
+class Outputs(OutputFilter):
+    """The OutputWriter of a pipeline's stages. Once it is closed, outputs are dropped."""
 
-    While the reader is busy with an output, no other is offered, so that outputs stay in order. Outputs is an
-    OutputSink itself, for stages that run an engine.
-    """
+    def __init__(self, out: OutputWriter) -> None:
+        super().__init__(out)
+        self.closed = False
+        self._error: Exception | None = None
+        self._over = asyncio.Event()
 
-    def __init__(self, sink: OutputSink) -> None:
-        super().__init__(OUTPUT_BYTES, cost=output_cost)
-        self._sink = sink
+    def write(self, output: EngineOutput) -> None:
+        if not self.closed:
+            self._out.write(output)
 
-    def offer(self, output: EngineOutput) -> bool:
-        """See OutputSink."""
-        return not self.closed and self.awaited and self._sink.offer(output)
+    def close(self) -> None:
+        """Take no more outputs: all stages have ended, or are about to. Idempotent."""
+        self.closed = True
+        self._over.set()
 
-    def put_nowait(self, item: EngineOutput) -> None:
-        if not self.offer(item):
-            super().put_nowait(item)
+    def fail(self, error: Exception) -> None:
+        """End all stages with ``error``; a stage may call it from a task of its own."""
+        if not self.closed:
+            self._error = error
+            self.close()
+
+    async def until_closed(self) -> None:
+        """Wait until it is closed. Raises the error with which that was done."""
+        await self._over.wait()
+        if self._error is not None:
+            raise self._error
 
 
 def _channel(link: StageLink, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -33,7 +33,7 @@ from omni_ws.engine.base import (
     EngineState,
     Finished,
     GenerationRequest,
-    OutputSink,
+    OutputWriter,
     TextOutput,
 )
 from omni_ws.engine.continued_input import own_part
@@ -109,18 +109,16 @@ class EchoEngine(_ModelFree):
         super().__init__("fake")
         self.settings = settings or EchoSettings()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         echo = _Echo(request, self.settings.chunk_ms)
         try:
-            emission = _Emission(request.sink, self.settings, fail_after=self._fail_after(request))
+            emission = _Emission(out, self.settings, fail_after=self._fail_after(request))
             async with aclosing(echo.outputs(self.settings.reply)) as batches:
                 async for batch in batches:
-                    outputs = iter(batch)
-                    while (refused := await emission.offer_all(outputs)) is not None:
-                        yield refused
+                    await emission.write_all(iter(batch))
             emission.fail_as_configured()
-            yield Finished(echo.answer.reached or FinishReason.STOP, echo.usage())
+            out.write(Finished(echo.answer.reached or FinishReason.STOP, echo.usage()))
         finally:
             echo.close()
             self.active_requests -= 1
@@ -135,14 +133,14 @@ class EchoEngine(_ModelFree):
 
 
 class _Emission:
-    """Offers the outputs of one answer to its sink with the configured delays, and fails if that is configured.
+    """Writes the outputs of one answer with the configured delays, and fails if that is configured.
 
-    During delays, the callback of a timer offers the next output, as in an engine that is called back when its model
-    in another process has an output. A task wakes only for outputs that the sink refuses.
+    During delays, the callback of a timer writes the next output, as in an engine that is called back when its model in
+    another process has an output. A task wakes only while the client does not read.
     """
 
-    def __init__(self, sink: OutputSink, settings: EchoSettings, *, fail_after: int | None) -> None:
-        self._sink = sink
+    def __init__(self, out: OutputWriter, settings: EchoSettings, *, fail_after: int | None) -> None:
+        self._out = out
         self._fail_after = fail_after
         self._emitted = 0
         #: The delay before the next output, and before all later ones.
@@ -150,61 +148,55 @@ class _Emission:
         self._interval_sec = settings.chunk_interval_ms / 1000
         self._timer: asyncio.TimerHandle | None = None
 
-    async def offer_all(self, outputs: Iterator[EngineOutput]) -> EngineOutput | None:
-        """Offer outputs up to the first that the sink refuses, and return that; None once all are taken."""
-        if self._delay_sec:
-            refused = await self._offer_in_time(outputs)
-            if refused is not None or self._delay_sec:
-                return refused
+    async def write_all(self, outputs: Iterator[EngineOutput]) -> None:
+        """Write all outputs, and wait while the client does not read."""
+        out = self._out
         for output in outputs:
-            self.fail_as_configured()
-            if self._emitted % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
-                await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
-            self._emitted += 1
-            self._delay_sec = self._interval_sec
-            if not self._sink.offer(output):
-                return output
             if self._delay_sec:
-                return await self._offer_in_time(outputs)
-        return None
+                await self._write_in_time(output, outputs)
+            else:
+                self.fail_as_configured()
+                if self._emitted % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
+                    await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
+                self._emitted += 1
+                self._delay_sec = self._interval_sec
+                out.write(output)
+            if out.full:
+                await out.drain()
 
     def fail_as_configured(self) -> None:
         """Raise EngineFailed once ``fail_after`` outputs were emitted."""
         if self._emitted == self._fail_after:
             raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
 
-    async def _offer_in_time(self, outputs: Iterator[EngineOutput]) -> EngineOutput | None:
-        """Do the same as ``offer_all``, while there is a delay before each output."""
-        done: asyncio.Future[EngineOutput | None] = asyncio.get_running_loop().create_future()
-        self._wait(outputs, done)
+    async def _write_in_time(self, output: EngineOutput, following: Iterator[EngineOutput]) -> None:
+        """Write outputs in callbacks of timers, while there is a delay before each and the client reads."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wait(output, following, done)
         try:
-            return await done
+            await done
         finally:
             if self._timer is not None:
                 self._timer.cancel()
 
-    def _wait(self, outputs: Iterator[EngineOutput], done: asyncio.Future[EngineOutput | None]) -> None:
-        """Arm the timer of the next output."""
-        output = next(outputs, None) if self._delay_sec else None
-        if output is None:
-            done.set_result(None)
-        else:
-            self.fail_as_configured()
-            self._timer = done.get_loop().call_later(self._delay_sec, self._emit, output, outputs, done)
+    def _wait(self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[None]) -> None:
+        """Arm the timer of an output."""
+        self.fail_as_configured()
+        self._timer = done.get_loop().call_later(self._delay_sec, self._emit, output, following, done)
 
-    def _emit(
-        self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[EngineOutput | None]
-    ) -> None:
-        """Offer one output, inside the callback of its timer."""
+    def _emit(self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[None]) -> None:
+        """Write one output, inside the callback of its timer."""
         if done.done():  # cancelled in the same pass
             return
         self._emitted += 1
         self._delay_sec = self._interval_sec
         try:
-            if self._sink.offer(output):
-                self._wait(following, done)
+            self._out.write(output)
+            after = next(following, None) if self._delay_sec and not self._out.full else None
+            if after is None:
+                done.set_result(None)
             else:
-                done.set_result(output)
+                self._wait(after, following, done)
         except Exception as error:
             done.set_exception(error)
 
@@ -397,7 +389,7 @@ class ScriptedEngine(_ModelFree):
         self.script = tuple(script)
         self.requests: list[GenerationRequest] = []
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         self.requests.append(request)
         try:
@@ -411,9 +403,10 @@ class ScriptedEngine(_ModelFree):
                     if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future):
                         await result
                     continue
-                yield step
+                out.write(step)
                 if isinstance(step, Finished):
                     return
-            yield Finished(FinishReason.STOP, Usage())
+                await out.drain()
+            out.write(Finished(FinishReason.STOP, Usage()))
         finally:
             self.active_requests -= 1

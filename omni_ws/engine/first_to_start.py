@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
-from omni_ws.engine.base import Engine, EngineCapabilities, EngineOutput, EngineState, GenerationRequest
+from omni_ws.engine.base import Engine, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
@@ -64,5 +64,5 @@ class FirstToStart:
     async def stop(self) -> None:
         await self.engine.stop()
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        return self.engine.generate(request)
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        await self.engine.generate(request, out)

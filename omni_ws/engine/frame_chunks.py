@@ -12,8 +12,8 @@ from math import ceil
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.engine.base import AudioOutput, EngineOutput
-from omni_ws.engine.channel import Channel, StageLink
+from omni_ws.engine.base import AudioOutput, OutputWriter
+from omni_ws.engine.channel import StageLink
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 
@@ -282,11 +282,11 @@ class FrameChunks(Generic[Item]):
         self,
         frames: int,
         decoding: Awaitable[Samples],
-        outputs: Channel[EngineOutput],
+        outputs: OutputWriter,
         *,
         text_end: int | None = None,
     ) -> None:
-        """Await ``decoding``, the samples of the next ``frames`` frames, and put them into ``outputs``.
+        """Await ``decoding``, the samples of the next ``frames`` frames, and write them to ``outputs``.
 
         ``text_end`` is the end of their clause, see AudioOutput.
         """
@@ -304,7 +304,8 @@ class FrameChunks(Generic[Item]):
         if not self.audio_ms:
             events.emit(self._stage, "code2wav_first_audio")
         self.audio_ms += audio_ms
-        await outputs.put(AudioOutput(samples, self._sample_rate, text_end=text_end))
+        outputs.write(AudioOutput(samples, self._sample_rate, text_end=text_end))
+        await outputs.drain()
 
     async def _read(self, source: AsyncIterator[Item]) -> None:
         """Move items from the source to the inbox, up to the limit."""

@@ -23,6 +23,7 @@ from omni_ws.bench.command import DEFAULT_TEXT, main
 from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.base import OutputWriter
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 
 KEYS = (ApiKey(name="one", key_sha256=digest("secret")),)
@@ -245,12 +246,12 @@ async def test_what_was_measured_is_printed_when_it_is_interrupted() -> None:
     answered = 0
 
     class CountingEngine(EchoEngine):
-        def generate(self, request: Any) -> Any:
+        async def generate(self, request: Any, out: OutputWriter) -> None:
             nonlocal answered
             answered += 1
             if answered == 5:
                 process.send_signal(signal.SIGINT)
-            return super().generate(request)
+            await super().generate(request, out)
 
     engine = CountingEngine(EchoSettings(first_chunk_delay_ms=200))
     async with live_server(engine) as server:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from support.until import until
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk
-from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import AudioOutput, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 
 pytestmark = IN_BROWSER
@@ -110,15 +109,13 @@ class Recorder(EmbeddedEngine):
 
     speech = b""
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         async def kept() -> AsyncIterator[InputChunk]:
             async for chunk in request.input:
                 self.speech += chunk.payload
                 yield chunk
 
-        async with aclosing(super().generate(replace(request, input=kept()))) as outputs:
-            async for output in outputs:
-                yield output
+        await super().generate(replace(request, input=kept()), out)
 
 
 async def test_a_question_is_heard_whole() -> None:

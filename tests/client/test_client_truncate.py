@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from omni_ws.client import connect
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput
 from omni_ws.core.history import Message
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import InvalidValue, SessionConflict
 from omni_ws.wire.server_frames import ErrorFields, ErrorFrame, HistoryTruncatedFrame, encode_frame
@@ -28,10 +27,9 @@ class Attentive(EchoEngine):
         super().__init__()
         self.history: tuple[Message, ...] = ()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.history = request.history
-        async for output in super().generate(request):
-            yield output
+        await super().generate(request, out)
 
 
 async def test_requests_are_dropped() -> None:

@@ -145,25 +145,6 @@ async def test_a_closed_channel_has_no_room(queued: int) -> None:
         await subject.room()
 
 
-async def test_a_channel_is_awaited_until_its_reader_has_an_item() -> None:
-    subject = channel()
-    states = [subject.awaited]
-    reader = asyncio.create_task(anext(subject))
-    await settle()
-    states.append(subject.awaited)
-    subject.put_nowait(b"a")
-    states.append(subject.awaited)
-    assert await reader == b"a"
-    states.append(subject.awaited)
-    reader = asyncio.create_task(anext(subject))
-    await settle()
-    states.append(subject.awaited)
-    reader.cancel()
-    await asyncio.gather(reader, return_exceptions=True)
-    states.append(subject.awaited)
-    assert states == [False, True, False, False, True, False]
-
-
 async def test_put_nowait_never_refuses() -> None:
     subject = channel(10)
     for _ in range(5):

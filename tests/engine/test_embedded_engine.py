@@ -15,17 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from support.embedded_engine import EmbeddedEngine
-from support.engine_answers import (
-    AUDIO,
-    BOTH,
-    TEXT,
-    answered,
-    audio,
-    collect,
-    open_input,
-    request_of,
-    text,
-)
+from support.engine_answers import AUDIO, BOTH, TEXT, answered, audio, collect, open_input, request_of, streamed, text
 from support.speech_clips import WORDS, as_pcm16, clip_bytes, noises, word_errors
 from support.until import until, until_heard
 
@@ -255,7 +245,7 @@ async def test_cancelling_while_listening_frees_everything(engine: EmbeddedEngin
 async def test_closing_after_any_output_frees_everything(voiced: EmbeddedEngine, outputs_taken: int) -> None:
     source = open_input(*audio(clip_bytes("goforward"), 100))
     source.close()
-    outputs = voiced.generate(request_of(source, modalities=BOTH))
+    outputs = streamed(voiced, request_of(source, modalities=BOTH))
     for _ in range(outputs_taken):
         await anext(outputs)
     await outputs.aclose()
@@ -346,7 +336,7 @@ async def test_words_are_understood_before_the_end_has_come() -> None:
     engine = EmbeddedEngine(voice=VoiceChoice.NONE, max_recognisers=1, clock=partial(next, count(0.0)))
     await engine.start()
     source, pieces = open_input(), iter(audio(clip_bytes("goforward"), 100))
-    async with aclosing(engine.generate(request_of(source))) as outputs:
+    async with aclosing(streamed(engine, request_of(source))) as outputs:
         following = asyncio.ensure_future(anext(outputs))
         while not following.done():
             source.put_nowait(next(pieces))

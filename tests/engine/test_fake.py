@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.engine_answers import Answer, streamed
 
 from omni_ws.audio.codec import encode_file
 from omni_ws.audio.pcm import samples_from_pcm16
@@ -74,7 +75,7 @@ async def echo(
         source.put_nowait(one)
     source.close()
     engine = EchoEngine(settings)
-    outputs = [output async for output in engine.generate(request_for(source, **fields))]
+    outputs = [output async for output in streamed(engine, request_for(source, **fields))]
     assert engine.active_requests == 0
     finished = outputs.pop()
     assert isinstance(finished, Finished)
@@ -219,7 +220,7 @@ async def test_failing_as_told(after: int) -> None:
     source.put_nowait(chunk("one two three"))
     source.close()
     engine = EchoEngine(EchoSettings(fail_after_chunks=7))
-    outputs = engine.generate(request_for(source, stage_params={"fake": {"fail_after_chunks": after}}))
+    outputs = streamed(engine, request_for(source, stage_params={"fake": {"fail_after_chunks": after}}))
     for _ in range(after):
         await anext(outputs)
     with pytest.raises(EngineFailed):
@@ -242,7 +243,7 @@ async def test_bad_number_of_chunks_to_fail_after(bad: Any) -> None:
 async def test_answers_while_the_input_arrives() -> None:
     source = channel()
     engine = EchoEngine()
-    async with aclosing(engine.generate(request_for(source))) as outputs:  # type: ignore[type-var]
+    async with aclosing(streamed(engine, request_for(source))) as outputs:
         for word in ("one ", "two ", "three"):
             source.put_nowait(chunk(word))
             assert await anext(outputs) == TextOutput(word)
@@ -260,7 +261,7 @@ async def test_given_up_at_any_output(how: str, content: str | bytes) -> None:
         engine = EchoEngine()
 
         async def read(engine: EchoEngine = engine, source: Channel[InputChunk] = source, step: int = step) -> None:
-            async with aclosing(engine.generate(request_for(source))) as outputs:  # type: ignore[type-var]
+            async with aclosing(streamed(engine, request_for(source))) as outputs:
                 for _ in range(step):
                     await anext(outputs)
                 assert engine.active_requests == (1 if step else 0)
@@ -294,7 +295,7 @@ async def play(script: list[Any]) -> list[EngineOutput]:
     source.close()
     engine = ScriptedEngine(script)
     try:
-        return [output async for output in engine.generate(request_for(source))]
+        return [output async for output in streamed(engine, request_for(source))]
     finally:
         assert engine.active_requests == 0
         assert len(engine.requests) == 1
@@ -332,7 +333,7 @@ async def test_script_raises_in_its_turn() -> None:
 async def test_script_waits_for_the_end_of_the_input() -> None:
     source = channel()
     engine = ScriptedEngine([TextOutput("x")])
-    outputs = engine.generate(request_for(source))
+    outputs = streamed(engine, request_for(source))
     reading = asyncio.ensure_future(anext(outputs))
     source.put_nowait(chunk("more"))
     for _ in range(5):
@@ -340,7 +341,7 @@ async def test_script_waits_for_the_end_of_the_input() -> None:
     assert not reading.done()
     source.close()
     assert await reading == TextOutput("x")
-    await outputs.aclose()  # type: ignore[attr-defined]
+    await outputs.aclose()
     assert engine.active_requests == 0
 
 
@@ -355,16 +356,33 @@ async def test_an_answer_has_the_rate_of_its_first_audio() -> None:
 # pace
 
 
-class Sink:
-    """Takes outputs, with the times at which they came, except those whose turn is in ``refused``."""
+class Client(Answer):
+    """Takes outputs, with the times at which they came. It is slow to read those whose turn is in ``slow``."""
 
-    def __init__(self, refused: tuple[int, ...] = ()) -> None:
-        self.refused = refused
-        self.offered: list[tuple[float, EngineOutput]] = []
+    def __init__(self, slow: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.slow = slow
+        self.times: list[float] = []
+        self.waits = 0
 
-    def offer(self, output: EngineOutput) -> bool:
-        self.offered.append((asyncio.get_running_loop().time(), output))
-        return len(self.offered) - 1 not in self.refused
+    @property
+    def full(self) -> bool:
+        return len(self.outputs) - 1 in self.slow
+
+    def write(self, output: EngineOutput) -> None:
+        super().write(output)
+        self.times.append(asyncio.get_running_loop().time())
+
+    async def drain(self) -> None:
+        self.waits += self.full
+
+
+async def pace(client: Client, *words: str, **settings: Any) -> None:
+    source = channel()
+    for word in words:
+        source.put_nowait(chunk(word))
+    source.close()
+    await EchoEngine(EchoSettings(**settings)).generate(request_for(source), client)
 
 
 @pytest.mark.virtual_clock
@@ -377,48 +395,43 @@ class Sink:
         (50, 20, [0.05, 0.07, 0.09, 0.11, 0.13]),
     ],
 )
-@pytest.mark.parametrize("refused", [(), (0,), (1, 3), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("slow", [(), (0,), (1, 3), (0, 1, 2, 3, 4)])
 async def test_each_output_has_its_time(
-    first_ms: int, interval_ms: int, times: list[float], refused: tuple[int, ...]
+    first_ms: int, interval_ms: int, times: list[float], slow: tuple[int, ...]
 ) -> None:
-    """Whether the sink takes it, or it is yielded; and across the chunks of the input."""
-    sink = Sink(refused)
-    settings = EchoSettings(first_chunk_delay_ms=first_ms, chunk_interval_ms=interval_ms)
-    yielded, _ = await echo(chunk("one two three"), chunk(" four five"), settings=settings, sink=sink)
-    assert [output for _, output in sink.offered] == [
-        TextOutput(text) for text in ("one", " two", " three", " four", " five")
-    ]
-    assert [at for at, _ in sink.offered] == pytest.approx(times, abs=1e-6)
-    assert yielded == [sink.offered[turn][1] for turn in refused]
+    """Whether the client reads it at once or not; and across the chunks of the input."""
+    client = Client(slow)
+    await pace(client, "one two three", " four five", first_chunk_delay_ms=first_ms, chunk_interval_ms=interval_ms)
+    assert client.outputs[:-1] == [TextOutput(text) for text in ("one", " two", " three", " four", " five")]
+    assert client.times[:-1] == pytest.approx(times, abs=1e-6)
+    assert client.waits == len(slow)
 
 
 @pytest.mark.virtual_clock
 @pytest.mark.parametrize("after", [0, 1, 3])
 async def test_a_paced_answer_fails_as_told(after: int) -> None:
-    sink = Sink()
-    settings = EchoSettings(first_chunk_delay_ms=50, chunk_interval_ms=20, fail_after_chunks=after)
+    client = Client()
     with pytest.raises(EngineFailed):
-        await echo(chunk("one two three"), settings=settings, sink=sink)
-    assert len(sink.offered) == after
+        await pace(client, "one two three", first_chunk_delay_ms=50, chunk_interval_ms=20, fail_after_chunks=after)
+    assert len(client.outputs) == after
 
 
 @pytest.mark.virtual_clock
-async def test_what_a_sink_raises_ends_a_paced_answer() -> None:
-    class Broken(Sink):
-        def offer(self, output: EngineOutput) -> bool:
+async def test_what_a_writer_raises_ends_a_paced_answer() -> None:
+    class Broken(Client):
+        def write(self, output: EngineOutput) -> None:
             raise KeyError(output)
 
     with pytest.raises(KeyError):
-        await echo(chunk("one"), settings=EchoSettings(chunk_interval_ms=20, first_chunk_delay_ms=20), sink=Broken())
+        await pace(Broken(), "one", chunk_interval_ms=20, first_chunk_delay_ms=20)
 
 
 @pytest.mark.virtual_clock
-async def test_nothing_is_offered_of_a_paced_answer_that_was_given_up() -> None:
-    sink = Sink()
-    settings = EchoSettings(chunk_interval_ms=20)
-    answering = asyncio.create_task(echo(chunk("one two three"), settings=settings, sink=sink))
+async def test_nothing_is_written_of_a_paced_answer_that_was_given_up() -> None:
+    client = Client()
+    answering = asyncio.create_task(pace(client, "one two three", chunk_interval_ms=20))
     await asyncio.sleep(0.03)
     answering.cancel()
     await asyncio.gather(answering, return_exceptions=True)
     await asyncio.sleep(1)
-    assert [output for _, output in sink.offered] == [TextOutput("one"), TextOutput(" two")]
+    assert client.outputs == [TextOutput("one"), TextOutput(" two")]

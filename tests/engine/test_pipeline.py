@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
+from support.engine_answers import Answer, reading
 
-from omni_ws.engine.base import EngineOutput, TextOutput
+from omni_ws.engine.base import OutputWriter, TextOutput
 from omni_ws.engine.channel import Channel, Stage, StageLink, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -29,7 +31,7 @@ class Passing:
         self._fail_at = fail_at
         self._stop_at = stop_at
 
-    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         try:
             async for number in source:
                 if number == self._fail_at:
@@ -38,7 +40,8 @@ class Passing:
                     return
                 self.seen.append(number)
                 if sink is None:
-                    await outputs.put(TextOutput(str(number)))
+                    outputs.write(TextOutput(str(number)))
+                    await outputs.drain()
                 else:
                     await sink.put(number)
         finally:
@@ -54,7 +57,7 @@ class Stuck:
         self.started = asyncio.Event()
         self.ended = False
 
-    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         self.started.set()
         try:
             await asyncio.get_running_loop().create_future()
@@ -73,7 +76,7 @@ class Slow(Stuck):
         super().__init__()
         self.wound_up = False
 
-    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         try:
             await super().run(source, sink, outputs)
         finally:
@@ -90,7 +93,7 @@ class Filling:
     def __init__(self, after: asyncio.Event) -> None:
         self._after = after
 
-    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         assert sink is not None
         await self._after.wait()
         await sink.put(0)
@@ -99,7 +102,7 @@ class Filling:
 
 async def texts(stages: Sequence[Stage[Any]], count: int, capacity: float = 2) -> list[str]:
     links = [one_each(capacity)] * (len(stages) - 1)
-    async with pipeline(numbers(count), stages, links) as outputs:
+    async with reading(partial(pipeline, numbers(count), stages, links)) as outputs:
         return [output.text async for output in outputs if isinstance(output, TextOutput)]
 
 
@@ -115,13 +118,12 @@ async def test_one_stage_needs_no_link() -> None:
 
 async def test_links_must_fit_the_stages() -> None:
     with pytest.raises(ValueError, match="one link"):
-        async with pipeline(numbers(1), [Passing("a")], [one_each()]):
-            pass
+        await pipeline(numbers(1), [Passing("a")], [one_each()], Answer())
 
 
 async def test_a_full_link_holds_the_stage_before_it() -> None:
     first, stuck = Passing("first"), Stuck()
-    async with pipeline(numbers(1000), [first, stuck], [one_each(3)]):
+    async with reading(partial(pipeline, numbers(1000), [first, stuck], [one_each(3)])):
         await stuck.started.wait()
         for _ in range(100):  # passes of the loop, far more than needed
             await asyncio.sleep(0)
@@ -136,7 +138,7 @@ async def test_an_error_comes_after_what_came_before_it_and_ends_all_stages(fail
     seen: list[str] = []
 
     async def read() -> None:
-        async with pipeline(numbers(1000), stages, [one_each()] * 2) as outputs:
+        async with reading(partial(pipeline, numbers(1000), stages, [one_each()] * 2)) as outputs:
             async for output in outputs:
                 assert isinstance(output, TextOutput)
                 seen.append(output.text)
@@ -157,7 +159,7 @@ async def test_a_stage_that_has_enough_ends_those_before_it() -> None:
 @pytest.mark.parametrize("taken", [0, 1, 7])
 async def test_leaving_early_ends_all_stages(taken: int) -> None:
     stages = [Passing("a"), Passing("b")]
-    async with pipeline(numbers(1000), stages, [one_each()]) as outputs:
+    async with reading(partial(pipeline, numbers(1000), stages, [one_each()])) as outputs:
         for _ in range(taken):
             await anext(outputs)
     assert all(stage.ended or not stage.seen for stage in stages)
@@ -173,7 +175,7 @@ async def test_a_stage_winds_up_undisturbed(by: str) -> None:
         "ending": Passing("last", stop_at=0),
     }
     links = [one_each(), one_each()]
-    async with pipeline(numbers(9), [slow, Filling(slow.started), lasts[by]], links) as outputs:
+    async with reading(partial(pipeline, numbers(9), [slow, Filling(slow.started), lasts[by]], links)) as outputs:
         await slow.started.wait()
         if by == "failing":
             with pytest.raises(ValueError, match="failed"):

@@ -1,4 +1,4 @@
-"""Outputs of several stages that reach the client in two ways: handed to its sink, and through the iterator."""
+"""Outputs of several stages, which reach the client in the order in which they are written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.engine_answers import Answer
 
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, OutputWriter, TextOutput
 from omni_ws.engine.channel import OUTPUT_BYTES, Channel, StageLink, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -32,34 +33,16 @@ class Script:
     waits: bool
 
 
-class Client:
-    """Sends outputs one by one, as its server does.
+class Client(Answer):
+    """Takes outputs; ``passes`` are those of the event loop that each wait for it takes."""
 
-    ``passes`` are those of the event loop that each yielded output takes to be sent, ``refusals`` those of offers.
-    """
-
-    def __init__(self, passes: Sequence[int] = (), refusals: Sequence[bool] = ()) -> None:
-        self.sent: list[EngineOutput] = []
-        self.offered = 0
-        self.busy = False
+    def __init__(self, passes: Sequence[int] = ()) -> None:
+        super().__init__()
         self._passes = iter(passes)
-        self._refusals = iter(refusals)
 
-    def offer(self, output: EngineOutput) -> bool:
-        assert not self.busy, "an output was offered before the one that was yielded has been sent"
-        if next(self._refusals, False):
-            return False
-        self.offered += 1
-        self.sent.append(output)
-        return True
-
-    async def read(self, outputs: AsyncIterator[EngineOutput]) -> None:
-        async for output in outputs:
-            self.busy = True
-            for _ in range(next(self._passes, 0)):
-                await asyncio.sleep(0)
-            self.sent.append(output)
-            self.busy = False
+    async def drain(self) -> None:
+        for _ in range(next(self._passes, 0)):
+            await asyncio.sleep(0)
 
 
 class Making:
@@ -71,19 +54,17 @@ class Making:
         self._made = made
         self._numbers = count()
 
-    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         async for number in source:
             step = self._script[number % len(self._script)]
             for _ in range(step.passes):
                 await asyncio.sleep(0)
             for _ in range(step.outputs):
                 output = self._output(large=step.large)
-                if step.waits:
-                    await outputs.put(output)
-                else:
-                    await outputs.room()
-                    outputs.put_nowait(output)
+                outputs.write(output)
                 self._made.append(output)
+                if step.waits:
+                    await outputs.drain()
             if sink is not None:
                 await sink.put(number)
 
@@ -103,8 +84,8 @@ async def run(client: Client, scripts: Sequence[Sequence[Script]], items: int) -
 
     stages = [Making(str(index), script, made) for index, script in enumerate(scripts)]
     links = [StageLink(2, cost=lambda item: 1)] * (len(stages) - 1)
-    async with asyncio.timeout(100), pipeline(source(), stages, links, sink=client) as outputs:
-        await client.read(outputs)
+    async with asyncio.timeout(100):
+        await pipeline(source(), stages, links, client)
     return made
 
 
@@ -116,83 +97,53 @@ SCRIPTS = st.lists(
 BUSY = Script(passes=0, outputs=4, large=True, waits=True)
 
 
-@given(
-    st.lists(SCRIPTS, min_size=1, max_size=3),
-    st.integers(0, 6),
-    st.lists(st.integers(0, 5), max_size=30),
-    st.lists(st.booleans(), max_size=40),
-)
-@example([[BUSY], [BUSY], [BUSY]], 6, [5] * 40, [True] * 80)
+@given(st.lists(SCRIPTS, min_size=1, max_size=3), st.integers(0, 6), st.lists(st.integers(0, 5), max_size=30))
+@example([[BUSY], [BUSY], [BUSY]], 6, [5] * 40)
 async def test_outputs_are_sent_in_the_order_in_which_they_were_made(
-    scripts: list[list[Script]], items: int, passes: list[int], refusals: list[bool]
+    scripts: list[list[Script]], items: int, passes: list[int]
 ) -> None:
-    client = Client(passes, refusals)
+    client = Client(passes)
     made = await run(client, scripts, items)
-    # Compared by identity: each is sent once. Stages that wait for room at the same time note what they made later.
-    sent = [id(output) for output in client.sent]
-    if not any(step.waits or step.large for script in scripts for step in script):
-        assert sent == [id(output) for output in made]
-    assert sorted(sent) == sorted(id(output) for output in made)
-    for stage in range(len(scripts)):
-        own = [output.text for output in client.sent if isinstance(output, TextOutput) and output.text[0] == str(stage)]
-        assert own == sorted(own, key=lambda text: int(text.split()[1]))
+    # Compared by identity: each is sent once.
+    assert [id(output) for output in client.outputs] == [id(output) for output in made]
 
 
-async def test_a_client_that_takes_everything_is_handed_everything() -> None:
-    client = Client()
-    made = await run(client, [[Script(passes=1, outputs=3, large=True, waits=True)]] * 2, 4)
-    assert client.offered == len(made) == 24
-
-
-async def test_a_refused_output_and_those_behind_it_pass_through_the_iterator() -> None:
-    client = Client(passes=[3], refusals=[False, True])
-    made = await run(client, [[Script(passes=0, outputs=5, large=False, waits=False)]], 1)
-    assert client.sent == made
-    assert client.offered == 1
-
-
-async def test_a_client_that_has_gone_is_offered_nothing() -> None:
+async def test_nothing_is_written_to_a_client_that_has_gone() -> None:
     client = Client()
     ended = asyncio.Event()
 
     class Late:
         name = "late"
 
-        async def run(self, source: AsyncIterator[Any], sink: Any, outputs: Channel[EngineOutput]) -> None:
+        async def run(self, source: AsyncIterator[Any], sink: Any, outputs: OutputWriter) -> None:
             try:
                 async for _ in source:
                     await asyncio.get_running_loop().create_future()
             finally:
                 ended.set()
-                await outputs.put(TextOutput("after the end"))
+                outputs.write(TextOutput("after the end"))
 
     async def source() -> AsyncIterator[int]:
         yield 0
 
-    async with pipeline(source(), [Late()], [], sink=client) as outputs:
-        reader = asyncio.create_task(client.read(outputs))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
+    answering = asyncio.create_task(pipeline(source(), [Late()], [], client))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
     assert ended.is_set()
-    assert client.sent == []
+    assert client.outputs == []
 
 
-async def test_a_sink_that_fails_ends_the_answer_with_its_error() -> None:
-    class Broken:
-        def offer(self, output: EngineOutput) -> bool:
+async def test_a_writer_that_fails_ends_the_answer_with_its_error() -> None:
+    class Broken(Client):
+        def write(self, output: EngineOutput) -> None:
             raise ValueError("broken")
 
-    client = Client()
     steps = [Making("a", [Script(passes=1, outputs=1, large=False, waits=False)], [])]
 
     async def source() -> AsyncIterator[int]:
         yield 0
 
-    async def read() -> None:
-        async with pipeline(source(), steps, [], sink=Broken()) as outputs:
-            await client.read(outputs)
-
     with pytest.raises(ValueError, match="broken"):
-        await read()
+        await pipeline(source(), steps, [], Broken())

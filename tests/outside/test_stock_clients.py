@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
     TranscriptOutput,
 )
@@ -41,9 +42,9 @@ class ObligingEngine(PlayingEngine):
         super().__init__(**able, languages=frozenset({"en"}))
         self._speaker = ToneEngine()
 
-    def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         speaks = request.task is Task.SPEECH or "audio" in request.modalities
-        return self._speaker.generate(request) if speaks else super().act(request)
+        await (self._speaker.generate(request, out) if speaks else super().act(request, out))
 
     def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
         if request.task is Task.TRANSCRIBE:

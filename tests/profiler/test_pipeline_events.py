@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engine_answers import reading
 from support.event_lines import event_lines
 
-from omni_ws.engine.base import EngineOutput, TextOutput
+from omni_ws.engine.base import OutputWriter, TextOutput
 from omni_ws.engine.channel import Channel, StageLink, pipeline
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
@@ -29,9 +31,12 @@ class Passing:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         async for item in events.generated(self.name, aiter(source)):
-            await (outputs.put(TextOutput(item)) if sink is None else sink.put(item))
+            if sink is None:
+                outputs.write(TextOutput(item))
+            else:
+                await sink.put(item)
 
 
 async def words() -> AsyncIterator[str]:
@@ -43,7 +48,7 @@ async def words() -> AsyncIterator[str]:
 async def test_stages_and_links_tell_what_they_do(recorder: EventRecorder) -> None:
     events.current_request.set("req_1")
     stages = [Passing("thinker"), Passing("talker")]
-    async with pipeline(words(), stages, [StageLink(2, len)]) as outputs:
+    async with reading(partial(pipeline, words(), stages, [StageLink(2, len)])) as outputs:
         assert [output.text async for output in outputs if isinstance(output, TextOutput)] == ["a", "b", "c"]
     recorder.close()
     (one,) = timelines(read(recorder.paths).events).values()
@@ -57,7 +62,9 @@ async def test_stages_and_links_tell_what_they_do(recorder: EventRecorder) -> No
 
 async def test_a_stage_that_is_cancelled_ends_too(recorder: EventRecorder) -> None:
     events.current_request.set("req_1")
-    async with pipeline(words(), [Passing("thinker"), Passing("talker")], [StageLink(1, len)]) as outputs:
+    async with reading(
+        partial(pipeline, words(), [Passing("thinker"), Passing("talker")], [StageLink(1, len)])
+    ) as outputs:
         await anext(outputs)
     names = [line["event_name"] for line in event_lines(recorder)]
     assert names.count("stage_complete") == 2

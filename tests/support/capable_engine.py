@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from inspect import isawaitable
 from typing import Any
@@ -20,9 +20,9 @@ from omni_ws.core.chunks import (
     Usage,
 )
 from omni_ws.engine.base import (
-    EngineOutput,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
     ToolCallOutput,
     TranscriptOutput,
@@ -49,7 +49,7 @@ class PlayingEngine(ActingEngine):
     def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
         return self.script
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         taken = [chunk async for chunk in request.input]
         self.inputs.append(taken)
         for step in self.steps(request, taken):
@@ -59,11 +59,12 @@ class PlayingEngine(ActingEngine):
                 if isawaitable(result := step()):
                     await result
             elif isinstance(step, Finished):
-                yield step
+                out.write(step)
                 return
-            elif not request.sink.offer(step):
-                yield step
-        yield Finished(FinishReason.STOP, Usage())
+            else:
+                out.write(step)
+                await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 class CapableEngine(PlayingEngine):

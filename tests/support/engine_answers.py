@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from support.until import until
@@ -16,11 +18,12 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
+    OutputWriter,
     PartFailed,
     TextOutput,
     TranscriptOutput,
 )
-from omni_ws.engine.channel import Channel
+from omni_ws.engine.channel import Channel, ChannelClosed
 
 TEXT: Final = frozenset({OutputModality.TEXT})
 AUDIO: Final = frozenset({OutputModality.AUDIO})
@@ -78,34 +81,25 @@ def asking(*chunks: InputChunk | str, audio: bool = False, **fields: Any) -> Gen
     )
 
 
-class HandOver:
-    """A client that takes outputs in both ways: those that are yielded, and those that it is offered.
-
-    It refuses an offer at the turns at which ``refusals`` says so.
-    """
-
-    def __init__(self, refusals: Iterable[bool] = ()) -> None:
-        self.outputs: list[EngineOutput] = []
-        #: The number of outputs that were offered and taken.
-        self.taken = 0
-        self._refusals = iter(refusals)
-
-    def offer(self, output: EngineOutput) -> bool:
-        if next(self._refusals, False):
-            return False
-        self.taken += 1
-        self.outputs.append(output)
-        return True
-
-    async def read(self, outputs: AsyncIterator[EngineOutput]) -> None:
-        await gather(outputs, self.outputs)
-
-
 @dataclass
 class Answer:
-    """An answer, which may be looked at while it comes."""
+    """An answer, which may be looked at while it comes: the OutputWriter of an engine whose client reads all at once.
+
+    With ``halts``, it is full at those looks at which they say so.
+    """
 
     outputs: list[EngineOutput] = field(default_factory=list)
+    halts: Iterator[bool] = field(default_factory=lambda: iter(()))
+
+    @property
+    def full(self) -> bool:
+        return next(self.halts, False)
+
+    def write(self, output: EngineOutput) -> None:
+        self.outputs.append(output)
+
+    async def drain(self) -> None:
+        pass
 
     @property
     def text(self) -> str:
@@ -156,19 +150,70 @@ async def collect(
     """The answer to a request, or to one with this input. What came before an error is in ``into``."""
     request = source if isinstance(source, GenerationRequest) else request_of(source, **fields)
     result = into or Answer()
-    async with aclosing(engine.generate(request)) as outputs:  # type: ignore[type-var]
-        await gather(outputs, result.outputs)
+    await engine.generate(request, result)
     return result
 
 
 async def answer(engine: Engine, *chunks: InputChunk | str, **fields: Any) -> list[EngineOutput]:
-    return [output async for output in engine.generate(asking(*(chunks or ("hello",)), **fields))]
+    return await outputs_to(engine, asking(*(chunks or ("hello",)), **fields))
 
 
-async def gather(source: AsyncIterator[EngineOutput], outputs: list[EngineOutput]) -> None:
-    """What came before an error stays in ``outputs``."""
-    async for output in source:
-        outputs.append(output)
+async def outputs_to(engine: Engine, request: GenerationRequest) -> list[EngineOutput]:
+    """All outputs of the answer to a request."""
+    return (await collect(engine, request)).outputs
+
+
+def streamed(engine: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    """The outputs of an answer, as a client takes them. Closing the iterator cancels the answer."""
+    return written(partial(engine.generate, request))
+
+
+class _Reader:
+    """The OutputWriter of a client that takes one output after the other."""
+
+    def __init__(self) -> None:
+        self.outputs: Channel[EngineOutput] = Channel(1, cost=lambda output: 1)
+
+    @property
+    def full(self) -> bool:
+        return self.outputs.full and not self.outputs.closed
+
+    def write(self, output: EngineOutput) -> None:
+        if not self.outputs.closed:
+            self.outputs.put_nowait(output)
+
+    async def drain(self) -> None:
+        with suppress(ChannelClosed):
+            await self.outputs.room()
+
+
+@asynccontextmanager
+async def reading(write: Callable[[OutputWriter], Awaitable[None]]) -> AsyncIterator[AsyncIterator[EngineOutput]]:
+    """What ``write`` writes, and then what it raises, as a client takes it. Leaving the block cancels ``write``."""
+    reader = _Reader()
+
+    async def run() -> None:
+        try:
+            await write(reader)
+        except Exception as error:
+            reader.outputs.fail(error)
+        else:
+            reader.outputs.close()
+
+    writing = asyncio.create_task(run(), name="writing")
+    try:
+        yield reader.outputs
+    finally:
+        reader.outputs.discard()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
+async def written(write: Callable[[OutputWriter], Awaitable[None]]) -> AsyncGenerator[EngineOutput, None]:
+    """The same as an iterator, which cancels ``write`` when it is closed."""
+    async with reading(write) as outputs:
+        async for output in outputs:
+            yield output
 
 
 def said(outputs: Iterable[EngineOutput]) -> str:

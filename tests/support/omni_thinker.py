@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.engine_answers import Input
+from support.engine_answers import Answer, Input
 from support.tiny_models import MULTIMODAL_ARGS
 from support.vllm_engine import request
 
 from omni_ws.core.chunks import OutputModality
-from omni_ws.engine.base import EngineOutput, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart
 from omni_ws.engine.media_room import MediaRoom
@@ -98,14 +97,13 @@ class DecodedInput(Channel[DecodedPart]):
             self.close()
 
 
-async def _run(thinker: Thinker, source: DecodedInput, sink: Channel[Any], outputs: Channel[Any]) -> None:
+async def _run(thinker: Thinker, source: DecodedInput, sink: Channel[Any], answer: Answer) -> None:
     try:
-        await thinker.run(source, sink, outputs)
+        await thinker.run(source, sink, answer)
     except Exception as error:
         sink.fail(error)
     finally:
         sink.close()
-        outputs.close()
 
 
 class OmniThinker:
@@ -145,23 +143,22 @@ class OmniThinker:
     @asynccontextmanager
     async def asked(
         self, source: DecodedInput, *, parser: Any = None, **changes: Any
-    ) -> AsyncIterator[tuple[Thinker, Channel[Any], Channel[Any]]]:
-        """A Thinker that runs, with the channels of its items and its outputs."""
+    ) -> AsyncIterator[tuple[Thinker, Channel[Any], Answer]]:
+        """A Thinker that runs, with the channel of its items, and its answer."""
         asked = request(Input(), modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}), **changes)
         sink: Channel[Any] = Channel(math.inf, cost=lambda _: 1)
-        outputs: Channel[EngineOutput] = Channel(math.inf, cost=lambda _: 1)
+        answer = Answer()
         with MediaRoom().share() as share:
             parts = replace(self.parts, parser=parser)
             thinker = Thinker(parts, asked, writes=True, share=share, rows=self.rows)
-            running = asyncio.create_task(_run(thinker, source, sink, outputs))
+            running = asyncio.create_task(_run(thinker, source, sink, answer))
             try:
-                yield thinker, sink, outputs
+                yield thinker, sink, answer
             finally:
                 running.cancel()
                 await asyncio.wait([running])
 
     async def answer(self, source: DecodedInput, **changes: Any) -> Heard:
-        async with self.asked(source, **changes) as (thinker, sink, outputs):
+        async with self.asked(source, **changes) as (thinker, sink, answer):
             items = [item async for item in sink]
-            text = "".join([one.text async for one in outputs if isinstance(one, TextOutput)])
-        return heard(items, text, thinker)
+        return heard(items, answer.text, thinker)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,8 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
+    OutputFilter,
+    OutputWriter,
     TextOutput,
     ToolCallOutput,
     TranscriptGuess,
@@ -65,21 +66,26 @@ class ActingEngine(EchoEngine):
     def capabilities(self) -> EngineCapabilities:
         return self._able
 
-    def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         raise NotImplementedError
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         self.requests.append(request)
-        finished = False
+        noting = _NotingEnd(out)
         try:
-            async with aclosing(self.act(request)) as outputs:  # type: ignore[type-var]
-                async for output in outputs:
-                    finished = isinstance(output, Finished)
-                    yield output
+            await self.act(request, noting)
         finally:
-            self.aborted += not finished
+            self.aborted += not noting.ended
             self.active_requests -= 1
+
+
+class _NotingEnd(OutputFilter):
+    ended = False
+
+    def write(self, output: EngineOutput) -> None:
+        self.ended = isinstance(output, Finished)
+        super().write(output)
 
 
 class WordEngine(ActingEngine):
@@ -96,7 +102,7 @@ class WordEngine(ActingEngine):
         #: Held back at the end of each input.
         self.gate: asyncio.Event | None = None
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         said: list[str] = []
         separator, position, began, guessed = "", 0, 0, False
         async for chunk in request.input:
@@ -104,27 +110,31 @@ class WordEngine(ActingEngine):
                 raise self.failure
             position += WORD_MS
             if guessed:
-                yield TranscriptGuess("")
+                out.write(TranscriptGuess(""))
+                await out.drain()
                 guessed = False
             if chunk == PAUSE:
                 if request.options.transcript_guesses:
-                    yield TranscriptGuess(separator + (self.wrong_guess or " ".join(said)))
+                    out.write(TranscriptGuess(separator + (self.wrong_guess or " ".join(said))))
+                    await out.drain()
                     guessed = True
                 continue
             said += chunk.payload.decode().split()
             if said and said[-1].endswith("."):
-                yield _settled(separator + " ".join(said), began)
+                out.write(_settled(separator + " ".join(said), began))
+                await out.drain()
                 said, separator, began = [], " ", position
             elif said:
-                yield TranscriptOutput(separator + " ".join(said), interim=True, start_ms=began)
+                out.write(TranscriptOutput(separator + " ".join(said), interim=True, start_ms=began))
+                await out.drain()
         if not position:
             raise EmptyInput("no audio")
         if self.gate is not None:
             await self.gate.wait()
         if said:
-            yield _settled(separator + " ".join(said), began)
-            yield TextOutput(" ".join(said))
-        yield Finished(FinishReason.STOP, Usage(input_audio_ms=position))
+            out.write(_settled(separator + " ".join(said), began))
+            out.write(TextOutput(" ".join(said)))
+        out.write(Finished(FinishReason.STOP, Usage(input_audio_ms=position)))
 
 
 def _settled(text: str, began: int) -> TranscriptOutput:
@@ -164,7 +174,7 @@ class RetortEngine(ActingEngine):
         """The text that the newest request has read."""
         return _text(self.reads)
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.reads = reads = self.reads_of[request.request_id] = []
         async for chunk in request.input:
             reads.append(chunk)
@@ -179,9 +189,9 @@ class RetortEngine(ActingEngine):
             if index and self.failure is not None:
                 raise self.failure
             output = TextOutput(word if index == 0 else f" {word}")
-            if not request.sink.offer(output):
-                yield output
-        yield Finished(FinishReason.STOP, Usage(input_tokens=len(read.split()), output_tokens=len(words)))
+            out.write(output)
+            await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage(input_tokens=len(read.split()), output_tokens=len(words))))
 
 
 class ToolCallingEngine(RetortEngine):
@@ -193,22 +203,22 @@ class ToolCallingEngine(RetortEngine):
         #: Whether it answers results, too, by a call.
         self.restless = False
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         taken = [chunk async for chunk in request.input]
         results = b"".join(chunk.payload for chunk in taken if chunk.tool_call_id is not None).decode()
         if results and not self.restless:
-            yield TextOutput(f"It is {results}.")
-            yield Finished(FinishReason.STOP, Usage())
+            out.write(TextOutput(f"It is {results}."))
+            out.write(Finished(FinishReason.STOP, Usage()))
             return
         if self.words:
-            yield TextOutput(self.words)
+            out.write(TextOutput(self.words))
         call_id = f"call_{len(self.requests)}"
-        yield ToolCallOutput(ToolCallFragment(0, id=call_id, name="local_time"))
-        yield ToolCallOutput(ToolCallFragment(0, arguments='{"city":'))
+        out.write(ToolCallOutput(ToolCallFragment(0, id=call_id, name="local_time")))
+        out.write(ToolCallOutput(ToolCallFragment(0, arguments='{"city":')))
         if self.gate is not None:
             await self.gate.wait()
-        yield ToolCallOutput(ToolCallFragment(0, arguments='"Paris"}'))
-        yield Finished(FinishReason.TOOL_CALLS, Usage())
+        out.write(ToolCallOutput(ToolCallFragment(0, arguments='"Paris"}')))
+        out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
 
 
 class ToneEngine(ActingEngine):
@@ -221,7 +231,7 @@ class ToneEngine(ActingEngine):
         super().__init__("tone", voices=("tone", "bell"), **changes)
         self.fail_at = fail_at
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         words, rest = 0, ""
         async for piece in _pieces(request):
             *whole, rest = (rest + piece).split(" ")
@@ -229,9 +239,11 @@ class ToneEngine(ActingEngine):
                 if words == self.fail_at:
                     raise RuntimeError("secret: the reed is broken")
                 words += 1
-                yield TextOutput(word + " ")
-                yield AudioOutput(tone(100 * len(word)), SAMPLE_RATE)
-        yield Finished(FinishReason.STOP, Usage(input_tokens=words, output_tokens=words))
+                out.write(TextOutput(word + " "))
+                await out.drain()
+                out.write(AudioOutput(tone(100 * len(word)), SAMPLE_RATE))
+                await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage(input_tokens=words, output_tokens=words)))
 
 
 async def _pieces(request: GenerationRequest) -> AsyncIterator[str]:
@@ -252,18 +264,24 @@ class ReadingEngine(ToneEngine):
     def __init__(self) -> None:
         super().__init__(voice_languages={"tone": "en", "bell": "de"})
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        word, start_ms = "", 0
-        async with aclosing(super().act(request)) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                if isinstance(output, TextOutput):
-                    word = output.text.strip()
-                elif isinstance(output, AudioOutput):
-                    timed = Word(word, start_ms, start_ms + TONE_MS)
-                    start_ms += TONE_MS
-                    yield AudioOutput(output.samples, output.sample_rate, (timed,))
-                else:
-                    yield output
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+        await super().act(request, _TimedWords(out))
+
+
+class _TimedWords(OutputFilter):
+    word, start_ms = "", 0
+
+    def write(self, output: EngineOutput) -> None:
+        if isinstance(output, TextOutput):
+            self.word = output.text.strip()
+            return
+        if isinstance(output, AudioOutput):
+            output = AudioOutput(output.samples, output.sample_rate, (self._timed(),))
+        super().write(output)
+
+    def _timed(self) -> Word:
+        began, self.start_ms = self.start_ms, self.start_ms + TONE_MS
+        return Word(self.word, began, self.start_ms)
 
 
 class CountingEngine(ActingEngine):
@@ -274,13 +292,13 @@ class CountingEngine(ActingEngine):
         self.gate = gate
         self.taken_bytes = 0
 
-    async def act(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         async for chunk in request.input:
             self.taken_bytes += len(chunk.payload)
             if self.gate is not None:
                 await self.gate.wait()
-        yield TextOutput(str(self.taken_bytes))
-        yield Finished(FinishReason.STOP, Usage())
+        out.write(TextOutput(str(self.taken_bytes)))
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 class SnapshotEngine(EchoEngine):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
-from omni_ws.engine.base import NO_SINK, EngineOutput, Finished, GenerationRequest, TextOutput
+from support.engine_answers import written
+
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine
 
 
@@ -44,14 +45,15 @@ class ReinedEngine(EchoEngine):
         super().__init__()
         self._reins = reins
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         seen = "".join(f"{message.role}: {message.text}/" for message in request.history)
         made = 0
-        async with aclosing(super().generate(dataclasses.replace(request, sink=NO_SINK))) as outputs:  # type: ignore[type-var]
+        async with aclosing(written(partial(super().generate, request))) as outputs:
             await self._reins.until(request.request_id, made)
-            yield TextOutput(f"<{seen}>")
+            out.write(TextOutput(f"<{seen}>"))
             async for output in outputs:
                 if not isinstance(output, Finished):
                     made += 1
                     await self._reins.until(request.request_id, made)
-                yield output
+                out.write(output)
+                await out.drain()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from support.engine_answers import Input, final, request_of, said
+from support.engine_answers import Input, final, request_of, said, streamed
 from support.until import until
 
 from omni_ws.config.model import VllmConfig
@@ -61,7 +61,7 @@ def request(source: Input, **changes: Any) -> GenerationRequest:
 
 async def answer(engine: VllmEngine, source: Input, **changes: Any) -> tuple[str, Finished]:
     """The whole text, and the final."""
-    outputs = [output async for output in engine.generate(request(source, **changes))]
+    outputs = [output async for output in streamed(engine, request(source, **changes))]
     return said(outputs), final(outputs)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
@@ -22,7 +21,7 @@ from websockets.frames import Opcode
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES
 from omni_ws.core.ledger_entry import MAX_KEPT_TEXT
-from omni_ws.engine.base import EngineOutput, GenerationRequest
+from omni_ws.engine.base import GenerationRequest, OutputWriter
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES
 from omni_ws.transport.telephony.endpoint import MAX_STREAM_SID, StreamStart
@@ -44,12 +43,11 @@ class Dozing(EchoEngine):
         super().__init__(settings)
         self.wake = asyncio.Event()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         try:
             await self.wake.wait()
-            async for output in super().generate(request):
-                yield output
+            await super().generate(request, out)
         finally:
             self.active_requests -= 1
 

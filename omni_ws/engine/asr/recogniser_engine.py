@@ -30,10 +30,10 @@ from omni_ws.engine.asr.recogniser import (
 )
 from omni_ws.engine.base import (
     EngineCapabilities,
-    EngineOutput,
     EngineState,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
@@ -97,7 +97,7 @@ class RecogniserEngine:
             await asyncio.to_thread(threads.shutdown)
         await self.recogniser.stop()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if not self._started or self.threads is None:
             raise EngineFailed("the engine is not running", fatal=True)
         listener = Listener(
@@ -111,9 +111,7 @@ class RecogniserEngine:
         self.active_requests += 1
         try:
             with request.media_room.share() as share:
-                async with aclosing(_outputs(request, listener, share)) as outputs:
-                    async for output in outputs:
-                        yield output
+                await _write_down(request, out, listener, share)
         except RuntimeError as error:
             if self._started:
                 raise
@@ -125,29 +123,28 @@ class RecogniserEngine:
                 self.active_requests -= 1
 
 
-async def _outputs(
-    request: GenerationRequest, listener: Listener, share: MediaShare
-) -> AsyncGenerator[EngineOutput, None]:
-    """Yield the transcripts of one request, the text that they make, and the end."""
+async def _write_down(request: GenerationRequest, out: OutputWriter, listener: Listener, share: MediaShare) -> None:
+    """Write the transcripts of one request, the text that they make, and the end."""
     heard, answer = WordCounter(), AnswerText(request.sampling)
     writes = OutputModality.TEXT in request.modalities
     async with aclosing(_transcripts(request, listener, share)) as transcripts:
         async for transcript in transcripts:
-            yield transcript
+            out.write(transcript)
+            await out.drain()
             if isinstance(transcript, TranscriptGuess) or transcript.interim:
                 continue
             heard.feed(transcript.text)
             async for text in answer.add(transcript.text):
                 if writes:
-                    yield TextOutput(text)
+                    out.write(TextOutput(text))
     if (rest := answer.finish()) and writes:
-        yield TextOutput(rest)
+        out.write(TextOutput(rest))
     usage = Usage(
         input_tokens=heard.words + count_history(request.history),
         output_tokens=answer.words,
         input_audio_ms=round(listener.samples * 1000 / SAMPLE_RATE),
     )
-    yield Finished(answer.reached or FinishReason.STOP, usage)
+    out.write(Finished(answer.reached or FinishReason.STOP, usage))
 
 
 async def _transcripts(

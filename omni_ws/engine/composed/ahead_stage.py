@@ -109,12 +109,8 @@ class AheadStage:
             await opened.release()
             if self._reading is not None:
                 self._reading.reschedule(asyncio.get_running_loop().time())
-        except ChannelClosed:
-            pass  # the client has gone
         except Exception as error:
-            # Told at once: the speaker may say nothing more for a while.
-            if not outputs.closed:
-                outputs.fail(error)
+            outputs.fail(error)  # at once: the speaker may say nothing more for a while
 
     async def _take(self, chunk: InputChunk) -> None:
         self._kept_bytes += len(chunk.payload)
@@ -160,7 +156,7 @@ class AheadStage:
 
 
 class _Attempt:
-    """An answer that is being made, and its OutputSink. Its outputs are held back until ``release``, and bounded."""
+    """An answer that is being made, and its OutputWriter. Its outputs are held back until ``release``, and bounded."""
 
     def __init__(
         self,
@@ -179,8 +175,10 @@ class _Attempt:
         self._answer = answered(request)
         self._meter = request.meter
         self._outputs = outputs
-        self._held: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=output_cost)
-        self._released = False
+        self._held: list[EngineOutput] = []
+        self._held_bytes = 0.0
+        self._released = asyncio.Event()
+        self._error: Exception | None = None
         self._under_way: AnswerUnderWay | None = None
         self._making = asyncio.create_task(self._make(source), name=f"answer {request.request_id}")
 
@@ -197,47 +195,53 @@ class _Attempt:
         """Its input is complete: measure the answer from now on."""
         self._under_way = under_way
 
-    def offer(self, output: EngineOutput) -> bool:
-        """See OutputSink."""
-        self._note_output()
-        if self._released:
-            return self._held.awaited and self._outputs.offer(output)
-        if self._held.full or self._held.closed:
-            return False
-        self._held.put_nowait(output)
-        return True
+    @property
+    def full(self) -> bool:
+        return self._outputs.full if self._released.is_set() else self._held_bytes >= OUTPUT_BYTES
+
+    def write(self, output: EngineOutput) -> None:
+        """See OutputWriter."""
+        self.began = True
+        if self._under_way is not None:
+            self._under_way.note_output()
+        if self._released.is_set():
+            self._outputs.write(output)
+        else:
+            self._held.append(output)
+            self._held_bytes += output_cost(output)
+
+    async def drain(self) -> None:
+        """See OutputWriter."""
+        if self._held_bytes >= OUTPUT_BYTES:
+            await self._released.wait()
+        if self._released.is_set():
+            await self._outputs.drain()
 
     async def release(self) -> None:
-        """Pass on what is held and what still comes. Raises what the answer fails with."""
-        self._released = True
+        """Pass on what is held and what still comes, to its end. Raises what the answer fails with."""
+        self._released.set()
         if self._under_way is not None:
             self._under_way.used()
-        async for output in self._held:
-            await self._outputs.put(output)
+        for output in self._held:
+            self._outputs.write(output)
+        self._held.clear()
+        await asyncio.wait([self._making])
+        if self._error is not None:
+            raise self._error
 
     async def _make(self, source: Any) -> None:
         try:
-            async with pipeline(aiter(source), self._answer.stages, self._answer.links, sink=self) as outputs:
-                async for output in outputs:
-                    self._note_output()
-                    await self._held.put(output)
-            self._held.close()
+            await pipeline(aiter(source), self._answer.stages, self._answer.links, self)
         except Exception as error:
             self.failed = True
-            if not self._held.closed:
-                self._held.fail(error)
+            self._error = error
         finally:
             if self._under_way is not None:
                 self._under_way.end()
 
-    def _note_output(self) -> None:
-        self.began = True
-        if self._under_way is not None:
-            self._under_way.note_output()
-
     def cancel(self) -> None:
         """Withdraw it, without waiting for its end. Idempotent."""
-        self._held.discard()
+        self._held.clear()
         if not self._making.done() and not self._making.cancelling():
             self._making.cancel()
 

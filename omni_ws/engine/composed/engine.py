@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,13 @@ from typing import Final, cast
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
-    NO_SINK,
     Engine,
     EngineCapabilities,
-    EngineOutput,
     EngineState,
     Finished,
     GenerationRequest,
     HasTokens,
+    OutputWriter,
     TokenEngine,
     TraceableEngine,
 )
@@ -27,7 +26,7 @@ from omni_ws.engine.channel import pipeline
 from omni_ws.engine.composed.ahead_stage import AheadStage
 from omni_ws.engine.composed.parts import (
     AheadLoad,
-    FirstOutputSink,
+    FirstOutput,
     HasParts,
     PartDescription,
     Role,
@@ -217,20 +216,25 @@ class ComposedEngine:
 
     # requests
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if request.task is Task.TRANSCRIBE and self._asr is not None and hears(self._asr):
-            return self._alone(Role.ASR, self._asr, request)
-        if request.task is Task.SPEECH and self._tts is not None and speaks(self._tts):
-            return self._alone(Role.TTS, self._tts, request)
-        if request.task is not Task.CHAT:
-            return self._alone(Role.LLM, self._llm, request)  # which refuses a task that it cannot do
+            await self._alone(Role.ASR, self._asr, request, out)
+        elif request.task is Task.SPEECH and self._tts is not None and speaks(self._tts):
+            await self._alone(Role.TTS, self._tts, request, out)
+        elif request.task is not Task.CHAT:
+            await self._alone(Role.LLM, self._llm, request, out)  # which refuses a task that it cannot do
+        else:
+            await self._chat(request, out)
+
+    async def _chat(self, request: GenerationRequest, out: OutputWriter) -> None:
         asr = self._asr if hears(self._asr) and not request.without_audio else None
         spoken = OutputModality.AUDIO in request.modalities and speaks(self._tts)
         if not spoken:
             request = self._within_speech(request)
         if asr is None and not spoken:
-            return self._plain_chat(request)
-        return self._chat(request, asr=asr, tts=self._tts if spoken else None)
+            await self._plain_chat(request, out)
+        else:
+            await self._staged_chat(request, out, asr=asr, tts=self._tts if spoken else None)
 
     @contextmanager
     def _counted(self, request: GenerationRequest) -> Iterator[None]:
@@ -253,34 +257,26 @@ class ComposedEngine:
             return request
         return replace(request, sampling={"max_tokens": limit, **request.sampling})
 
-    async def _alone(self, role: Role, part: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def _alone(self, role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
         """One part has the whole request."""
         self.active_requests += 1
         try:
             with failures_of(role, part, request_id=request.request_id):
-                async with aclosing(part.generate(request)) as outputs:  # type: ignore[type-var]
-                    async for output in outputs:
-                        yield output
+                await part.generate(request, out)
         finally:
             self.active_requests -= 1
 
-    async def _plain_chat(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
-        """The LLM has the whole request, and its sink."""
+    async def _plain_chat(self, request: GenerationRequest, out: OutputWriter) -> None:
+        """The LLM has the whole request."""
         stall_timer = StallTimer(self._first_byte_timeout_sec)
-        sink = request.sink if request.sink is NO_SINK else FirstOutputSink(request.sink, stall_timer)
-        asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer), sink=sink)
+        asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
         with self._counted(request):
-            async with (
-                stall_timer.limiting(Role.LLM, self._llm),
-                aclosing(self._alone(Role.LLM, self._llm, asked)) as outputs,
-            ):
-                async for output in outputs:
-                    stall_timer.stop()
-                    yield output
+            async with stall_timer.limiting(Role.LLM, self._llm):
+                await self._alone(Role.LLM, self._llm, asked, FirstOutput(out, stall_timer))
 
-    async def _chat(
-        self, request: GenerationRequest, *, asr: Engine | None, tts: Engine | None
-    ) -> AsyncGenerator[EngineOutput, None]:
+    async def _staged_chat(
+        self, request: GenerationRequest, out: OutputWriter, *, asr: Engine | None, tts: Engine | None
+    ) -> None:
         """The stages work at the same time."""
         if tts is not None and request.options.choices > 1:
             raise UnsupportedParameter("only one answer can be spoken", param="n")
@@ -313,14 +309,12 @@ class ComposedEngine:
         self.active_requests += 1
         try:
             with self._counted(request):
-                async with pipeline(aiter(source), stages, links, sink=request.sink, cut=cut) as outputs:
-                    async for output in outputs:
-                        yield output
+                await pipeline(aiter(source), stages, links, out, cut=cut)
             if hearing is not None and request.cut.made:
-                yield Finished(FinishReason.STOP, Usage(input_audio_ms=hearing.audio_ms))
+                out.write(Finished(FinishReason.STOP, Usage(input_audio_ms=hearing.audio_ms)))
                 return
             assert answer.finished is not None
-            yield _with_input(answer.finished, hearing)
+            out.write(_with_input(answer.finished, hearing))
         finally:
             self.active_requests -= 1
 

@@ -7,8 +7,8 @@ before the turn has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar, runtime_checkable
@@ -16,7 +16,6 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import (
-    NO_SINK,
     AnswerOptions,
     Cut,
     Engine,
@@ -25,7 +24,8 @@ from omni_ws.engine.base import (
     EngineState,
     GenerationRequest,
     InputSource,
-    OutputSink,
+    OutputFilter,
+    OutputWriter,
     PartFailed,
     UsageMeter,
     incident,
@@ -129,7 +129,6 @@ def asked_of(
         ),
         meter=UsageMeter(),
         cut=Cut(),
-        sink=NO_SINK,
     )
 
 
@@ -280,33 +279,44 @@ class WatchedInput(AsyncIterator[T]):
         return self._stall_timer.read(self._source)
 
 
-async def run_part(role: Role, part: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
-    """Yield the outputs of an ASR or a TTS. Its failures have its name, and so has it if it stalls."""
+async def run_part(role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
+    """Have an ASR or a TTS write its outputs. Its failures have its name, and so has it if it stalls."""
     stall_timer = StallTimer(STALLED_SEC)
     asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
     async with stall_timer.limiting(role, part):
         with failures_of(role, part, request_id=request.request_id):
-            async with aclosing(part.generate(asked)) as outputs:  # type: ignore[type-var]
-                async for output in outputs:
-                    stall_timer.rest()
-                    yield output
-                    stall_timer.wait()
+            await part.generate(asked, _WatchedOutputs(out, stall_timer))
 
 
-class FirstOutputSink:
-    """A sink that stops ``stall_timer`` at the first output, and costs nothing from then on."""
+class _WatchedOutputs(OutputFilter):
+    """The outputs of a part, which show ``stall_timer`` that the part works."""
 
-    __slots__ = ("_sink", "_stall_timer", "offer")
-
-    def __init__(self, sink: OutputSink, stall_timer: StallTimer) -> None:
-        self._sink = sink
+    def __init__(self, out: OutputWriter, stall_timer: StallTimer) -> None:
+        super().__init__(out)
         self._stall_timer = stall_timer
-        self.offer = self._offer_first
 
-    def _offer_first(self, output: EngineOutput) -> bool:
+    def write(self, output: EngineOutput) -> None:
+        self._stall_timer.wait()
+        self._out.write(output)
+
+    async def drain(self) -> None:
+        self._stall_timer.rest()
+        await self._out.drain()
+        self._stall_timer.wait()
+
+
+class FirstOutput(OutputFilter):
+    """Stops ``stall_timer`` at the first output, and costs nothing from then on."""
+
+    def __init__(self, out: OutputWriter, stall_timer: StallTimer) -> None:
+        super().__init__(out)
+        self._stall_timer = stall_timer
+        self.write = self._write_first  # type: ignore[method-assign]
+
+    def _write_first(self, output: EngineOutput) -> None:
         self._stall_timer.stop()
-        self.offer = self._sink.offer
-        return self._sink.offer(output)
+        self.write = self._out.write  # type: ignore[method-assign]
+        self._out.write(output)
 
 
 # Whether an answer may be begun before the turn has ended.

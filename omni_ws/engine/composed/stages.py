@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +20,8 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
+    OutputFilter,
+    OutputWriter,
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
@@ -40,6 +41,26 @@ from omni_ws.engine.composed.parts import (
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
+
+
+class _EngineStage:
+    """A Stage that runs an engine, and is the OutputWriter of that engine."""
+
+    _outputs: Outputs
+    _sink: Channel[Any] | None
+
+    @property
+    def full(self) -> bool:
+        sink = self._sink
+        return self._outputs.full or (sink is not None and sink.full and not sink.closed)
+
+    async def drain(self) -> None:
+        """See OutputWriter. Waits for the next stage, too."""
+        await self._outputs.drain()
+        if self._sink is not None and self._sink.full:
+            with suppress(ChannelClosed):
+                await self._sink.room()
+
 
 # The stage that hears.
 
@@ -62,7 +83,7 @@ def _size_of(item: InputChunk | Guess) -> float:
 INPUT_LINK: Final = StageLink(1 << 20, cost=_size_of)
 
 
-class AsrStage:
+class AsrStage(_EngineStage):
     """The first Stage of a request, which writes speech down: chunks in; chunks to the LLM, transcripts to the client.
 
     Settled transcripts take the place of the audio, and input stays in its order: what follows audio waits until that
@@ -98,40 +119,41 @@ class AsrStage:
         self._anything = False
         self._separator = ""
         self._boundary = _TextBoundary()
-        #: What the LLM has not got yet: earlier parts of the message, and settled transcripts, which follow them.
+        #: What the LLM has not got yet: earlier parts of the message; settled transcripts and guesses, which follow.
         self._earlier = earlier
-        self._settled: deque[str] = deque()
+        self._heard: deque[str | TranscriptGuess] = deque()
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Pass the input on. Raises EmptyInput where there was none."""
         assert sink is not None
+        self._outputs, self._sink = outputs, sink
         try:
             async for chunk in source:
                 if not chunk.has_content:
                     continue
                 is_audio = chunk.modality is Modality.AUDIO
                 if is_audio:
-                    await self._hear(chunk, sink, outputs)
+                    await self._hear(chunk)
                 elif not self._beside:
                     await self._write_down()
                 if self._beside or not is_audio:
-                    await self._pass_on(sink)
+                    await self._pass_on()
                     self._anything = True
-                    await self._give(sink, self._boundary.typed(chunk))
+                    await self._give(self._boundary.typed(chunk))
             if self._beside:
-                await self._pass_on(sink)
+                await self._pass_on()
                 sink.close()  # the answer does not wait for the transcript
             await self._write_down()
-            await self._pass_on(sink)
+            await self._pass_on()
         finally:
             if self._stretch is not None:
                 await self._stretch.aclose()
         if not self._anything and not self._beside:
             raise EmptyInput("the request has no input")
 
-    async def _hear(self, chunk: InputChunk, sink: Channel[Any], outputs: Outputs) -> None:
+    async def _hear(self, chunk: InputChunk) -> None:
         if self._stretch is None:
-            self._stretch = _Stretch(partial(self._listen, sink, outputs), outputs)
+            self._stretch = _Stretch(self._listen, self._outputs)
         await self._stretch.put(chunk)
 
     async def _write_down(self) -> None:
@@ -140,7 +162,7 @@ class AsrStage:
             await self._stretch.end()
             self._stretch = None
 
-    async def _listen(self, sink: Channel[Any], outputs: Outputs, heard: Channel[InputChunk]) -> None:
+    async def _listen(self, heard: Channel[InputChunk]) -> None:
         """Write one stretch of audio down."""
         asked = asked_of(
             self._engine,
@@ -151,63 +173,95 @@ class AsrStage:
             output=OutputModality.TEXT,
             guesses=self._guesses,
         )
-        from_ms, separator = self.audio_ms, self._separator
+        out = _StretchOutputs(self, from_ms=self.audio_ms, separator=self._separator)
         try:
-            async with aclosing(run_part(Role.ASR, self._engine, asked)) as events:
-                async for event in events:
-                    if isinstance(event, TranscriptOutput):
-                        await outputs.put(_placed(event, from_ms=from_ms, separator=separator))
-                        await self._settle(event, sink)
-                    elif isinstance(event, TranscriptGuess) and self._guesses and self._earlier_known:
-                        await self._pass_on(sink)
-                        self._guess_settled = False
-                        chunk = copy(self._boundary).heard(event.text) if event.text.strip() else None
-                        await self._give(sink, Guess(chunk))
-                    elif isinstance(event, Finished):
-                        self._anything = True
-                        self.audio_ms += event.usage.input_audio_ms
+            await run_part(Role.ASR, self._engine, asked, out)
         except EmptyInput:
             pass  # not a whole sample; whether that was all, the end of the input tells
         except OmniError as error:
             if not self._beside:
                 raise
             # The LLM has heard the speaker itself.
-            await outputs.put(part_failed(Role.ASR, error))
+            self._outputs.write(part_failed(Role.ASR, error))
 
-    async def _settle(self, transcript: TranscriptOutput, sink: Channel[Any]) -> None:
+    def write(self, output: EngineOutput) -> None:
+        """See OutputWriter; for the ASR."""
+        if isinstance(output, TranscriptOutput):
+            self._outputs.write(output)
+            self._settle(output)
+        elif isinstance(output, TranscriptGuess) and self._guesses and self._earlier_known:
+            self._guess_settled = False
+            self._heard.append(output)
+        elif isinstance(output, Finished):
+            self._anything = True
+            self.audio_ms += output.usage.input_audio_ms
+        if self._earlier is None:
+            self._pass_heard_on()
+
+    async def drain(self) -> None:
+        """See OutputWriter. The LLM gets what was said in earlier parts first, once that is known."""
+        if self._earlier_known:
+            await self._pass_on()
+        await super().drain()
+
+    def _settle(self, transcript: TranscriptOutput) -> None:
         if transcript.interim and self._guess_settled:
             self._guess_settled = False
-            await self._give(sink, Guess(None))  # somebody speaks again
+            self._heard.append(TranscriptGuess(""))  # somebody speaks again
         if transcript.interim or not transcript.text.strip():
             return
         self._guess_settled = self._guesses
         self._separator = " "
         if not self._beside:
-            self._settled.append(transcript.text)
-            if self._earlier_known:
-                await self._pass_on(sink)
+            self._heard.append(transcript.text)
 
     @property
     def _earlier_known(self) -> bool:
         """Whether the LLM has what was said in earlier parts, or can have it at once."""
         return self._earlier is None or self._earlier.known
 
-    async def _pass_on(self, sink: Channel[Any]) -> None:
-        """Give the LLM what is settled, behind what was said in earlier parts."""
+    async def _pass_on(self) -> None:
+        """Give the LLM what was heard, behind what was said in earlier parts."""
         earlier, self._earlier = self._earlier, None
         for chunk in () if earlier is None else await earlier.chunks():
             self._anything = True
-            await self._give(sink, self._boundary.earlier(chunk))
-        while self._settled:
-            await self._give(sink, self._boundary.heard(self._settled.popleft()))
+            await self._give(self._boundary.earlier(chunk))
+        self._pass_heard_on()
 
-    async def _give(self, sink: Channel[Any], item: InputChunk | Guess) -> None:
-        """Pass an item on to the LLM, unless the answer is cut off: then nobody reads it."""
+    def _pass_heard_on(self) -> None:
+        assert self._sink is not None
+        while self._heard:
+            heard = self._heard.popleft()
+            item: InputChunk | Guess
+            if isinstance(heard, TranscriptGuess):
+                item = Guess(copy(self._boundary).heard(heard.text) if heard.text.strip() else None)
+            else:
+                item = self._boundary.heard(heard)
+            if not self._sink.closed:
+                self._sink.put_nowait(item)
+
+    async def _give(self, chunk: InputChunk) -> None:
+        """Pass input on to the LLM, unless the answer is cut off: then nobody reads it."""
+        assert self._sink is not None
         try:
-            await sink.put(item)
+            await self._sink.put(chunk)
         except ChannelClosed:
             if not self._request.cut.made:
                 raise
+
+
+class _StretchOutputs(OutputFilter):
+    """What an ASR writes about a stretch of audio, placed in the whole input."""
+
+    def __init__(self, out: OutputWriter, *, from_ms: int, separator: str) -> None:
+        super().__init__(out)
+        self._from_ms = from_ms
+        self._separator = separator
+
+    def write(self, output: EngineOutput) -> None:
+        if isinstance(output, TranscriptOutput):
+            output = _placed(output, from_ms=self._from_ms, separator=self._separator)
+        self._out.write(output)
 
 
 class _Stretch:
@@ -311,7 +365,7 @@ def _placed(transcript: TranscriptOutput, *, from_ms: int, separator: str) -> Tr
 SPEECH_LINK: Final = StageLink(2000, cost=len)
 
 
-class LlmStage:
+class LlmStage(_EngineStage):
     """A Stage of one request: chunks in; the answer to the client, and its text to the TTS.
 
     The LLM reads the input as it arrives, so it may work ahead. With ``words_only`` speech has become text before it:
@@ -357,43 +411,62 @@ class LlmStage:
         if spoken and max_spoken_tokens is not None and "max_tokens" not in request.sampling:
             self._limit = SpokenLimit(max_spoken_tokens)
         self._given: _GivenInput | None = None
-        self._outputs: Outputs | None = None
-        self._sink: Channel[Any] | None = None
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Answer the input."""
         self._outputs, self._sink = outputs, sink
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
-        request = replace(self._request, input=given, input_mode=mode_of(self._engine), sink=self)
+        request = replace(self._request, input=given, input_mode=mode_of(self._engine))
         if self._spoken:
             request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0)
         try:
             async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
-                await self._answer(request)
+                with failures_of(Role.LLM, self._engine, request_id=request.request_id):
+                    await self._engine.generate(request, self)
         except TimeoutError:
-            await self._answer_silence()
+            if self.finished is None:
+                self._answer_silence()
         if self.finished is None:
             raise EngineFailed(f"LLM ({self._engine.name}): the answer has no end", param=self.name)
 
-    async def _answer(self, request: GenerationRequest) -> None:
-        with failures_of(Role.LLM, self._engine, request_id=request.request_id):
-            async with aclosing(self._engine.generate(request)) as outputs:  # type: ignore[type-var]
-                async for output in outputs:
-                    self._hear_from_llm()
-                    if isinstance(output, Finished):
-                        await self._finish(output)
-                        return
-                    await self._put(output)
-                    if self._limit is not None and self._limit.reached:
-                        self.finished = Finished(FinishReason.LENGTH, self._usage(self._limit.tokens))
-                        return
+    def write(self, output: EngineOutput) -> None:
+        """See OutputWriter; for the LLM."""
+        if self._stall_timer is not None:
+            self._stall_timer.stop()
+            self._stall_timer = None
+        if self.finished is not None:
+            return
+        if type(output) is Finished:
+            self._finish(output)
+        elif type(output) is TextOutput and self._limit is not None:
+            self._write_within(self._limit, output)
+        else:
+            self._send(output)
 
-    async def _finish(self, finished: Finished) -> None:
+    async def drain(self) -> None:
+        await super().drain()
+        if self.finished is not None:
+            await asyncio.sleep(0)  # the LLM's request may be about to be cancelled
+
+    def _write_within(self, limit: SpokenLimit, output: TextOutput) -> None:
+        """Pass text on as far as it may be said, and end the LLM's request where no more may be."""
+        if limit.passes(output.text):
+            limit.count(output.text)
+        elif (said := limit.feed(output.text)) != output.text:
+            output = TextOutput(said)
+        if output.text:
+            self._send(output)
+        if limit.reached:
+            self.finished = Finished(FinishReason.LENGTH, self._usage(limit.tokens))
+            assert self._given is not None
+            self._given.withdraw()
+
+    def _finish(self, finished: Finished) -> None:
         rest = "" if self._limit is None else self._limit.finish(cut=finished.reason is FinishReason.LENGTH)
         if rest:
-            await self._send(TextOutput(rest))
-        await self._fill(finished)
+            self._send(TextOutput(rest))
+        self._fill(finished)
         self.finished = finished
 
     def _usage(self, output_tokens: int) -> Usage:
@@ -407,59 +480,24 @@ class LlmStage:
     def _answers_tool(self) -> bool:
         return self._given is not None and self._given.has_tool_result
 
-    async def _fill(self, finished: Finished) -> None:
+    def _fill(self, finished: Finished) -> None:
         """Say something while the client runs the tools that this answer calls."""
         if self._filler and finished.reason is FinishReason.TOOL_CALLS and not self._answers_tool:
-            await self._send(TextOutput(self._filler))
+            self._send(TextOutput(self._filler))
 
-    def _hear_from_llm(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.stop()
-            self._stall_timer = None
-
-    async def _answer_silence(self) -> None:
+    def _answer_silence(self) -> None:
         text = self._engine.capabilities.nothing_heard
         if text:
-            await self._send(TextOutput(text))
+            self._send(TextOutput(text))
         self.finished = Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
 
-    def offer(self, output: EngineOutput) -> bool:
-        """See OutputSink; for the LLM."""
-        self._hear_from_llm()
-        outputs, sink = self._outputs, self._sink
-        if outputs is None or type(output) is Finished or (sink is not None and sink.full):
-            return False
-        said = output.text if type(output) is TextOutput else ""
-        if said and self._limit is not None and not self._limit.passes(said):
-            return False
-        if not isinstance(output, self._dropped) and not outputs.offer(output):
-            return False
-        if said and self._limit is not None:
-            self._limit.count(said)
-        if said and sink is not None and not sink.closed:
-            self._filler = ""
-            sink.put_nowait(said)
-        return True
-
-    async def _put(self, output: EngineOutput) -> None:
-        """Pass on an output of the LLM, as far as it may be said."""
-        if self._limit is not None and type(output) is TextOutput:
-            said = self._limit.feed(output.text)
-            if said != output.text:
-                output = TextOutput(said, () if said else output.logprobs)
-            if not said:
-                return
-        await self._send(output)
-
-    async def _send(self, output: EngineOutput) -> None:
-        """Pass an output on, once there is room for it."""
-        outputs, sink = self._outputs, self._sink
-        assert outputs is not None
+    def _send(self, output: EngineOutput) -> None:
+        sink = self._sink
         if not isinstance(output, self._dropped):
-            await outputs.put(output)
+            self._outputs.write(output)
         if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
             self._filler = ""
-            await sink.put(output.text)
+            sink.put_nowait(output.text)
 
 
 class _GivenInput:
@@ -474,6 +512,11 @@ class _GivenInput:
         self._source = source
         self._empty = must_have_content
 
+    def withdraw(self) -> None:
+        """End the LLM's request."""
+        if self.withdrawal is not None:
+            self.withdrawal.reschedule(asyncio.get_running_loop().time())
+
     def __aiter__(self) -> AsyncIterator[InputChunk]:
         return self
 
@@ -482,9 +525,8 @@ class _GivenInput:
             chunk = await anext(self._source)
         except StopAsyncIteration:
             if self._empty and self.withdrawal is not None:
-                loop = asyncio.get_running_loop()
-                self.withdrawal.reschedule(loop.time())
-                await loop.create_future()  # for ever: the end would be answered
+                self.withdraw()
+                await asyncio.get_running_loop().create_future()  # for ever: the end would be answered
             raise
         self._empty = False
         if chunk.modality is Modality.TEXT:
@@ -496,7 +538,7 @@ class _GivenInput:
 # The stage that speaks.
 
 
-class TtsStage:
+class TtsStage(_EngineStage):
     """A Stage of one request: text in, audio to the client.
 
     The TTS reads the spoken form of the text (``SpeakableText``); the words that it times are told as they are written.
@@ -515,35 +557,39 @@ class TtsStage:
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Speak the text as it arrives."""
+        self._outputs, self._sink = outputs, sink
         async with aclosing(self._spoken_text(source)) as texts:
             first = await anext(texts, None)
             if first is None:
                 return
             try:
-                await self._speak(first, texts, outputs)
+                await self._speak(first, texts)
             except OmniError as error:
                 if OutputModality.TEXT not in self._request.modalities or _is_refusal(error):
                     raise
-                await outputs.put(part_failed(Role.TTS, error))
+                outputs.write(part_failed(Role.TTS, error))
+                await outputs.drain()
         async for _ in source:
             pass  # the text goes on where the TTS has ended before it
 
-    async def _speak(self, begin: str, rest: AsyncIterator[str], outputs: Outputs) -> None:
+    async def _speak(self, begin: str, rest: AsyncIterator[str]) -> None:
         async with aclosing(_chunks(begin, rest)) as text:
             asked = asked_of(
                 self._engine, self._request, text, role=Role.TTS, task=Task.SPEECH, output=OutputModality.AUDIO
             )
-            async with aclosing(run_part(Role.TTS, self._engine, asked)) as events:
-                async for event in events:
-                    if isinstance(event, AudioOutput):
-                        if event.words:
-                            event = AudioOutput(event.samples, event.sample_rate, self._words.place(event.words))
-                        elif event.text_end is not None:
-                            end = self._words.written_end(event.text_end)
-                            event = AudioOutput(event.samples, event.sample_rate, text_end=end)
-                        await outputs.put(event)
-                    elif isinstance(event, Finished):
-                        self.audio_ms = event.usage.output_audio_ms
+            await run_part(Role.TTS, self._engine, asked, self)
+
+    def write(self, output: EngineOutput) -> None:
+        """See OutputWriter; for the TTS."""
+        if isinstance(output, AudioOutput):
+            if output.words:
+                output = AudioOutput(output.samples, output.sample_rate, self._words.place(output.words))
+            elif output.text_end is not None:
+                end = self._words.written_end(output.text_end)
+                output = AudioOutput(output.samples, output.sample_rate, text_end=end)
+            self._outputs.write(output)
+        elif isinstance(output, Finished):
+            self.audio_ms = output.usage.output_audio_ms
 
     async def _spoken_text(self, source: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         """Yield what the TTS reads, from the first piece on that has something to pronounce."""

@@ -9,14 +9,21 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
+from omni_ws.engine.base import (
+    EngineCapabilities,
+    EngineOutput,
+    EngineState,
+    GenerationRequest,
+    InputSource,
+    OutputWriter,
+)
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
@@ -176,7 +183,7 @@ class GgufEngine:
 
     # requests
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         running = self._running
         if running is None:
             raise EngineFailed("the process of the model has died, and is being started again", fatal=True)
@@ -184,10 +191,7 @@ class GgufEngine:
         self.active_requests += 1
         try:
             asked = replace(request, input=place.after(request.input), sampling=_without_loops(request))
-            answer = running.llm.generate(asked)
-            async with aclosing(answer) as outputs:
-                async for output in outputs:
-                    yield output
+            await running.llm.generate(asked, out)
         except EngineFailed:
             if await running.has_ended():
                 raise EngineFailed("the process of the model has died", fatal=True) from None
@@ -222,9 +226,7 @@ class RunningModel:
             sampling={"max_tokens": 1},
         )
         try:
-            async with aclosing(self.llm.generate(request)) as outputs:
-                async for _ in outputs:
-                    pass
+            await self.llm.generate(request, _Unread())
         except OmniError as error:  # the first answer comes later then, and says what is wrong
             logger.warning("the instructions were not computed ahead: %s", error)
 
@@ -236,6 +238,18 @@ class RunningModel:
         except TimeoutError:
             return False
         return True
+
+
+class _Unread:
+    """An OutputWriter that drops an answer which nobody reads."""
+
+    full = False
+
+    def write(self, output: EngineOutput) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
 
 
 class _Place:

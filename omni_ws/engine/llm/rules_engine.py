@@ -7,7 +7,7 @@ parroted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields, replace
@@ -19,10 +19,10 @@ from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
     Engine,
     EngineCapabilities,
-    EngineOutput,
     EngineState,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
 )
 from omni_ws.engine.clauses import PIECE_CHARACTERS
@@ -88,7 +88,7 @@ class RulesEngine:
         if threads is not None:
             await asyncio.to_thread(threads.shutdown)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if self._threads is None:
             raise EngineFailed("the engine is not running", fatal=True)
         self.active_requests += 1
@@ -96,13 +96,11 @@ class RulesEngine:
             with request.media_room.share() as share:
                 question = _Question(request, self._threads, share)
                 await question.read()
-                async with aclosing(self._answer(request, question)) as outputs:
-                    async for output in outputs:
-                        yield output
+                await self._answer(request, out, question)
         finally:
             self.active_requests -= 1
 
-    async def _answer(self, request: GenerationRequest, question: _Question) -> AsyncGenerator[EngineOutput, None]:
+    async def _answer(self, request: GenerationRequest, out: OutputWriter, question: _Question) -> None:
         text = AnswerText(request.sampling)
         writes = request.tells_text
         separator = ""
@@ -110,12 +108,13 @@ class RulesEngine:
         while text.reached is None and (sentence := await question.worked_on(next, sentences, None)) is not None:
             async for piece in text.add(separator + sentence):
                 if writes:
-                    yield TextOutput(piece)
+                    out.write(TextOutput(piece))
+                    await out.drain()
             separator = " "
         if (rest := text.finish()) and writes:
-            yield TextOutput(rest)
+            out.write(TextOutput(rest))
         usage = Usage(input_tokens=question.words, output_tokens=text.words)
-        yield Finished(text.reached or FinishReason.STOP, usage)
+        out.write(Finished(text.reached or FinishReason.STOP, usage))
 
 
 class _Question:
@@ -211,22 +210,21 @@ class RulesFirst:
     async def stop(self) -> None:
         await self.llm.stop()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if self._may_answer(request):
             taken = [chunk async for chunk in request.input]
             request = replace(request, input=Chunks(tuple(taken)))
             if (sentences := self._exact(request, taken)) is not None:
                 text = AnswerText(request.sampling)
                 async for piece in text.add(" ".join(sentences)):
-                    yield TextOutput(piece)
+                    out.write(TextOutput(piece))
                 if rest := text.finish():
-                    yield TextOutput(rest)
+                    out.write(TextOutput(rest))
                 words = count_history(request.history) + sum(count_words(chunk.payload.decode()) for chunk in taken)
-                yield Finished(text.reached or FinishReason.STOP, Usage(input_tokens=words, output_tokens=text.words))
+                usage = Usage(input_tokens=words, output_tokens=text.words)
+                out.write(Finished(text.reached or FinishReason.STOP, usage))
                 return
-        async with aclosing(self.llm.generate(request)) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                yield output
+        await self.llm.generate(request, out)
 
     def _may_answer(self, request: GenerationRequest) -> bool:
         wanted = request.options

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.base import EngineOutput, PartFailed
+from omni_ws.engine.base import OutputWriter, PartFailed
 from omni_ws.engine.channel import Channel, Outputs, Stage, StageLink
 from omni_ws.engine.frame_chunks import ChunkPace, ChunkPlan, ChunkPolicy, FrameChunks
 from omni_ws.engine.omni.step_model import (
@@ -66,9 +66,7 @@ class OmniTalker:
         self._granted = max(1, round(AHEAD_MS / frame_ms))
         self._speaks = False
 
-    async def run(
-        self, source: AsyncIterator[TalkerItem], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    async def run(self, source: AsyncIterator[TalkerItem], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Feed rows to the process as they come; put its frames into ``sink``, as fast as the vocoder takes them."""
         assert sink is not None, "the Talker requires a stage after it"
         begun = await self._begun_answer(source)
@@ -186,16 +184,14 @@ class VocoderStage:
         """The duration of the audio sent, in milliseconds, for the usage of the request."""
         return self._chunks.audio_ms
 
-    async def run(
-        self, source: AsyncIterator[Codes], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    async def run(self, source: AsyncIterator[Codes], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Decode up to the end of ``source``."""
         async with self._chunks.reading(source):
             if await self._chunks.has_more():
                 async with self._process.open(self._settings) as session:
                     await self._decode_all(session, outputs)
 
-    async def _decode_all(self, session: StepSession, outputs: Channel[EngineOutput]) -> None:
+    async def _decode_all(self, session: StepSession, outputs: OutputWriter) -> None:
         began = ended = False
         while not ended:
             self._take_over()
@@ -250,7 +246,8 @@ class SpeechPart:
                 told = EngineOverloaded(error.message, param=error.param, retry_after_ms=error.retry_after_ms)
             else:
                 told = EngineFailed(error.message, param=error.param)
-            await outputs.put(PartFailed(told))
+            outputs.write(PartFailed(told))
+            await outputs.drain()
             # Returning now would cancel the stages before this one, which write the text.
             async for _ in source:
                 pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -15,7 +15,7 @@ from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, context_full
 from omni_ws.core.history import Message
 from omni_ws.engine.answer_limit import count_history
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.base import EngineCapabilities, EngineState, Finished, GenerationRequest, OutputWriter
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import Role
 from omni_ws.engine.continued_input import whole_turns
@@ -64,10 +64,11 @@ class RemoteEngine(ComposedEngine):
             self.llm, tts=tts, name="remote", first_byte_timeout_sec=None, max_spoken_tokens=max_spoken_tokens
         )
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if request.task is Task.CHAT and self._speaks_itself:
-            return self._alone(Role.LLM, self.llm, self._within_speech(request))
-        return super().generate(request)
+            await self._alone(Role.LLM, self.llm, self._within_speech(request), out)
+        else:
+            await super().generate(request, out)
 
 
 def _llm_settings(config: RemoteConfig) -> RemoteLlmSettings:
@@ -181,7 +182,7 @@ class RemoteLlmEngine:
             raise EngineFailed("the engine is not running", fatal=True)
         return self._running_threads
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         threads = self._threads
         self.active_requests += 1
         try:
@@ -190,9 +191,7 @@ class RemoteLlmEngine:
                 prompt = await read_prompt(
                     request, executor=threads, max_bytes=self.settings.max_request_bytes, share=share
                 )
-                async with aclosing(self._fitted_answer(request, prompt)) as outputs:
-                    async for output in outputs:
-                        yield output
+                await self._fitted_answer(request, prompt, out)
         except EngineFailed as error:
             if request.near:
                 error.tell_private()
@@ -208,8 +207,8 @@ class RemoteLlmEngine:
         if request.options.choices > 1:
             raise UnsupportedParameter("one answer alone can be spoken", param="n")
 
-    async def _fitted_answer(self, request: GenerationRequest, prompt: Prompt) -> AsyncGenerator[EngineOutput, None]:
-        """The answer to the input and as many of the newest turns as fit the upstream's context."""
+    async def _fitted_answer(self, request: GenerationRequest, prompt: Prompt, out: OutputWriter) -> None:
+        """Write the answer to the input and as many of the newest turns as fit the upstream's context."""
         turns, stays = _droppable(request.history, prompt.tool_results)
         sizes = [_size(turn) for turn in turns]
         fixed = _fixed_size(request, prompt) + _size(stays)
@@ -225,25 +224,24 @@ class RemoteLlmEngine:
             )
             size = fixed + sum(sizes[left_out:])
             try:
-                async with aclosing(self._answer(replace(request, history=kept), prompt, answer)) as outputs:
-                    async for output in outputs:
-                        if isinstance(output, Finished) and answer.prompt_tokens is not None:
-                            output = _told_if_full(output, window.limit, wanted=limit)
-                        yield output
+                finished = await self._answer(replace(request, history=kept), prompt, answer, out)
             except ContextLengthExceeded as refused:
                 if answer.begun or left_out == len(turns):
                     raise
                 window.refuse(refused.limit, refused.tokens if prompt.is_text else None, size)
                 left_out = window.left_out_next(left_out, sizes, fixed=fixed, answer=limit, attempt=attempt)
                 continue
-            if answer.prompt_tokens is not None and prompt.is_text:
-                window.count(answer.prompt_tokens, size)
+            if answer.prompt_tokens is not None:
+                finished = _told_if_full(finished, window.limit, wanted=limit)
+                if prompt.is_text:
+                    window.count(answer.prompt_tokens, size)
+            out.write(finished)
             return
 
     async def _answer(
-        self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer
-    ) -> AsyncGenerator[EngineOutput, None]:
-        """The upstream's answer, read by ``answer``; what the request's sink takes is not yielded."""
+        self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer, out: OutputWriter
+    ) -> Finished:
+        """Write the upstream's answer, read by ``answer``, up to its end, and return that."""
         pool, settings = self._pool, self.settings
         model, dialect = pool.model or "", _dialect(pool.upstreams)
         body = await self._run(
@@ -255,13 +253,10 @@ class RemoteLlmEngine:
             headers["Connection"] = "close"
         async with pool.post("chat/completions", body, headers=headers) as upstream:
             self._expect(request, answer, upstream.server, names_tag=CLOSING_TAG.encode() in body)
-            async with aclosing(self._events(upstream, answer)) as outputs:
-                async for output in outputs:
-                    if not request.sink.offer(output):
-                        yield output
+            await self._pass_on(upstream, answer, out)
             upstream.server.note_thoughts(answer.unopened_thought, waited=answer.waited)
         words = prompt.words + count_history(request.history)
-        yield answer.finished(input_words=words, input_audio_ms=prompt.audio_ms)
+        return answer.finished(input_words=words, input_audio_ms=prompt.audio_ms)
 
     def _expect(self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, names_tag: bool) -> None:
         """Tell ``answer`` who answers, and whether with a thought whose opening tag is in the prompt.
@@ -274,7 +269,7 @@ class RemoteLlmEngine:
         holds = thinks and (opens or (request.options.read_whole and not names_tag))
         answer.expect(server.name, holds=holds, watches=not names_tag)
 
-    async def _events(self, upstream: UpstreamAnswer, answer: ChatAnswer) -> AsyncGenerator[EngineOutput, None]:
+    async def _pass_on(self, upstream: UpstreamAnswer, answer: ChatAnswer, out: OutputWriter) -> None:
         upstream.note(begun=False)
         async with aclosing(upstream.events()) as pieces:
             async for events, grows in pieces:
@@ -282,13 +277,15 @@ class RemoteLlmEngine:
                 for event in events:
                     for output in await self._run(len(event.data), partial(answer.read, event)):
                         said = True
-                        yield output
+                        out.write(output)
+                        await out.drain()
                 upstream.note(begun=answer.begun, shows_work=said or grows)
                 if answer.done:
                     await upstream.finish(pieces)
                     return
         for output in answer.end(is_stream=upstream.content_type.startswith("text/event-stream")):
-            yield output
+            out.write(output)
+            await out.drain()
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Work on ``size`` bytes: here where they are few, else in a thread."""

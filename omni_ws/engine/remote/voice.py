@@ -11,7 +11,7 @@ import orjson
 
 from omni_ws.audio.container import parse_audio_mime
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, OutputModality, Task
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.clauses import is_speakable
 from omni_ws.engine.remote.answer_stream import DONE, event_content
 from omni_ws.engine.remote.event_stream import ServerSentEvent, UpstreamAudio
@@ -61,10 +61,10 @@ class RemoteVoice:
     async def stop(self) -> None:
         await self._pool.stop()
 
-    def speak(self, request: GenerationRequest, text: AsyncIterator[str]) -> AsyncGenerator[AudioOutput, None]:
+    async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         # The clauses of a request become one stream of audio at one rate.
         audio = UpstreamAudio(sample_rate=self.settings.audio_sample_rate)
-        return clause_by_clause(request, text, partial(self._say, request, audio))
+        await clause_by_clause(request, text, out, partial(self._say, request, audio))
 
     async def _say(
         self, request: GenerationRequest, audio: UpstreamAudio, clause: str

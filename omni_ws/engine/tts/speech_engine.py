@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.base import (
+    AudioOutput,
+    EngineCapabilities,
+    EngineOutput,
+    EngineState,
+    Finished,
+    GenerationRequest,
+    OutputFilter,
+    OutputWriter,
+)
 from omni_ws.engine.clauses import (
     ClauseSplitter,
     TextClause,
@@ -22,8 +32,8 @@ from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
-#: Speaks pieces of text. A voice that counts its own usage ends with a Finished.
-Speak: TypeAlias = Callable[[AsyncIterator[str]], AsyncGenerator[AudioOutput | Finished, None]]
+#: Speaks pieces of text: writes audio. A voice that counts its own usage ends with a Finished.
+Speak: TypeAlias = Callable[[AsyncIterator[str], OutputWriter], Awaitable[None]]
 
 
 class Voice(Protocol):
@@ -59,9 +69,7 @@ class Voice(Protocol):
         """Release everything. Idempotent."""
         ...
 
-    def speak(
-        self, request: GenerationRequest, text: AsyncIterator[str]
-    ) -> AsyncGenerator[AudioOutput | Finished, None]:
+    async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         """Speak the pieces that ``text`` yields, for ``request``; see ``Speak``.
 
         A voice that speaks a clause at a time has ``clause_by_clause`` cut the text. Raises InvalidValue.
@@ -103,46 +111,51 @@ class SpeechEngine:
         self._started = False
         await self.voice.stop()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if not self._started:
             raise EngineFailed("the engine is not running", fatal=True)
         self.active_requests += 1
         try:
-            async with aclosing(read_aloud(request, lambda text: self.voice.speak(request, text))) as outputs:
-                async for output in outputs:
-                    yield output
+            await read_aloud(request, out, partial(self.voice.speak, request))
         finally:
             self.active_requests -= 1
 
 
-async def read_aloud(request: GenerationRequest, speak: Speak) -> AsyncGenerator[EngineOutput, None]:
-    """Yield the audio of a text that is read aloud, as far as the sink does not take it, and the end."""
+async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak) -> None:
+    """Read the input of a request aloud, and count the usage where ``speak`` does not."""
     if OutputModality.AUDIO not in request.modalities:
         raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
     read, answer = WordCounter(), AnswerText(request.sampling)
-    finished, audio_ms = None, 0.0
+    measured = _MeasuredSpeech(out)
     with request.media_room.share() as share:
-        async with (
-            aclosing(_text_of(request, share, read, answer)) as text,
-            aclosing(speak(text)) as outputs,
-        ):
-            async for output in outputs:
-                if isinstance(output, Finished):
-                    finished = output
-                    continue
-                audio_ms += len(output.samples) * 1000 / output.sample_rate
-                if not request.sink.offer(output):
-                    yield output
-    if finished is None:
-        if not read.words:
-            raise EmptyInput("there is no text to read aloud")
-        usage = Usage(
-            input_tokens=read.words + count_history(request.history),
-            output_tokens=answer.words,
-            output_audio_ms=round(audio_ms),
-        )
-        finished = Finished(answer.reached or FinishReason.STOP, usage)
-    yield finished
+        async with aclosing(_text_of(request, share, read, answer)) as text:
+            await speak(text, measured)
+    if measured.finished:
+        return
+    if not read.words:
+        raise EmptyInput("there is no text to read aloud")
+    usage = Usage(
+        input_tokens=read.words + count_history(request.history),
+        output_tokens=answer.words,
+        output_audio_ms=round(measured.audio_ms),
+    )
+    out.write(Finished(answer.reached or FinishReason.STOP, usage))
+
+
+class _MeasuredSpeech(OutputFilter):
+    """Measures the audio of a voice, and notes whether the voice ends the answer itself."""
+
+    def __init__(self, out: OutputWriter) -> None:
+        super().__init__(out)
+        self.audio_ms = 0.0
+        self.finished = False
+
+    def write(self, output: EngineOutput) -> None:
+        if isinstance(output, AudioOutput):
+            self.audio_ms += len(output.samples) * 1000 / output.sample_rate
+        elif isinstance(output, Finished):
+            self.finished = True
+        self._out.write(output)
 
 
 async def _text_of(
@@ -171,13 +184,14 @@ async def _text_of(
 async def clause_by_clause(
     request: GenerationRequest,
     text: AsyncIterator[str],
+    out: OutputWriter,
     speak: Callable[[str], AsyncGenerator[AudioOutput, None]],
     *,
     language: str = "",
     latin_only: bool = False,
     tells_words: bool = False,
-) -> AsyncGenerator[AudioOutput, None]:
-    """Yield the audio of ``text``, which ``speak`` makes of one clause after the other.
+) -> None:
+    """Write the audio of ``text``, which ``speak`` makes of one clause after the other.
 
     A voice that reads English alone, as its ``language`` says, gets numbers in words. The times of words count from the
     beginning of their clause; here they are placed in the whole. Unless the voice ``tells_words``, audio tells where
@@ -202,7 +216,8 @@ async def clause_by_clause(
                     if spoken is not None:
                         words = spoken.written.place(words)
                     text_end = None if tells_words else clause.end
-                    yield AudioOutput(piece.samples, piece.sample_rate, words, text_end)
+                    out.write(AudioOutput(piece.samples, piece.sample_rate, words, text_end))
+                    await out.drain()
 
 
 class _SpokenClauses(ClauseSplitter):

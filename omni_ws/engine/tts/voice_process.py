@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,7 @@ from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_by
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Modality, OutputModality, Task, Word
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.tts.speech_engine import clause_by_clause
@@ -231,23 +230,21 @@ class VoiceProcess:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
         return name
 
-    async def speak(self, request: GenerationRequest, text: AsyncIterator[str]) -> AsyncGenerator[AudioOutput, None]:
+    async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         """See Voice. Raises UnsupportedParameter where there is none."""
         if self.facts is None:
             (reason,) = self.describe()
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
         voice = self.voices[0] if request.voice is None else self.check(request.voice)
-        spoken = clause_by_clause(
+        await clause_by_clause(
             request,
             text,
+            out,
             lambda clause: self.say(clause, voice=voice, speed=request.speed),
             language=self.languages[voice],
             latin_only=self.facts.latin_only,
             tells_words=True,
         )
-        async with aclosing(spoken) as outputs:
-            async for output in outputs:
-                yield output
 
     async def say(
         self, text: str, *, voice: str | None = None, speed: float = 1.0

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.engine.base import EngineOutput
+from omni_ws.engine.base import OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.frame_chunks import ChunkPace, ChunkPolicy, FrameChunks
 from omni_ws.errors import EngineFailed
@@ -62,15 +62,13 @@ class Code2Wav:
         """The duration of the audio sent, in milliseconds, for the usage of the request."""
         return self._chunks.audio_ms
 
-    async def run(
-        self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    async def run(self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Decode clause after clause, up to the end of ``source``."""
         async with self._chunks.reading(source):
             while await self._chunks.has_more():
                 await self._decode_clause(outputs)
 
-    async def _decode_clause(self, outputs: Channel[EngineOutput]) -> None:
+    async def _decode_clause(self, outputs: OutputWriter) -> None:
         """Decode one clause. Clauses are independent: their first frames have no left context."""
         chunks = self._chunks
         state = StreamState.start(self._slots)

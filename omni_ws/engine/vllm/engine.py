@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields
@@ -20,12 +20,11 @@ from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
-    AudioOutput,
     EngineCapabilities,
-    EngineOutput,
     EngineState,
     Finished,
     GenerationRequest,
+    OutputWriter,
     ReadoutManifest,
     incident,
 )
@@ -321,26 +320,25 @@ class VllmEngine:
     def active_requests(self) -> int:
         return self._chats + (self._talker.active_requests if self._talker is not None else 0)
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if request.task is Task.SPEECH and self._talker is not None:
-            return self._talker.generate(request)
-        if request.task is Task.SPEECH and self._voice is not None:
-            return self._read(request, self._voice)
-        return self._chat(request)
+            await self._talker.generate(request, out)
+        elif request.task is Task.SPEECH and self._voice is not None:
+            await self._read(request, out, self._voice)
+        else:
+            await self._chat(request, out)
 
-    async def _read(self, request: GenerationRequest, voice: OmniVoice) -> AsyncGenerator[EngineOutput, None]:
+    async def _read(self, request: GenerationRequest, out: OutputWriter, voice: OmniVoice) -> None:
         shared = self._shared
         if shared is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
         self._chats += 1
         try:
-            async with aclosing(read_aloud(request, partial(_forced_speech, request, voice, shared))) as outputs:
-                async for output in outputs:
-                    yield output
+            await read_aloud(request, out, partial(_forced_speech, request, voice, shared))
         finally:
             self._chats -= 1
 
-    async def _chat(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def _chat(self, request: GenerationRequest, out: OutputWriter) -> None:
         shared, decoding = self._shared, self._decoding
         if shared is None or decoding is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
@@ -359,11 +357,9 @@ class VllmEngine:
         )
         self._chats += 1
         try:
-            # Leaving the pipeline cancels its stages, which abort their requests in vLLM.
-            async with aclosing(decoded), pipeline(decoded, run.stages, run.links, sink=request.sink) as outputs:
-                async for output in outputs:
-                    yield output
-            yield run.finished()
+            async with aclosing(decoded):
+                await pipeline(decoded, run.stages, run.links, out)
+            out.write(run.finished())
         except OmniError:
             raise
         except Exception as error:
@@ -373,14 +369,14 @@ class VllmEngine:
             self._chats -= 1
 
 
-def _forced_speech(
-    request: GenerationRequest, voice: OmniVoice, parts: ThinkerParts, text: AsyncIterator[str]
-) -> AsyncGenerator[AudioOutput | Finished, None]:
+async def _forced_speech(
+    request: GenerationRequest, voice: OmniVoice, parts: ThinkerParts, text: AsyncIterator[str], out: OutputWriter
+) -> None:
     """Speak with an omni model's own voice. Raises InvalidValue."""
     speaking = voice.stages(
         voice=request.voice, sampling=request.stage_sampling.get("talker"), parameters=request.stage_params
     )
-    return staged_speech(request, text, (ForcedAnswer(parts, voice.rows, request), *speaking), voice.links)
+    await staged_speech(request, text, out, (ForcedAnswer(parts, voice.rows, request), *speaking), voice.links)
 
 
 class RequestStages:

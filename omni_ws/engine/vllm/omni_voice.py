@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.base import EngineOutput, EngineState, GenerationRequest
+from omni_ws.engine.base import EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written, last_border, with_pauses
 from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames_link
@@ -249,7 +249,7 @@ class ForcedAnswer:
         self._new: list[int] = []
         self._steps = 0
 
-    async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Hand on an empty prompt, then the tokens and hidden states of the text."""
         assert sink is not None, "this stage requires a Talker after it"
         form = self._parts.form

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 
-from omni_ws.engine.base import EngineOutput
+from omni_ws.engine.base import OutputWriter
 from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, is_speakable
 from omni_ws.engine.vllm.code2wav import CodecFrames, FrameLayout
@@ -111,7 +111,7 @@ class Talker:
         profile.spoken_text("", voice)
         self._parameters(max_tokens=1 if self._tokens_left is None else self._tokens_left)
 
-    async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Speak clause by clause, each as soon as its text is complete."""
         assert sink is not None, "the Talker requires a stage after it"
         come = clauses_as_they_come(source, self._splitter, begin_after_sec=self._begin_after_sec)

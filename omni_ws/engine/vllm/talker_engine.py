@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, Finished, GenerationRequest, incident
+from omni_ws.engine.base import EngineCapabilities, EngineState, Finished, GenerationRequest, OutputWriter, incident
 from omni_ws.engine.channel import Stage, StageLink, pipeline
 from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written
 from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames_link, whole_numbers
@@ -35,9 +34,13 @@ if TYPE_CHECKING:
 
 
 async def staged_speech(
-    request: GenerationRequest, text: AsyncIterator[str], stages: Sequence[Stage[Any]], links: Sequence[StageLink]
-) -> AsyncGenerator[AudioOutput | Finished, None]:
-    """Yield the speech of ``text``. The last two ``stages`` are a Talker and its vocoder."""
+    request: GenerationRequest,
+    text: AsyncIterator[str],
+    out: OutputWriter,
+    stages: Sequence[Stage[Any]],
+    links: Sequence[StageLink],
+) -> None:
+    """Speak ``text``, and count the usage. The last two ``stages`` are a Talker and its vocoder."""
     talker, vocoder = stages[-2:]
     assert isinstance(talker, Talker | OmniTalker)
     assert isinstance(vocoder, Code2Wav | VocoderStage)
@@ -48,16 +51,12 @@ async def staged_speech(
 
     request.meter.read = lambda: usage() if talker.prompt_tokens else None
     try:
-        # Leaving the pipeline cancels its stages, which abort their requests to the models.
-        async with pipeline(text, stages, links, sink=request.sink) as outputs:
-            async for output in outputs:
-                assert isinstance(output, AudioOutput)
-                yield output
+        await pipeline(text, stages, links, out)
     except OmniError:
         raise
     except Exception as error:
         raise incident("the Talker failed", error, request_id=request.request_id) from error
-    yield Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, usage())
+    out.write(Finished(FinishReason.LENGTH if talker.cut else FinishReason.STOP, usage()))
 
 
 #: The names in ``stage_params.talker``: the limits of the first clause in characters.
@@ -156,9 +155,7 @@ class Speaker:
             await queue.close()
         await self.talker.stop()
 
-    async def speak(
-        self, request: GenerationRequest, text: AsyncIterator[str]
-    ) -> AsyncGenerator[AudioOutput | Finished, None]:
+    async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         if self.state is not EngineState.OK:
             raise EngineFailed("the Talker is not running", fatal=True)
         stages = self.stages(
@@ -169,9 +166,7 @@ class Speaker:
             priority=request.options.priority if self.talker.by_priority else 0,
             being_written=is_being_written(request.input),
         )
-        async with aclosing(staged_speech(request, text, stages, self.links[1:])) as outputs:
-            async for output in outputs:
-                yield output
+        await staged_speech(request, text, out, stages, self.links[1:])
 
     def stages(
         self,

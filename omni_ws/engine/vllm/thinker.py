@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import AnswerWarning, FinishReason, InputMode, Modality, TokenLogprob, context_full
 from omni_ws.core.history import Speech
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import earlier_speech
 from omni_ws.engine.decoding import DecodedPart, TextPart, ToolResultPart, decode_speech
@@ -175,9 +175,7 @@ class Thinker:
         )
         return (context_full(context),) if full else ()
 
-    async def run(
-        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    async def run(self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Build the prompt, working ahead if the input takes long, and generate the answer."""
         if self._rows is None or sink is None:
             await self._run(source, sink, outputs)
@@ -187,9 +185,7 @@ class Thinker:
             self._origin = replace(self._origin, feed=self._feed)
             await self._run(source, sink, outputs)
 
-    async def _run(
-        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    async def _run(self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         self._speech = await self._earlier_speech()
         if self._request.without_audio:
             await self._answer_at_once(source, sink, outputs)
@@ -211,7 +207,7 @@ class Thinker:
                 await early.aclose()
 
     async def _answer_at_once(
-        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter
     ) -> None:
         """Answer input that has arrived already. Text becomes a prompt in a single call in the thread, to save time."""
         begun: tuple[PromptDraft, InputParts] | None = None
@@ -388,7 +384,7 @@ class Thinker:
         draft: PromptDraft,
         whole: Excerpt,
         sink: Channel[Any] | None,
-        outputs: Channel[EngineOutput],
+        outputs: OutputWriter,
     ) -> None:
         """Submit the complete prompt and pass the answers on."""
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
@@ -406,7 +402,7 @@ class Thinker:
         submitted: ModelOutputs,
         echo: PromptEcho | None,
         sink: Channel[Any] | None,
-        outputs: Channel[EngineOutput],
+        outputs: OutputWriter,
     ) -> bool:
         """Pass the answers on; returns False, before the first output, if the prompt has to be submitted again."""
         take = partial(self._take, sink, outputs)
@@ -458,13 +454,14 @@ class Thinker:
         text = None if options.token_prompt else draft.text
         return PromptEcho(shared.form.tokenizer, shared.token_bytes(), tokens, text=text, top=options.logprobs)
 
-    async def _send_echo(self, echo: PromptEcho, prompt_logprobs: Any, outputs: Channel[EngineOutput]) -> None:
+    async def _send_echo(self, echo: PromptEcho, prompt_logprobs: Any, outputs: OutputWriter) -> None:
         """Send the echo of the prompt, once for each answer."""
         pieces = echo.pieces(prompt_logprobs)
         while (piece := await self._in_thread(next, pieces, None)) is not None:
             text, tokens = piece
             for answer in self._answers:
-                await outputs.put(TextOutput(text, tokens, answer.choice))
+                outputs.write(TextOutput(text, tokens, answer.choice))
+                await outputs.drain()
 
     async def _reader(self, choice: int) -> AnswerReader:
         logprobs = name_token = None
@@ -490,27 +487,27 @@ class Thinker:
         cached = output.num_cached_tokens
         self.cached_tokens = None if cached is None else max(0, cached - self._own_tokens)
 
-    async def _wait_for_room(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+    async def _wait_for_room(self, sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         """Wait until an output can be passed on."""
-        await outputs.room()
+        await outputs.drain()
         if sink is not None and not sink.closed:
             await sink.room()
 
-    def _take(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput) -> bool:
+    def _take(self, sink: Channel[Any] | None, outputs: OutputWriter, output: RequestOutput) -> bool:
         """Pass an output on, inside vLLM's own loop; returns False if a channel is full."""
         if outputs.full or (sink is not None and sink.full):
             return False
         self._pass_on(sink, outputs, output)
         return True
 
-    def _pass_on(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput) -> None:
+    def _pass_on(self, sink: Channel[Any] | None, outputs: OutputWriter, output: RequestOutput) -> None:
         prompt = output.prompt_token_ids or ()
         for piece in output.outputs:
             text = ""
             for said in self._answers[piece.index].read(piece, prompt):
                 is_text = isinstance(said, TextOutput)
                 if self._writes or not is_text:
-                    outputs.put_nowait(said)
+                    outputs.write(said)
                 if is_text:
                     text += said.text
             if self._feed is not None and self._spoken is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+import contextvars
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -32,12 +33,15 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
+    OutputFilter,
+    OutputWriter,
     PartFailed,
     TextOutput,
     ThoughtOutput,
     ToolCallOutput,
     TranscriptOutput,
 )
+from omni_ws.engine.channel import OUTPUT_BYTES, output_cost
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.threads import Work, run_work
@@ -54,15 +58,17 @@ from omni_ws.wire.server_frames import ResponseStartedFrame, unset
 _ANSWERS: Final = frozenset({TextOutput, AudioOutput, ToolCallOutput, ThoughtOutput})
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
 
-#: Makes the outputs of an answer: ``Engine.generate``, but for greetings.
-Generate: TypeAlias = Callable[[GenerationRequest], AsyncIterator[EngineOutput]]
+#: Writes the outputs of an answer: ``Engine.generate``, but for greetings.
+Generate: TypeAlias = Callable[[GenerationRequest, OutputWriter], Awaitable[None]]
 
 
 class AnswerWriter:
-    """Writes the answer to one request into the outbox, output by output, and waits while the outbox is full.
+    """The OutputWriter of an engine: writes the answer to one request into the outbox, output by output.
 
-    It is the OutputSink of the request: what needs no wait is written inside the engine's own call. It records in the
-    request what was sent. The final is the queue's: a cancelled answer gets it before its engine has wound up.
+    What needs no wait is written inside the engine's own call. Anything else is queued, with what comes behind it, and
+    a task sends it: while the outbox is full, the answer or the one that it interrupts is held, audio is not due or is
+    encoded in a thread. It records in the request what was sent. The final is the request queue's: a cancelled answer
+    gets it before its engine has wound up.
     """
 
     def __init__(
@@ -94,8 +100,21 @@ class AnswerWriter:
         self._audio_format = request.output_format
         #: By modality, the first output.
         self._begun = request.timeline.first_outputs
-        #: Whether an output is waiting, or being encoded. Nothing may overtake it.
-        self._busy = False
+        #: Outputs that wait, and their cost in bytes. Nothing may overtake them.
+        self._waiting: deque[EngineOutput] = deque()
+        self._waiting_bytes = 0.0
+        #: Sends them; None while there are none.
+        self._sending: asyncio.Task[None] | None = None
+        #: What failed in it.
+        self._failure: BaseException | None = None
+        #: Set once fewer wait, for those who wait for that now.
+        self._fewer: asyncio.Event | None = None
+        #: How the answer ended; nothing is taken any more once it has.
+        self._finished = Finished(FinishReason.STOP, Usage())
+        self._over = False
+        #: Ends the engine's call when it expires; None while there is none.
+        self._making: asyncio.Timeout | None = None
+        self._context: contextvars.Context | None = None
         #: Up to here the audio was made in another server.
         self._made_ms = request.entry.made_ms if request.restored else 0
         self._speech = SpeechOutput(
@@ -114,13 +133,13 @@ class AnswerWriter:
         """
         request = self._request
         events.current_request.set(request.request_id)
+        self._context = contextvars.copy_context()
         request.timeline.mark_engine_started()
         finished: Finished | None = None
         failure: OmniError | None = None
         try:
-            wanted = request.generation_request(history, sink=self, earlier=earlier, warn=self.warn)
-            outputs = generate(wanted)
-            finished = await self._write_all(_unmade(outputs, request) if request.restored else outputs)
+            wanted = request.generation_request(history, earlier=earlier, warn=self.warn)
+            finished = await self._write_all(generate(wanted, _Unmade(self, request) if request.restored else self))
             request.know_words(WordsKnown.ALL if self._transcribes and not _deaf(request) else WordsKnown.NEVER)
         except OmniError as error:
             failure = error
@@ -130,48 +149,135 @@ class AnswerWriter:
             # The engine failed, or something that it awaited was cancelled; the request was not.
             failure = unexpected(error, where=f"request {request.request_id}")
         finally:
+            self._over = True
             request.know_words(WordsKnown.NEVER)
             request.timeline.mark_engine_ended(whole=finished is not None, error=failure)
+            if (sending := self._sending) is not None:
+                sending.cancel()
+                await asyncio.wait([sending])
         await request.released()  # what is held neither ends nor fails
         if failure is not None and request.answering:
             request.fail(failure)
         return finished or Finished(FinishReason.ERROR, Usage())
 
-    async def _write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
-        """Write each output up to the Finished, and return that. Raises what the engine raises."""
-        finished = Finished(FinishReason.STOP, Usage())
-        async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
-            async for output in outputs:
-                if isinstance(output, Finished):
-                    finished = output
-                    break
-                if self._request.cut.made:
-                    if self._hear_on(output):
-                        break
-                    continue
-                if self._held is not None and not self._held.decided:
-                    words = self._held.judge(output, transcribes_first=self._transcribes_first)
-                    if words is None:
-                        continue
-                    if not words:
-                        finished = Finished(FinishReason.STOP, self._request.input_usage)
-                        break
-                    for earlier in self._held.take_passed_over():
-                        await self._write(earlier)
-                self._note_answer(output)
-                if self.offer(output):
-                    continue
-                with events.span("answer"):
-                    await self._write(output)
-        if self._request.cut.made:
-            return finished
-        with events.span("answer"):
-            self._busy = True
-            audio = await self._speech.flush()
-            await self._request.released()
-            if not self._request.cut.made:
-                self._put_audio(audio)
-        return finished
+    async def _write_all(self, making: Awaitable[None]) -> Finished:
+        """Run the engine, send what it writes, and return the Finished. Raises what the engine raises."""
+        try:
+            async with asyncio.timeout(None) as self._making:
+                await making
+        except TimeoutError:
+            if self._making is None or not self._making.expired():
+                raise
+        finally:
+            self._making = None
+            while self._sending is not None and not being_cancelled():
+                await asyncio.wait([self._sending])
+        if self._failure is not None:
+            raise self._failure
+        self._over = True
+        if not self._request.cut.made:
+            with events.span("answer"):
+                audio = await self._speech.flush()
+                await self._request.released()
+                if not self._request.cut.made:
+                    self._put_audio(audio)
+        return self._finished
+
+    # the OutputWriter of the engine
+
+    @property
+    def full(self) -> bool:
+        """Whether the client does not read, or much waits for other reasons."""
+        if self._outbox.full_since is None and self._waiting_bytes < OUTPUT_BYTES:
+            return False
+        return not self._over and not self._request.cut.made
+
+    def write(self, output: EngineOutput) -> None:
+        """See OutputWriter."""
+        if self._sending is None and not self._over and self._send_now(output):
+            return
+        if self._over or not self._wanted:
+            return
+        self._waiting.append(output)
+        self._waiting_bytes += output_cost(output)
+        if self._sending is None:
+            sending = self._send_waiting()
+            self._sending = asyncio.create_task(sending, name="outputs", context=self._context)
+
+    async def drain(self) -> None:
+        """See OutputWriter."""
+        while self.full:
+            if self._waiting_bytes >= OUTPUT_BYTES:
+                self._fewer = self._fewer or asyncio.Event()
+                await self._fewer.wait()
+            else:
+                await self._outbox.room()
+        if self._over:
+            await asyncio.sleep(0)  # the engine's call may be about to be cancelled
+
+    async def _send_waiting(self) -> None:
+        try:
+            while self._waiting:
+                output = self._waiting.popleft()
+                self._waiting_bytes -= output_cost(output)
+                if self._fewer is not None and self._waiting_bytes < OUTPUT_BYTES:
+                    self._fewer.set()
+                    self._fewer = None
+                await self._send(output)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
+            self._failure = error
+            self._stop_engine()
+        finally:
+            self._sending = None
+
+    async def _send(self, output: EngineOutput) -> None:
+        """Send an output that waited, once that is possible."""
+        request, held = self._request, self._held
+        if not self._wanted:
+            return
+        if isinstance(output, Finished):
+            self._end(output)
+            return
+        if request.cut.made:
+            if self._hear_on(output):
+                self._stop_engine()
+            return
+        if held is not None and not held.decided:
+            words = held.judge(output, transcribes_first=self._transcribes_first)
+            if words is None:
+                return
+            if not words:
+                self._end(Finished(FinishReason.STOP, request.input_usage))
+                self._stop_engine()
+                return
+            for earlier in held.take_passed_over():
+                await self._write(earlier)
+        self._note_answer(output)
+        if not self._send_now(output):
+            with events.span("answer"):
+                await self._write(output)
+
+    def _end(self, finished: Finished) -> None:
+        """Take nothing more: this is how the answer ended."""
+        self._over, self._finished = True, finished
+        self._waiting.clear()
+
+    def _stop_engine(self) -> None:
+        """Take nothing more, and cancel the engine's call if it has not ended."""
+        self._over = True
+        self._waiting.clear()
+        self._waiting_bytes = 0.0
+        if self._fewer is not None:
+            self._fewer.set()
+        if self._making is not None:
+            self._making.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether the request is still being answered, or heard to its end."""
+        return self._request.answering or self._request.silent or self._request.cut.made
 
     def _hear_on(self, output: EngineOutput) -> bool:
         """Take what is said in a request whose answer is cut off. Returns whether that was all."""
@@ -191,9 +297,9 @@ class AnswerWriter:
             self._answers_last = False
             self._request.know_words(WordsKnown.ALL)
 
-    def offer(self, output: EngineOutput) -> bool:
-        """See OutputSink."""
-        if self._busy or self._outbox.full_since is not None or not self._request.may_write:
+    def _send_now(self, output: EngineOutput) -> bool:
+        """Send an output behind which none waits. Returns False, and nothing is done, where that has to wait."""
+        if self._outbox.full_since is not None or not self._request.may_write:
             return False
         if self._held is not None and not self._held.decided:
             return False
@@ -212,35 +318,32 @@ class AnswerWriter:
                 self._put_audio(payload, output.words, output.text_end)
             return True
         if type(output) is Finished:
-            return False
+            self._end(output)
+            return True
         if type(output) is TranscriptOutput:
             self._request.hear(output)
         self._put_output(output)
         return True
 
     async def _write(self, output: EngineOutput) -> None:
-        """Wait until the output can be sent, and queue it."""
-        self._busy = True
-        try:
-            if isinstance(output, AudioOutput):
-                if self._speaks:
-                    payload = await self._speech.encode(output.samples, output.sample_rate)
-                    if await self._room():
-                        self._put_audio(payload, output.words, output.text_end)
-                return
-            if isinstance(output, TranscriptOutput):
-                self._request.hear(output)  # whether it will be sent or not
-            if await self._room():
-                self._put_output(output)
-        finally:
-            self._busy = False
+        """Wait until the output can be sent, and put it into the outbox."""
+        if isinstance(output, AudioOutput):
+            if self._speaks:
+                payload = await self._speech.encode(output.samples, output.sample_rate)
+                if await self._room():
+                    self._put_audio(payload, output.words, output.text_end)
+            return
+        if isinstance(output, TranscriptOutput):
+            self._request.hear(output)  # whether it will be sent or not
+        if await self._room():
+            self._put_output(output)
 
     async def _room(self) -> bool:
-        """Wait until there is room, and the answer is not held. Returns whether it may be written: it was not cut."""
+        """Wait until there is room, and the answer is not held. Returns whether it may be written: it has not ended."""
         request, outbox = self._request, self._outbox
         while not request.cut.made and (request.silent or outbox.full):
             await (request.released() if request.silent else outbox.room())
-        return not request.cut.made
+        return request.answering and not request.cut.made
 
     # Nothing below waits: there is room in the outbox.
 
@@ -337,25 +440,28 @@ def _deaf(request: Request) -> bool:
     return any(warning.param == "asr" for warning in request.warnings)
 
 
-async def _unmade(outputs: AsyncIterator[EngineOutput], request: Request) -> AsyncIterator[EngineOutput]:
-    """The outputs of an answer that is made again, less those, but for audio, that another server has made before."""
-    entry = request.entry
-    characters, heard = entry.said.length, len(entry.heard.pieces)
-    fragments = sum(len(call.arguments) for call in entry.calls.values())
-    async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
-        async for output in outputs:
-            match output:
-                case TextOutput(text=text) if characters:
-                    begin = min(len(text), characters)
-                    characters -= begin
-                    if begin < len(text):
-                        yield msgspec.structs.replace(output, text=text[begin:], logprobs=())
-                case TranscriptOutput(interim=interim) if heard:
-                    heard -= not interim
-                case ToolCallOutput() if fragments:
-                    fragments -= 1
-                case _:
-                    yield output
+class _Unmade(OutputFilter):
+    """Drops what was made of the answer before, in another server, but for audio."""
+
+    def __init__(self, out: OutputWriter, request: Request) -> None:
+        super().__init__(out)
+        entry = request.entry
+        self._characters, self._heard = entry.said.length, len(entry.heard.pieces)
+        self._fragments = sum(len(call.arguments) for call in entry.calls.values())
+
+    def write(self, output: EngineOutput) -> None:
+        match output:
+            case TextOutput(text=text) if self._characters:
+                begin = min(len(text), self._characters)
+                self._characters -= begin
+                if begin < len(text):
+                    self._out.write(msgspec.structs.replace(output, text=text[begin:], logprobs=()))
+            case TranscriptOutput(interim=interim) if self._heard:
+                self._heard -= not interim
+            case ToolCallOutput() if self._fragments:
+                self._fragments -= 1
+            case _:
+                self._out.write(output)
 
 
 # The messages of an answer.
@@ -472,11 +578,13 @@ class SpeechOutput:
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
 
     def encode_now(self, samples: Samples | Pcm16, sample_rate: int) -> bytes | None:
-        """Encode samples as ``encode`` does. None, and nothing is done, where that would wait."""
-        if not self._is_raw or len(samples) > _INLINE_SAMPLES or sample_rate != self._source_rate:
+        """Encode samples as ``encode`` does. None, and nothing is sent, where that would wait."""
+        if not self._is_raw or len(samples) > _INLINE_SAMPLES:
             return None
         if self._max_lead_ms is not None and self._ahead_ms(self.end_ms) >= _LEAST_SLEEP_MS:
             return None
+        if sample_rate != self._source_rate:
+            self._open(sample_rate)
         assert self._encoder is not None
         payload = self._encoder.encode(samples)
         self.start_ms = self.end_ms
@@ -488,16 +596,21 @@ class SpeechOutput:
 
         Raises ValueError if the sample rate changes within the answer.
         """
-        if self._encoder is None:
-            self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
-            self._source_rate = sample_rate
-        elif sample_rate != self._source_rate:
-            raise ValueError("the sample rate must not change within an answer")
+        if sample_rate != self._source_rate:
+            self._open(sample_rate)
+        assert self._encoder is not None
         if self._is_raw and len(samples) <= _INLINE_SAMPLES:
             payload = self._encoder.encode(samples)
         else:
             payload = await run_work(Work.ENCODING, self._encoder.encode, samples)
         return await self._place(payload, len(samples) * 1000 / sample_rate)
+
+    def _open(self, sample_rate: int) -> None:
+        """Open the encoder with the first samples."""
+        if self._encoder is not None:
+            raise ValueError("the sample rate must not change within an answer")
+        self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
+        self._source_rate = sample_rate
 
     async def flush(self) -> bytes:
         """Encode what the encoder has buffered, at the end of the answer, and wait until it is due."""

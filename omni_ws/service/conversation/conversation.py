@@ -21,7 +21,7 @@ settled, and the history keeps what was heard of the answer. The next answer wai
 
 **Backpressure.** Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
 reading; acknowledgements carry the credit that is left. The attachment's ``input_may_continue`` ends the pause. Output:
-while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
+while the outbox is full, ``OutputWriter.drain`` lets the engine wait. All sessions charge one budget of bytes.
 
 **Ends.** A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request
 ends the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input are raised to

@@ -34,11 +34,9 @@ from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.request_input import Alignment, GenerationStarted, RequestInput, SavedRequestInput, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
-    NO_SINK,
     AnswerOptions,
     Cut,
     GenerationRequest,
-    OutputSink,
     TranscriptOutput,
     UsageMeter,
 )
@@ -375,7 +373,7 @@ class Request:
         self._note_silence()
 
     def _note_silence(self) -> None:
-        self.may_write = self.answering and not self.held_back and not self.restored
+        self.may_write = self.answering and not self.held_back
         if self.silent:
             self._released.clear()
         else:
@@ -715,7 +713,6 @@ class Request:
     def generation_request(
         self,
         history: tuple[Message, ...],
-        sink: OutputSink = NO_SINK,
         *,
         earlier: EarlierParts | None = None,
         warn: Callable[[OmniError], None] = lambda error: None,
@@ -750,7 +747,6 @@ class Request:
             conversation=self.conversation,
             meter=self.meter,
             cut=self.cut,
-            sink=sink,
             media_room=self.media_room,
             lane=self.lane,
             warn=warn,

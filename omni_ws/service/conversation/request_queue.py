@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -28,7 +26,16 @@ from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.request_input import ON_END_ONLY, InputSettings, RequestInput
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import NO_SINK, AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    OutputFilter,
+    OutputWriter,
+    TextOutput,
+)
 from omni_ws.errors import EngineFailed, OmniError, ends_session
 from omni_ws.service.conversation.answer_writer import (
     AnswerWriter,
@@ -644,7 +651,7 @@ def greeting_configuration(config: SessionConfig) -> SessionConfig:
     return msgspec.structs.replace(config, task=Task.SPEECH)
 
 
-async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest) -> AsyncIterator[EngineOutput]:
+async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest, out: OutputWriter) -> None:
     """The text at once, where text is wanted; then the speech of ``engine``, where audio is wanted and it reads aloud.
 
     Sampling is for answers that a model makes up: a greeting is never cut.
@@ -652,23 +659,32 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
     text = request.greeting
     writes = OutputModality.TEXT in generation.modalities
     if writes:
-        yield TextOutput(text)
+        out.write(TextOutput(text))
     if OutputModality.AUDIO not in generation.modalities or Task.SPEECH not in engine.capabilities.tasks:
-        yield Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
+        out.write(Finished(FinishReason.STOP, Usage(output_tokens=count_words(text))))
         return
     wanted = dataclasses.replace(
-        generation, input=_text_input(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
+        generation, input=_text_input(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}
     )
-    spoken = cast("AsyncGenerator[EngineOutput]", engine.generate(wanted))  # by the contract of Engine
-    async with aclosing(spoken) as outputs:
-        async for output in outputs:
-            if isinstance(output, AudioOutput):
-                if not writes:
-                    request.entry.say(text)  # for the history; how much of it was heard is known later
-                    writes = True
-                yield output
-            elif isinstance(output, Finished):
-                yield output
+    await engine.generate(wanted, _SpokenGreeting(out, request, said=writes))
+
+
+class _SpokenGreeting(OutputFilter):
+    """The speech of a greeting, whose text is written down with its first audio unless it was ``said`` before."""
+
+    def __init__(self, out: OutputWriter, request: Request, *, said: bool) -> None:
+        super().__init__(out)
+        self._request = request
+        self._said = said
+
+    def write(self, output: EngineOutput) -> None:
+        if isinstance(output, AudioOutput):
+            if not self._said:
+                self._request.entry.say(self._request.greeting)  # for the history; what was heard is known later
+                self._said = True
+            self._out.write(output)
+        elif isinstance(output, Finished):
+            self._out.write(output)
 
 
 async def _text_input(text: str) -> AsyncIterator[InputChunk]:

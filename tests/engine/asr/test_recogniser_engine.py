@@ -12,7 +12,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.engine_answers import answered, audio, collect, open_input, request_of
+from support.engine_answers import answered, audio, collect, open_input, request_of, streamed
 from support.speech_clips import clip_bytes, clip_samples, silence
 from support.until import until
 
@@ -142,7 +142,7 @@ async def test_closing_while_the_recogniser_works_waits_for_nothing(
     recogniser.goes_on.clear()
     source = open_input(*audio(SPEECH))
     source.close()
-    async with aclosing(engine.generate(request_of(source, task=Task.TRANSCRIBE))) as outputs:
+    async with aclosing(streamed(engine, request_of(source, task=Task.TRANSCRIBE))) as outputs:
         reading = asyncio.ensure_future(anext(outputs))
         await until(lambda: bool(recogniser.asked))
         reading.cancel()

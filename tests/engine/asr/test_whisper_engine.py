@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.engine_answers import Answer, Input, answered, audio, collect, open_input, request_of
+from support.engine_answers import Answer, Input, answered, audio, collect, open_input, request_of, streamed
 from support.real_models import fetched
 from support.speech_clips import (
     SAMPLE_RATE,
@@ -192,7 +192,7 @@ async def test_interim_texts_come_while_somebody_speaks(engine: RecogniserEngine
 
 async def test_the_first_interim_text_comes_before_the_audio_ends(engine: RecogniserEngine) -> None:
     source = open_input()
-    async with aclosing(engine.generate(request_of(source, task=Task.TRANSCRIBE))) as outputs:
+    async with aclosing(streamed(engine, request_of(source, task=Task.TRANSCRIBE))) as outputs:
         following = asyncio.ensure_future(anext(outputs))
         async for _ in paced(engine, source, clip_bytes("goforward")):
             if following.done():

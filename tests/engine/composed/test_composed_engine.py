@@ -14,7 +14,6 @@ from support.engine_answers import (
     IMAGE,
     TEXT,
     Answer,
-    HandOver,
     Input,
     answered,
     collect,
@@ -33,6 +32,7 @@ from omni_ws.engine.base import (
     EngineState,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
     TraceableEngine,
     TranscriptOutput,
@@ -294,10 +294,18 @@ async def test_only_one_answer_is_spoken(engine: ComposedEngine) -> None:
 
 
 async def test_text_takes_the_short_way(engine: ComposedEngine) -> None:
-    sink = HandOver()
-    result = await answered(engine, typed("hello"), sink=sink)
-    assert "".join(one.text for one in sink.outputs if isinstance(one, TextOutput)) + result.text == "You said hello"
-    assert sink.taken == 3
+    """Each word is sent in the task of the request."""
+    running = asyncio.current_task()
+
+    class Watching(Answer):
+        def write(self, output: EngineOutput) -> None:
+            assert asyncio.current_task() is running
+            super().write(output)
+
+    asked = request_of(Input(typed("hello")), without_audio=True)
+    result = await collect(engine, asked, Watching())
+    assert result.text == "You said hello"
+    assert len(result.outputs) == 4
 
 
 async def test_the_llm_waits_for_a_tts_that_is_slow(asr: WordEngine) -> None:
@@ -306,10 +314,9 @@ async def test_the_llm_waits_for_a_tts_that_is_slow(asr: WordEngine) -> None:
     reading = asyncio.Event()
 
     class Unread(ToneEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
             await reading.wait()
-            async for output in super().generate(request):
-                yield output
+            await super().generate(request, out)
 
     engine = ComposedEngine(llm, asr=asr, tts=Unread())
     request = request_of(Input(typed("go on")), modalities=BOTH)
@@ -331,10 +338,10 @@ async def test_a_tts_that_ends_early_ends_no_text(llm: RetortEngine) -> None:
 
 async def test_an_asr_that_ends_early_loses_nothing_else(llm: RetortEngine) -> None:
     class Curt(WordEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
             await anext(aiter(request.input))
-            yield TranscriptOutput("one")
-            yield Finished(FinishReason.LENGTH, Usage())
+            out.write(TranscriptOutput("one"))
+            out.write(Finished(FinishReason.LENGTH, Usage()))
 
     result = await answered(ComposedEngine(llm, asr=Curt()), speech("one"), speech("two"), speech("three"), "four")
     assert result.text == "You said one four"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
-from support.engine_answers import AUDIO, BOTH, Answer, HandOver, Input, answered, collect, open_input, request_of
+from support.engine_answers import AUDIO, BOTH, Answer, Input, answered, collect, open_input, request_of, written
 from support.engine_answers import text as typed
 from support.part_engines import RetortEngine, ToneEngine, WordEngine, speech
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, Modality
-from omni_ws.engine.base import EngineCapabilities, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import EngineCapabilities, Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import STALLED_SEC
 from omni_ws.engine.fake import EchoEngine
@@ -35,14 +35,14 @@ class SilentEngine(EchoEngine):
     def capabilities(self) -> EngineCapabilities:
         return self._like.capabilities
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         try:
             async for _ in request.input:
                 if not self._reads:
                     break
             await asyncio.get_running_loop().create_future()
-            yield TextOutput("never")
+            out.write(TextOutput("never"))
         finally:
             self.active_requests -= 1
 
@@ -131,9 +131,8 @@ class Choosy(ToneEngine):
         super().__init__()
         self._param = param
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         raise InvalidValue("no", param=self._param)
-        yield  # type: ignore[unreachable]
 
 
 async def test_what_the_client_asked_of_the_tts_is_refused_and_the_text_of_the_llm_is_not() -> None:
@@ -165,10 +164,10 @@ async def test_an_llm_that_dies_in_its_answer_ends_it() -> None:
 class Endless(RetortEngine):
     """Ends without a Finished."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        async for output in super().generate(request):
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        async for output in written(partial(super().generate, request)):
             if not isinstance(output, Finished):
-                yield output
+                out.write(output)
 
 
 async def test_an_answer_without_an_end_is_a_failure() -> None:
@@ -202,19 +201,17 @@ async def test_an_llm_that_stalls_is_given_up(parts: dict[str, Any], reads: bool
 
 
 @pytest.mark.virtual_clock
-@pytest.mark.parametrize("sink", [None, HandOver()], ids=["yielded", "offered"])
 @pytest.mark.parametrize("parts", [{}, {"asr": WordEngine()}], ids=["alone", "asr"])
-async def test_an_llm_that_has_begun_may_take_its_time(parts: dict[str, Any], sink: HandOver | None) -> None:
+async def test_an_llm_that_has_begun_may_take_its_time(parts: dict[str, Any]) -> None:
     class Slow(RetortEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-            async for output in super().generate(request):
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+            async for output in written(partial(super().generate, request)):
                 if isinstance(output, Finished):
                     await asyncio.sleep(1000)
-                yield output
+                out.write(output)
 
     engine = ComposedEngine(Slow("one two"), first_byte_timeout_sec=20, **parts)
-    fields = {} if sink is None else {"sink": sink}
-    assert (await answered(engine, typed("hello"), **fields)).finished.reason is FinishReason.STOP
+    assert (await answered(engine, typed("hello"))).finished.reason is FinishReason.STOP
 
 
 @pytest.mark.virtual_clock

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from support.engine_answers import outputs_to, written
 from support.live_server import live_server
 from support.native_client import native_client
 from support.part_engines import ReadingEngine, RetortEngine
@@ -18,7 +20,15 @@ from support.until import until
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task, Word
 from omni_ws.core.history import Message
-from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationRequest, InputSource, TextOutput
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    EngineOutput,
+    GenerationRequest,
+    InputSource,
+    OutputWriter,
+    TextOutput,
+)
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -43,16 +53,15 @@ class Telling(ReadingEngine):
         super().__init__()
         self.read = ""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        async def kept(source: InputSource) -> AsyncIterator[InputChunk]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        async def kept(source: InputSource) -> AsyncGenerator[InputChunk, None]:
             async for chunk in source:
                 self.read += chunk.payload.decode()
                 yield InputChunk(Modality.TEXT, chunk.payload.replace(b"\n", b" "))
 
         given = kept(request.input)
-        async with aclosing(given), aclosing(super().generate(replace(request, input=given))) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                yield output
+        async with aclosing(given):
+            await super().generate(replace(request, input=given), out)
 
 
 async def answered(llm: RetortEngine, tts: Engine, **fields: Any) -> list[EngineOutput]:
@@ -70,8 +79,7 @@ async def answered(llm: RetortEngine, tts: Engine, **fields: Any) -> list[Engine
     )
     engine = ComposedEngine(llm, tts=tts)
     await engine.start()
-    async with aclosing(engine.generate(request)) as outputs:
-        return [output async for output in outputs]
+    return await outputs_to(engine, request)
 
 
 async def test_the_text_stays_and_the_voice_gets_its_spoken_form() -> None:
@@ -132,12 +140,11 @@ async def test_an_answer_without_anything_to_read_is_not_spoken(reply: str) -> N
 
 async def test_a_sentence_is_read_while_the_llm_pauses_behind_it() -> None:
     class Pausing(RetortEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-            async with aclosing(super().generate(request)) as outputs:  # type: ignore[type-var]
-                async for output in outputs:
-                    if isinstance(output, TextOutput) and output.text == " Then":
-                        await go_on.wait()
-                    yield output
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+            async for output in written(partial(super().generate, request)):
+                if isinstance(output, TextOutput) and output.text == " Then":
+                    await go_on.wait()
+                out.write(output)
 
     go_on = asyncio.Event()
     tts = Telling()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from support.engine_answers import BOTH, IMAGE, Answer, HandOver, collect, open_input, request_of, said
+from support.engine_answers import BOTH, IMAGE, Answer, collect, open_input, request_of
 from support.engine_answers import text as typed
 from support.part_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
-from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, TextOutput, ToolCallOutput
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
 from omni_ws.engine.composed import ahead_stage
 from omni_ws.engine.composed.ahead_stage import MAX_KEPT_BYTES, MOST_TRIES
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -81,13 +80,17 @@ async def test_speech_is_made_ahead_too() -> None:
 async def test_an_answer_that_is_not_ready_goes_on_after_the_turn() -> None:
     llm = RetortEngine("one two three")
     llm.pause = asyncio.Event()
-    talk = Talk(llm, sink=(sink := HandOver()))
+    talk = Talk(llm)
     await talk.say(speech("go"), PAUSE)
     talk.input.close()
-    await until(lambda: said([*sink.outputs, *talk.result.outputs]) != "")
+    await until(lambda: talk.result.text != "")
     llm.pause.set()
     await talk.end()
-    assert [output.text for output in sink.outputs if isinstance(output, TextOutput)] == ["one", " two", " three"]
+    assert [output.text for output in talk.result.outputs if isinstance(output, TextOutput)] == [
+        "one",
+        " two",
+        " three",
+    ]
     assert talk.outcomes == ["used"]
 
 
@@ -175,9 +178,8 @@ async def test_a_failure_after_the_turn_is_told() -> None:
 
 async def test_a_request_that_the_llm_refuses_fails_while_its_speaker_speaks() -> None:
     class Strict(RetortEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
             raise InvalidValue("too hot", param="sampling.temperature")
-            yield  # type: ignore[unreachable]
 
     talk = Talk(Strict())
     await talk.say(speech("go"))
@@ -187,10 +189,10 @@ async def test_a_request_that_the_llm_refuses_fails_while_its_speaker_speaks() -
 
 async def test_an_llm_that_ends_before_its_input_ends_the_answer() -> None:
     class Hasty(RetortEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
             await anext(aiter(request.input))
-            yield TextOutput("Enough.")
-            yield Finished(FinishReason.STOP, Usage())
+            out.write(TextOutput("Enough."))
+            out.write(Finished(FinishReason.STOP, Usage()))
 
     talk = Talk(Hasty())
     await talk.say(speech("go."), speech("on"))
@@ -224,10 +226,9 @@ async def test_a_request_that_is_cancelled_again_while_it_ends_leaves_no_answer(
 
 async def test_the_meter_is_that_of_the_answer_that_is_used() -> None:
     class Metered(RetortEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
             request.meter.read = lambda: Usage(input_tokens=len(request.request_id))
-            async for output in super().generate(request):
-                yield output
+            await super().generate(request, out)
 
     talk = Talk(Metered())
     await talk.say(speech("go"), PAUSE)
@@ -342,13 +343,12 @@ async def test_a_tool_is_called_when_the_turn_has_ended() -> None:
     from support.capable_engine import tool_call
 
     class Calling(RetortEngine):
-        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
             async for _ in request.input:
                 pass
             for output in tool_call("lights", "{}"):
-                if not request.sink.offer(output):
-                    yield output
-            yield Finished(FinishReason.TOOL_CALLS, Usage())
+                out.write(output)
+            out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
 
     talk = Talk(Calling())
     await talk.say(speech("lights"), PAUSE)

@@ -18,7 +18,7 @@ import jsonschema
 import orjson
 import pytest
 import pytest_asyncio
-from support.engine_answers import Answer, answered, collect, open_input, request_of, text
+from support.engine_answers import Answer, answered, collect, open_input, request_of, streamed, text
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
 from support.native_client import PATIENCE_SEC
@@ -244,7 +244,7 @@ async def test_two_conversations_at_once(engine: GgufEngine) -> None:
         source.close()
         outputs = []
         sampling = {"temperature": 0, "max_tokens": 40}
-        async with aclosing(engine.generate(request_of(source, sampling=sampling))) as answer:
+        async with aclosing(streamed(engine, request_of(source, sampling=sampling))) as answer:
             async for output in answer:
                 order.append(number)
                 outputs.append(output)
@@ -279,7 +279,7 @@ async def begun(engine: GgufEngine) -> Any:
     """A long answer that has begun."""
     source = open_input(STORY)
     source.close()
-    answer = engine.generate(request_of(source, sampling=LONG))
+    answer = streamed(engine, request_of(source, sampling=LONG))
     assert not isinstance(await anext(answer), Finished)
     return answer
 

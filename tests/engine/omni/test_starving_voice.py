@@ -11,7 +11,7 @@ import itertools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +24,7 @@ from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, Vocod
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
 
+from support.engine_answers import reading  # noqa: E402
 from support.omni_cases import CASE  # noqa: E402
 from support.omni_reference import Spoken, reference  # noqa: E402
 from support.omni_talkers import greedy  # noqa: E402
@@ -202,7 +203,7 @@ async def hear(family: Family, intervals_ms: float | list[float]) -> Heard:
             OmniTalker(hosts[0], greedy(family, max_tokens=FRAMES[family]), frame_ms=FRAME_MS[family]),
             VocoderStage(hosts[1], block=decoding.facts["block"], clock=loop.time),
         ]
-        async with pipeline(thinker(), stages, [frames_link(FRAME_MS[family])]) as outputs:
+        async with reading(partial(pipeline, thinker(), stages, [frames_link(FRAME_MS[family])])) as outputs:
             async for output in outputs:
                 assert isinstance(output, AudioOutput)
                 duration = len(output.samples) * 1000 / output.sample_rate

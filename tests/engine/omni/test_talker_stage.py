@@ -6,17 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.engine_answers import Answer, reading
 from support.step_models import FATAL_TOKEN, REFUSED_TOKEN
 from support.until import until
 
 from omni_ws.engine import child
-from omni_ws.engine.base import NO_SINK, PartFailed
+from omni_ws.engine.base import PartFailed
 from omni_ws.engine.channel import Channel, Outputs, pipeline
 from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.omni.stages import ROWS_LINK, OmniTalker, SpeechPart, VocoderStage
@@ -65,9 +67,8 @@ class Speech:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        outputs: Channel[Any] = Channel(1, cost=lambda output: 1)
         try:
-            await self.stage.run(self.source, self.sink, outputs)
+            await self.stage.run(self.source, self.sink, Answer())
         finally:
             self.sink.close()
 
@@ -148,11 +149,12 @@ async def test_without_a_slot_an_answer_goes_on_as_text(talker: StepProcess) -> 
     for item in (prompt(1), rows(5), rows(6)):
         source.put_nowait(item)
     source.close()
-    outputs = Outputs(NO_SINK)
-    await SpeechPart(OmniTalker(talker, {}, frame_ms=100)).run(source, Channel(AHEAD, cost=lambda codes: 1), outputs)
+    answer = Answer()
+    await SpeechPart(OmniTalker(talker, {}, frame_ms=100)).run(
+        source, Channel(AHEAD, cost=lambda codes: 1), Outputs(answer)
+    )
     assert not source.queued  # what follows is read, so that the text is not held up
-    outputs.close()
-    (told,) = [output async for output in outputs]
+    (told,) = answer.outputs
     assert isinstance(told, PartFailed)
     assert isinstance(told.error, EngineOverloaded)
     for speech in speaking:
@@ -193,7 +195,7 @@ async def test_an_answer_begins_only_with_a_slot_of_the_vocoder(talker: StepProc
     source.put_nowait(rows(5))
     stages: list[Any] = [OmniTalker(talker, {}, frame_ms=100), VocoderStage(process)]
     async with process.open({}):
-        async with pipeline(source, stages, [frames_link(10)]) as outputs:
+        async with reading(partial(pipeline, source, stages, [frames_link(10)])) as outputs:
             with pytest.raises(EngineOverloaded, match="all 1 sessions of the vocoder"):
                 await asyncio.wait_for(anext(outputs), 300)
         assert await idle(talker)

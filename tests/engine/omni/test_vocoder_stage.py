@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.engine_answers import Answer, reading
 
-from omni_ws.engine.base import AudioOutput, EngineOutput
+from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
 from omni_ws.engine.omni.stages import VocoderStage
@@ -142,7 +144,7 @@ async def play(work: VocoderStage, source: AsyncIterator[Codes], played: Played 
     loop = asyncio.get_running_loop()
     began = loop.time()
     played = played or Played()
-    async with pipeline(source, [work], []) as outputs:
+    async with reading(partial(pipeline, source, [work], [])) as outputs:
         async for output in outputs:
             assert isinstance(output, AudioOutput)
             assert output.sample_rate == RATE
@@ -275,7 +277,7 @@ class TestEnds:
         vocoder = Vocoder(fixed_ms=10_000.0)
         link = frames_link(FRAME_MS, capacity_ms=10 * FRAME_MS)
         channel: Channel[Codes] = Channel(link.capacity, cost=link.cost)
-        outputs: Channel[EngineOutput] = Channel(1 << 20, cost=lambda _: 1)
+        outputs = Answer()
         work = stage(vocoder, policy=ChunkPolicy(first=1, largest=4))
         running = asyncio.create_task(work.run(aiter(channel), None, outputs))
         put = 0

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 from support.engine_answers import Answer as EngineAnswer
-from support.engine_answers import Input, answered, audio, gather, open_input, request_of
+from support.engine_answers import Input, answered, audio, open_input, request_of, streamed
 from support.part_engines import RetortEngine
 from support.scripted_upstream import (
     SSE,
@@ -203,7 +203,7 @@ async def test_an_interim_text_does_not_wait_for_the_next() -> None:
     ):
         source = open_input(*audio(FIRST))
         source.close()
-        outputs = engine.generate(request_of(source, task=Task.TRANSCRIBE))
+        outputs = streamed(engine, request_of(source, task=Task.TRANSCRIBE))
         first = await anext(outputs)
         assert isinstance(first, TranscriptOutput)
         assert (first.text, first.interim) == ("Go", True)
@@ -397,7 +397,7 @@ async def begun(there: ScriptedUpstream, engine: RecogniserEngine, after: bytes)
     outputs: list[EngineOutput] = []
 
     async def read() -> None:
-        async with aclosing(engine.generate(request_of(source, task=Task.TRANSCRIBE))) as answer:
+        async with aclosing(streamed(engine, request_of(source, task=Task.TRANSCRIBE))) as answer:
             async for output in answer:
                 outputs.append(output)
 
@@ -458,7 +458,7 @@ async def test_the_transcript_of_a_pause_is_a_guess(transcripts_begun: list[Tran
     source, outputs = open_input(), list[EngineOutput]()
     request = request_of(source, task=Task.TRANSCRIBE, options=AnswerOptions(transcript_guesses=True))
     async with upstream(written=[openai("Go", " forward"), writes("Go ten")]) as there, remote_asr(there) as engine:
-        reading = asyncio.create_task(gather(engine.generate(request), outputs))
+        reading = asyncio.create_task(engine.generate(request, EngineAnswer(outputs)))
         await pause_after(silence(0.5) + bare(FIRST), source, transcripts_begun)
         await until(lambda: outputs == [TranscriptGuess("Go forward")])
         await pause_after(bare(SECOND), source, transcripts_begun)
@@ -475,7 +475,7 @@ async def test_an_answer_is_begun_on_what_a_pause_gave(transcripts_begun: list[T
     async with upstream(written=[writes("Go")]) as there, remote_asr(there) as asr:
         engine = ComposedEngine(llm, asr=asr, think_ahead=True)
         engine.on_speculation = lambda outcome: outcomes.append(outcome.value)
-        reading = asyncio.create_task(gather(engine.generate(request_of(source)), outputs))
+        reading = asyncio.create_task(engine.generate(request_of(source), EngineAnswer(outputs)))
         await pause_after(silence(0.5) + bare(FIRST), source, transcripts_begun)
         await until(lambda: llm.read == "Go")
         source.close()

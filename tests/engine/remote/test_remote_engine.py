@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
-from support.engine_answers import HandOver, answer, asking, final, gather, heard, said, text
+from support.engine_answers import Answer as EngineAnswer
+from support.engine_answers import answer, asking, final, heard, said, streamed, text
 from support.http_server import tls_contexts
 from support.scripted_upstream import (
     Answer,
@@ -80,21 +80,18 @@ async def test_an_answer() -> None:
         assert (there.headers[-1]["user-agent"] or "").startswith("omni_ws/")
 
 
-@pytest.mark.parametrize("refusals", [(), (True,) * 99, (False, True) * 50], ids=["taken", "refused", "in turns"])
 @pytest.mark.parametrize("audio", [False, True], ids=["text", "spoken"])
-async def test_an_answer_is_the_same_however_it_is_handed_over(refusals: Sequence[bool], audio: bool) -> None:
+async def test_an_answer_is_the_same_however_it_is_read(audio: bool) -> None:
     writes = streams(*(delta(content=f"Sentence {number}. ") for number in range(9)), finish())
     async with (
         upstream(writes, speech=[pcm(TONE.tobytes())]) as there,
         remote(there, speech_upstream=there.url) as engine,
     ):
         expected = await answer(engine, audio=audio)
-        client = HandOver(refusals)
-        await client.read(engine.generate(asking("hello", audio=audio, sink=client)))
-    assert said(client.outputs) == said(expected)
-    assert (samples(client.outputs) == samples(expected)).all()
-    assert client.outputs[-1] == expected[-1]
-    assert (client.taken > 0) == (False in refusals or not refusals)
+        one_by_one = [output async for output in streamed(engine, asking("hello", audio=audio))]
+    assert said(one_by_one) == said(expected)
+    assert (samples(one_by_one) == samples(expected)).all()
+    assert one_by_one[-1] == expected[-1]
 
 
 async def test_output_comes_as_it_is_made() -> None:
@@ -107,7 +104,7 @@ async def test_output_comes_as_it_is_made() -> None:
         upstream(streams(delta(content="a"), wait, delta(content="b"), finish())) as there,
         remote(there) as engine,
     ):
-        outputs = engine.generate(asking("x"))
+        outputs = streamed(engine, asking("x"))
         assert await anext(outputs) == TextOutput("a")
         goes_on.set()
         assert await anext(outputs) == TextOutput("b")
@@ -407,7 +404,7 @@ async def test_it_speaks_while_the_rest_is_written() -> None:
         upstream(writes, speech=[pcm(TONE.tobytes())]) as there,
         remote(there, speech_upstream=there.url) as engine,
     ):
-        outputs = engine.generate(asking("x", audio=True))
+        outputs = streamed(engine, asking("x", audio=True))
         assert await anext(outputs) == TextOutput("First. Se")
         assert isinstance(await anext(outputs), AudioOutput)
         goes_on.set()
@@ -503,7 +500,7 @@ async def test_a_chat_that_breaks_ends_the_speech() -> None:
     ):
         outputs: list[EngineOutput] = []
         with pytest.raises(EngineFailed):
-            await gather(engine.generate(asking("x", audio=True)), outputs)
+            await engine.generate(asking("x", audio=True), EngineAnswer(outputs))
         assert said(outputs) == "First. Second."
 
 

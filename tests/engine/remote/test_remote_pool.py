@@ -9,7 +9,8 @@ from contextlib import aclosing
 
 import orjson
 import pytest
-from support.engine_answers import answer, asking, final, gather, said
+from support.engine_answers import Answer as EngineAnswer
+from support.engine_answers import answer, asking, final, said, streamed
 from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,
@@ -124,7 +125,7 @@ async def test_what_was_begun_is_never_sent_again(breaks: Answer) -> None:
     ):
         outputs: list[EngineOutput] = []
         with pytest.raises(OmniError):
-            await gather(engine.generate(asking("x")), outputs)
+            await engine.generate(asking("x"), EngineAnswer(outputs))
         assert said(outputs) in ("once", "")
         assert len(there.requests) + len(other.requests) == 1
 
@@ -154,7 +155,7 @@ async def test_a_busier_upstream_is_asked_before_the_same_one_again() -> None:
     """The one that failed may fail again, however little it has to do."""
     held = streams(delta(content="x"), hang)
     async with upstream(refuses(502)) as first, upstream(held, says("here")) as second, remote(second, first) as engine:
-        outputs = engine.generate(asking("x"))
+        outputs = streamed(engine, asking("x"))
         await anext(outputs)
         assert said(await answer(engine)) == "here"
         assert (len(first.requests), len(second.requests)) == (1, 2)
@@ -203,7 +204,7 @@ async def test_the_least_busy_is_asked() -> None:
             streams_open = []
             for expected in ([1, 1, 1], [2, 2, 2], [3, 3, 3]):
                 for _ in range(3):
-                    outputs = engine.generate(asking("x"))
+                    outputs = streamed(engine, asking("x"))
                     assert await anext(outputs) == TextOutput("x")
                     streams_open.append(outputs)
                 assert [server.active for server in servers] == expected
@@ -213,7 +214,7 @@ async def test_the_least_busy_is_asked() -> None:
                 await streams_open[number].aclose()
             await until(lambda: second.active == 1)
             for number in leaving:
-                streams_open[number] = engine.generate(asking("x"))
+                streams_open[number] = streamed(engine, asking("x"))
                 await anext(streams_open[number])
             assert [server.active for server in servers] == [3, 3, 3]
             assert engine.active_requests == 9
@@ -434,7 +435,7 @@ async def test_no_first_byte(silent: Answer) -> None:
 async def test_silence_in_the_middle() -> None:
     async with upstream(streams(delta(content="x"), hang)) as there, remote(there, idle_timeout_sec=20) as engine:
         began = now()
-        outputs = engine.generate(asking("x"))
+        outputs = streamed(engine, asking("x"))
         assert await anext(outputs) == TextOutput("x")
         with pytest.raises(EngineFailed, match="fell silent"):
             await anext(outputs)
@@ -496,7 +497,7 @@ async def test_a_long_event_in_pieces_is_no_silence() -> None:
 @pytest.mark.virtual_clock
 async def test_a_reader_that_takes_its_time_is_no_silence() -> None:
     async with upstream(says("a", "b")) as there, remote(there, idle_timeout_sec=1, first_byte_timeout_sec=1) as engine:
-        async with aclosing(engine.generate(asking("x"))) as outputs:
+        async with aclosing(streamed(engine, asking("x"))) as outputs:
             texts = []
             async for output in outputs:
                 texts.append(output)
@@ -532,7 +533,7 @@ async def test_cancelling_drops_the_upstreams_work(answers: Answer) -> None:
 
 async def test_closing_drops_the_upstreams_work() -> None:
     async with upstream(streams(delta(content="x"), hang)) as there, remote(there) as engine:
-        outputs = engine.generate(asking("x"))
+        outputs = streamed(engine, asking("x"))
         assert await anext(outputs) == TextOutput("x")
         await outputs.aclose()
         async with asyncio.timeout(100):

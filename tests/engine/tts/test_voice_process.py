@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.engine_answers import AUDIO, BOTH, TEXT, Answer, answered, audio, collect, open_input, request_of, text
+from support.engine_answers import (
+    AUDIO,
+    BOTH,
+    TEXT,
+    Answer,
+    answered,
+    audio,
+    collect,
+    open_input,
+    request_of,
+    streamed,
+    text,
+)
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
@@ -54,7 +66,7 @@ async def read(engine: SpeechEngine, *chunks: InputChunk, **fields: Any) -> Answ
 
 async def test_text_is_read_while_more_arrives(engine: SpeechEngine) -> None:
     source = open_input(text("This is the first sentence. And this"))
-    async with aclosing(engine.generate(request_of(source, task=Task.SPEECH, modalities=BOTH))) as outputs:
+    async with aclosing(streamed(engine, request_of(source, task=Task.SPEECH, modalities=BOTH))) as outputs:
         words: list[Word] = []
         async for output in outputs:
             assert isinstance(output, AudioOutput)
@@ -97,7 +109,7 @@ async def test_word_times_run_along_the_whole_text(engine: SpeechEngine) -> None
 async def test_a_long_text_is_spoken_before_its_end_is_read(engine: SpeechEngine) -> None:
     source = open_input(text("This is one of many sentences. " * 2000))
     source.close()
-    async with aclosing(engine.generate(request_of(source, task=Task.SPEECH, modalities=AUDIO))) as outputs:
+    async with aclosing(streamed(engine, request_of(source, task=Task.SPEECH, modalities=AUDIO))) as outputs:
         assert isinstance(await anext(outputs), AudioOutput)
 
 
@@ -190,7 +202,7 @@ async def test_what_it_says_about_itself(engine: SpeechEngine) -> None:
 async def test_closing_after_any_output_frees_everything(engine: SpeechEngine, outputs_taken: int) -> None:
     """The checks are in the fixture."""
     source = open_input(text("This is a sentence. This is another one."))
-    outputs = engine.generate(request_of(source, task=Task.SPEECH, modalities=AUDIO))
+    outputs = streamed(engine, request_of(source, task=Task.SPEECH, modalities=AUDIO))
     for _ in range(outputs_taken):
         await anext(outputs)
     await outputs.aclose()

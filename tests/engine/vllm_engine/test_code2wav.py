@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.engine_answers import Answer, reading
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.engine.base import AudioOutput, EngineOutput
+from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
 from omni_ws.engine.vllm.code2wav import Code2Wav, CodecFrames, CodecWindow, Codes, DecodeQueue
@@ -87,7 +89,7 @@ async def source(parts: Sequence[CodecFrames]) -> AsyncIterator[CodecFrames]:
 
 
 async def run(work: Code2Wav, parts: Sequence[CodecFrames]) -> list[AudioOutput]:
-    async with pipeline(source(parts), [work], []) as outputs:
+    async with reading(partial(pipeline, source(parts), [work], [])) as outputs:
         return [output async for output in outputs if isinstance(output, AudioOutput)]
 
 
@@ -127,9 +129,9 @@ class TestStage:
         decoder.gate.clear()
         link = frames_link(FRAME_MS, capacity_ms=10 * FRAME_MS)
         talker: Channel[CodecFrames] = Channel(link.capacity, cost=link.cost)
-        outputs: Channel[EngineOutput] = Channel(1 << 20, cost=lambda _: 1)
+        answer = Answer()
         policy = ChunkPolicy(first=1, largest=4)
-        work = asyncio.create_task(stage(queue, policy).run(aiter(talker), None, outputs))
+        work = asyncio.create_task(stage(queue, policy).run(aiter(talker), None, answer))
         codes = clause(100)
         put = 0
 
@@ -151,20 +153,17 @@ class TestStage:
         assert 20 <= put <= (2 * 4 + 3) + 10 + 1
         decoder.gate.set()
         await asyncio.gather(speaking, work)
-        outputs.close()
-        assert np.array_equal(
-            heard([output async for output in outputs if isinstance(output, AudioOutput)]), sound(codes)
-        )
+        assert np.array_equal(heard(answer.audio), sound(codes))
 
     async def test_cancelling_does_not_wait_for_the_decoder(self, queue: DecodeQueue, decoder: Decoder) -> None:
         decoder.gate.clear()
-        outputs: Channel[EngineOutput] = Channel(1 << 20, cost=lambda _: 1)
-        work = asyncio.create_task(stage(queue).run(source(items(clause(20))), None, outputs))
+        answer = Answer()
+        work = asyncio.create_task(stage(queue).run(source(items(clause(20))), None, answer))
         await asyncio.to_thread(decoder.entered.wait, 10)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        assert outputs.take_nowait() is None
+        assert answer.outputs == []
         decoder.gate.set()
         assert np.array_equal(await queue.decode(CodecWindow(clause(5), 0, 0, 5)), sound(clause(5)))
 
@@ -175,7 +174,7 @@ class TestStage:
 
         got: list[AudioOutput] = []
         with pytest.raises(EngineFailed, match="gone"):
-            async with pipeline(broken(), [stage(queue)], []) as outputs:
+            async with reading(partial(pipeline, broken(), [stage(queue)], [])) as outputs:
                 got += [output async for output in outputs if isinstance(output, AudioOutput)]
 
     async def test_an_error_of_the_decoder_reaches_the_client(self, queue: DecodeQueue, decoder: Decoder) -> None:

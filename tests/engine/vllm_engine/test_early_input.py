@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.engine_answers import Input
+from support.engine_answers import Answer, Input
 from support.vllm_engine import request
 from support.word_prompts import WordTokenizer, form
 
 from omni_ws.core.chunks import InputMode
-from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart, ImagePart, TextPart
 from omni_ws.engine.media_room import MediaRoom
@@ -209,8 +208,7 @@ class Run:
         self.thinker = Thinker(shared, asked, writes=True, share=MediaRoom().share())
 
     async def to_end(self) -> None:
-        outputs: Channel[EngineOutput] = Channel(LARGE, cost=lambda _: 1)
-        running = asyncio.create_task(self.thinker.run(aiter_of(self._source), None, outputs))
+        running = asyncio.create_task(self.thinker.run(aiter_of(self._source), None, Answer()))
         # After the order of the case, every event in turn.
         order: Iterator[int] = chain(self.case.order, (turn for _ in repeat(None) for turn in range(4)))
         async with asyncio.timeout(300):

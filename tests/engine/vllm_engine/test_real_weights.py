@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import soxr
-from support.engine_answers import Input
+from support.engine_answers import Input, streamed
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.raw_http import post
@@ -93,7 +93,7 @@ async def engine(folder: Path, vectors: ReadoutVectors) -> AsyncIterator[VllmEng
 async def scores(engine: VllmEngine, tokens: Sequence[int]) -> tuple[list[float], list[bool]]:
     """The log-probability of each token but the first, and whether it was the most probable one."""
     options = AnswerOptions(raw_prompt=True, token_prompt=True, echo=True, only_echo=True, logprobs=1)
-    outputs = engine.generate(request(Input(json.dumps([*tokens])), options=options))
+    outputs = streamed(engine, request(Input(json.dumps([*tokens])), options=options))
     told = [
         token for output in [o async for o in outputs] if isinstance(output, TextOutput) for token in output.logprobs
     ]

@@ -20,7 +20,7 @@ import pytest_asyncio
 
 pytest.importorskip("httpx", reason="the remote engine's client is not installed")
 
-from support.engine_answers import answer, asking, final, gather, said, text
+from support.engine_answers import answer, asking, final, said, streamed, text
 from support.imported_already import become_command, forked
 from support.live_server import live_server
 from support.raw_http import call, post
@@ -190,7 +190,7 @@ async def test_many_at_a_time(serve: VllmServe, engine: RemoteEngine) -> None:
 
 
 async def test_a_cancelled_answer_leaves_its_slot(serve: VllmServe, engine: RemoteEngine) -> None:
-    outputs = engine.generate(asking("hello", sampling={"max_tokens": CONTEXT - 50, "temperature": 0.0}))
+    outputs = streamed(engine, asking("hello", sampling={"max_tokens": CONTEXT - 50, "temperature": 0.0}))
     assert isinstance(await anext(outputs), TextOutput)
     await outputs.aclose()
     await until_idle(serve)
@@ -268,11 +268,12 @@ async def test_a_wrong_model_is_told_at_the_start(serve: VllmServe, engine: Remo
 
 async def test_it_dies_in_the_middle_of_an_answer(serve: VllmServe, engine: RemoteEngine) -> None:
     """The last test, since it kills the server."""
-    outputs = engine.generate(asking("hello", sampling={"max_tokens": CONTEXT - 50, "temperature": 0.0}))
+    outputs = streamed(engine, asking("hello", sampling={"max_tokens": CONTEXT - 50, "temperature": 0.0}))
     assert isinstance(await anext(outputs), TextOutput)
     serve.kill()
     with pytest.raises(EngineFailed):
-        await gather(outputs, [])
+        async for _ in outputs:
+            pass
     async with asyncio.timeout(300):
         while engine.state is not EngineState.UNHEALTHY:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 pytest.importorskip("snac", reason="the codec is not installed (make test-vllm)")
 
+from support.engine_answers import reading
 from support.tiny_codec import build_codec, write_talker_profile
 from support.tiny_models import CODEC_BASE, ENGINE_ARGS
 from vllm import SamplingParams
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState
+from omni_ws.engine.base import AudioOutput, EngineState, OutputWriter
 from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.vllm.code2wav import CodecFrames, CodecWindow, Codes
 from omni_ws.engine.vllm.engine import VllmEngine
@@ -63,9 +65,7 @@ class Tap:
     def __init__(self) -> None:
         self.frames: list[CodecFrames] = []
 
-    async def run(
-        self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    async def run(self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
         assert sink is not None
         async for item in source:
             self.frames.append(item)
@@ -82,7 +82,7 @@ async def speak(speaker: Speaker, text: str, request_id: str, **options: Any) ->
     talker, code2wav = speaker.stages(request_id, **options)
     tap = Tap()
     _, link = speaker.links
-    async with pipeline(words(text), [talker, tap, code2wav], [link, link]) as outputs:
+    async with reading(partial(pipeline, words(text), [talker, tap, code2wav], [link, link])) as outputs:
         audio = [output async for output in outputs if isinstance(output, AudioOutput)]
     assert code2wav.audio_ms == pytest.approx(sum(len(output.samples) for output in audio) / 24)
     return audio, tap, talker
@@ -226,7 +226,7 @@ async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> Non
 
     async def first_audio(request_id: str, heard: asyncio.Event) -> None:
         talker, code2wav = speaker.stages(request_id, sampling=sampling)
-        async with pipeline(words(long), [talker, code2wav], [speaker.links[1]]) as outputs:
+        async with reading(partial(pipeline, words(long), [talker, code2wav], [speaker.links[1]])) as outputs:
             async for _ in outputs:
                 heard.set()
                 await asyncio.Event().wait()
@@ -257,7 +257,7 @@ async def test_the_first_clause_is_heard_before_the_second_is_written(speaker: S
 
     # The clause has 30 letters, and so 34 frames at most.
     talker, code2wav = speaker.stages("first", sampling={"seed": 1, "max_tokens": 7 * 40})
-    async with pipeline(thinker(), [talker, code2wav], [speaker.links[1]]) as outputs:
+    async with reading(partial(pipeline, thinker(), [talker, code2wav], [speaker.links[1]])) as outputs:
         async for output in outputs:
             assert isinstance(output, AudioOutput)
             heard.set()

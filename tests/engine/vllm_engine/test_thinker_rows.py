@@ -178,7 +178,7 @@ async def test_rows_of_input_that_comes_in_pieces(thinker: OmniThinker, sampling
     assert isinstance(text, TextPart)
     source = DecodedInput(open_end=True)
     asked = {"instructions": KIND, "sampling": {**GREEDY, **sampling}, "conversation": f"pieces {sampling}"}
-    async with thinker.asked(source, **asked) as (stage, sink, outputs):
+    async with thinker.asked(source, **asked) as (stage, sink, answer):
         items: list[Any] = []
 
         async def until_early(tokens: int) -> None:
@@ -195,7 +195,7 @@ async def test_rows_of_input_that_comes_in_pieces(thinker: OmniThinker, sampling
         source.put_nowait(question)
         source.close()
         items += [item async for item in sink]
-        said = "".join([one.text async for one in outputs])
+        said = answer.text
     assert stage.early_steps >= 2
     assert not any(isinstance(item, PromptReset) for item in items)
     assert_heard(heard(items, said, stage), case.spoken(thinker))
@@ -252,12 +252,12 @@ async def test_a_streamed_prompt_with_a_gap_is_computed_again(
     kept.identity = kept.identity[:0]
     thinker.rows.kept.keep("with a gap, streamed", kept)
     source = DecodedInput(*case.decoded()[:3], open_end=True)
-    async with thinker.asked(source, **asked) as (stage, sink, outputs):
+    async with thinker.asked(source, **asked) as (stage, sink, answer):
         await until(lambda: stage.early_steps > 0)
         source.put_nowait(case.decoded()[3])
         source.close()
         items = [item async for item in sink]
-        said = "".join([one.text async for one in outputs])
+        said = answer.text
     again = heard(items, said, stage)
     assert again.skipped_cache
     assert_heard(again, case.spoken(thinker))
@@ -385,7 +385,7 @@ async def test_a_text_that_is_too_long_for_the_thinker(thinker: OmniThinker) -> 
 
 
 async def forced(thinker: OmniThinker, pieces: Sequence[str]) -> list[Any]:
-    from support.engine_answers import Input
+    from support.engine_answers import Answer, Input
     from support.vllm_engine import request
 
     source: Channel[str] = Channel(1 << 16, cost=len)
@@ -393,7 +393,7 @@ async def forced(thinker: OmniThinker, pieces: Sequence[str]) -> list[Any]:
         source.put_nowait(piece)
     source.close()
     items: Channel[Any] = Channel(1 << 16, cost=lambda _: 1)
-    await ForcedAnswer(thinker.parts, thinker.rows, request(Input())).run(source, items, items)
+    await ForcedAnswer(thinker.parts, thinker.rows, request(Input())).run(source, items, Answer())
     items.close()
     return [item async for item in items]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.engine_answers import Input, final, said
+from support.engine_answers import Input, final, said, streamed
 from support.live_server import live_server
 from support.native_client import native_client
 from support.raw_http import post
@@ -101,7 +101,7 @@ async def until_voice(engine: VllmEngine) -> None:
 
 async def outputs_of(engine: VllmEngine, source: Input, **changes: Any) -> list[EngineOutput]:
     fields = {"modalities": BOTH, "stage_sampling": GREEDY_VOICE, **changes}
-    return [output async for output in engine.generate(request(source, **fields))]
+    return [output async for output in streamed(engine, request(source, **fields))]
 
 
 def sound_of(outputs: Sequence[EngineOutput]) -> Samples:
@@ -231,7 +231,7 @@ async def test_a_text_is_spoken_while_it_is_being_written(engine: VllmEngine, wr
     """From its first clause on, or from a pause."""
     source = Input(written, open_end=True)
     asked = request(source, task=Task.SPEECH, modalities=AUDIO, stage_sampling=LONG_SPEECH)
-    async with aclosing(engine.generate(asked)) as outputs:
+    async with aclosing(streamed(engine, asked)) as outputs:
         assert isinstance(await anext(outputs), AudioOutput)
         source.send("nd, goes on.")
         source.close()
@@ -272,7 +272,7 @@ async def test_one_answer_more_than_the_voice_has_room_for(engine: VllmEngine) -
 async def test_an_interruption_ends_all_work(engine: VllmEngine) -> None:
     """Before the call that interrupts has returned; both processes learn of it before they are asked."""
     asked = request(Input("Hello"), modalities=BOTH, sampling={"temperature": 0.0, "max_tokens": 400})
-    async with aclosing(engine.generate(asked)) as outputs:
+    async with aclosing(streamed(engine, asked)) as outputs:
         async for output in outputs:
             if isinstance(output, AudioOutput):
                 break
@@ -305,7 +305,7 @@ async def test_without_its_voice_an_answer_goes_on_as_text_or_fails(engine: Vllm
     speaking = asyncio.create_task(outputs_of(engine, Input("Hello"), **long, modalities=AUDIO))
     await until(lambda: process_of(engine, "vocoder").open_sessions == 1)
     outputs: list[EngineOutput] = []
-    async for output in engine.generate(request(Input("Hello"), modalities=BOTH, **long)):
+    async for output in streamed(engine, request(Input("Hello"), modalities=BOTH, **long)):
         if isinstance(output, AudioOutput) and process.pid == pid:
             os.kill(pid, signal.SIGKILL)
             await until(lambda: process.state is EngineState.UNHEALTHY)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from support.engine_answers import Input, final, said
+from support.engine_answers import Input, final, said, streamed
 from support.until import until
 from support.vllm_engine import GREEDY, answer, llm_of, plain_answer, request, unfinished
 
@@ -41,7 +41,7 @@ def engine(text_engine: VllmEngine) -> VllmEngine:
 
 
 async def outputs_of(engine: VllmEngine, source: Input, **changes: Any) -> list[EngineOutput]:
-    return [output async for output in engine.generate(request(source, **changes))]
+    return [output async for output in streamed(engine, request(source, **changes))]
 
 
 def logprobs_of(outputs: list[EngineOutput], choice: int = 0) -> list[TokenLogprob]:

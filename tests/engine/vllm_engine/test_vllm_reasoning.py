@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.engine_answers import Input, final, said
+from support.engine_answers import Answer, Input, final, said, streamed
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.vllm_engine import plain_answer, request, running_engine
@@ -17,7 +17,7 @@ from support.vllm_engine import plain_answer, request, running_engine
 from omni_ws.config.model import VllmConfig
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput, ThoughtOutput
+from omni_ws.engine.base import AnswerOptions, StructuredOutput, TextOutput, ThoughtOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart, TextPart
 from omni_ws.engine.media_room import MediaRoom
@@ -117,7 +117,7 @@ async def test_log_probabilities_are_those_of_the_answer(engine: VllmEngine, mon
     form = StructuredOutputsParams(regex="[a-z]{9}</think>[A-Z]{5}")
     monkeypatch.setattr(ParserUse, "constraint", property(lambda _: form))
     asked = request(Input("Hello"), options=AnswerOptions(logprobs=0, thought=True))
-    outputs = [output async for output in engine.generate(asked)]
+    outputs = [output async for output in streamed(engine, asked)]
     assert final(outputs).reason is FinishReason.STOP
     assert sum(len(output.text) for output in outputs if isinstance(output, ThoughtOutput)) == 9
     tokens = [token.token for output in outputs if isinstance(output, TextOutput) for token in output.logprobs]
@@ -138,13 +138,12 @@ async def test_thought_is_not_spoken(engine: VllmEngine, monkeypatch: pytest.Mon
     source.put_nowait(TextPart("Hello", 0))
     source.close()
     items: Channel[Any] = Channel(1 << 16, cost=lambda _: 1)
-    outputs: Channel[EngineOutput] = Channel(1 << 16, cost=lambda _: 1)
+    answer = Answer()
     with MediaRoom().share() as share:
         thinker = Thinker(engine._shared, request(Input()), writes=True, share=share, rows=rows)
-        await thinker.run(source, items, outputs)
+        await thinker.run(source, items, answer)
     items.close()
-    outputs.close()
-    text = said([output async for output in outputs])
+    text = answer.text
     spoken = [int(token) async for item in items if isinstance(item, AnswerRows) for token in item.tokens]
     assert text.isupper()
     assert engine._thinker.llm.get_tokenizer().decode(spoken) == text
@@ -186,18 +185,18 @@ async def test_an_operator_turns_thought_off_and_a_grammar_applies_behind_it(thi
 
     settings: dict[str, Any] = {"reasoning_parser": "qwen3", "chat_template_kwargs": {"enable_thinking": False}}
     async with running_engine(thinker, ENGINE_ARGS, **settings) as engine:
-        outputs = [output async for output in engine.generate(request(Input("Hello")))]
+        outputs = [output async for output in streamed(engine, request(Input("Hello")))]
         assert said(outputs) == await plain_answer(engine, ANSWERING)
         on = AnswerOptions(template_arguments={"enable_thinking": True}, thought=True)
-        outputs = [output async for output in engine.generate(request(Input("Hello"), options=on))]
+        outputs = [output async for output in streamed(engine, request(Input("Hello"), options=on))]
         thought = "".join(output.text for output in outputs if isinstance(output, ThoughtOutput))
         assert thought == await plain_answer(engine, THINKING)
         assert said(outputs) == ""
         written = replace(on, structure=StructuredOutput())
-        outputs = [output async for output in engine.generate(request(Input("Hello"), options=written))]
+        outputs = [output async for output in streamed(engine, request(Input("Hello"), options=written))]
         assert "".join(output.text for output in outputs if isinstance(output, ThoughtOutput)) == thought
         written = AnswerOptions(structure=StructuredOutput())
-        outputs = [output async for output in engine.generate(request(Input("Hello"), options=written))]
+        outputs = [output async for output in streamed(engine, request(Input("Hello"), options=written))]
         assert said(outputs).startswith("{")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.engine_answers import Input, final, said
+from support.engine_answers import Answer, Input, final, said, streamed
 from support.vllm_engine import GREEDY, answer, request, speaking, until_state
 
 from omni_ws.audio.pcm import Samples
@@ -37,7 +37,7 @@ def engine(voice_engine: VllmEngine) -> VllmEngine:
 
 async def outputs_of(engine: VllmEngine, source: Input, **changes: Any) -> list[EngineOutput]:
     changes.setdefault("stage_sampling", SEED)
-    return [output async for output in engine.generate(request(source, **changes))]
+    return [output async for output in streamed(engine, request(source, **changes))]
 
 
 def sound_of(outputs: Sequence[EngineOutput]) -> Samples:
@@ -54,12 +54,11 @@ async def spoken_at_once(engine: VllmEngine, text: str, *, being_written: bool =
     assert engine._speaker is not None
     talker, _ = engine._speaker.stages("reference", sampling=SEED["talker"], being_written=being_written)
     frames: Channel[CodecFrames] = Channel(1e9, cost=lambda _: 1)
-    outputs: Channel[EngineOutput] = Channel(1, cost=lambda _: 1)
 
     async def source() -> AsyncIterator[str]:
         yield text
 
-    await talker.run(source(), frames, outputs)
+    await talker.run(source(), frames, Answer())
     frames.close()
     items = [item async for item in frames]
     decoder = engine._speaker._decoder
@@ -120,7 +119,7 @@ async def test_it_speaks_while_it_still_writes(engine: VllmEngine) -> None:
 async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
     source = Input("Well, this is ", "the first. This ", open_end=True)
     outputs: list[EngineOutput] = []
-    sentences = engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO, stage_sampling=SEED))
+    sentences = streamed(engine, request(source, task=Task.SPEECH, modalities=AUDIO, stage_sampling=SEED))
     async for output in sentences:
         if not outputs:
             # The first sentence is spoken before the second one is complete.
@@ -136,7 +135,7 @@ async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -
     source = Input("This is all.", open_end=True)
     heard = 0
     async with asyncio.timeout(300):
-        async for output in engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO)):
+        async for output in streamed(engine, request(source, task=Task.SPEECH, modalities=AUDIO)):
             heard += isinstance(output, AudioOutput)
             source.close()
     assert heard
@@ -161,7 +160,7 @@ async def test_the_talker_speaks_for_another_llm(engine: VllmEngine) -> None:
     try:
         whole = ComposedEngine(llm, tts=talker)
         asked = request(Input("what is two plus two?"), modalities=BOTH, stage_sampling=SEED, sampling={})
-        outputs = [output async for output in whole.generate(asked)]
+        outputs = [output async for output in streamed(whole, asked)]
     finally:
         await llm.stop()
     assert said(outputs)
@@ -173,12 +172,12 @@ async def test_a_talker_only_speaks(engine: VllmEngine) -> None:
     talker = engine._talker
     assert talker is not None
     with pytest.raises(UnsupportedParameter) as refused:
-        await anext(talker.generate(request(Input("Hello."), task=Task.SPEECH)))
+        await anext(streamed(talker, request(Input("Hello."), task=Task.SPEECH)))
     assert refused.value.param == "modalities"
     stopped = SpeechEngine(Speaker("orpheus"))
     assert stopped.state is EngineState.STARTING
     with pytest.raises(EngineFailed, match="not running"):
-        await anext(stopped.generate(request(Input("Hello."), task=Task.SPEECH, modalities=AUDIO)))
+        await anext(streamed(stopped, request(Input("Hello."), task=Task.SPEECH, modalities=AUDIO)))
 
 
 async def test_nothing_to_say(engine: VllmEngine) -> None:
@@ -203,7 +202,7 @@ async def test_what_is_refused(engine: VllmEngine, changes: dict[str, Any], para
 
 async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
     """Before the call that leaves has returned."""
-    outputs = engine.generate(request(Input("a word " * 60), task=Task.SPEECH, modalities=AUDIO))
+    outputs = streamed(engine, request(Input("a word " * 60), task=Task.SPEECH, modalities=AUDIO))
     assert isinstance(await anext(outputs), AudioOutput)
     await outputs.aclose()
     assert speaking(engine) == 0
@@ -217,7 +216,7 @@ async def test_the_talker_dies_and_comes_back(engine: VllmEngine) -> None:
 
     async def killed_while_it_speaks() -> None:
         asked = request(Input("a word " * 60), task=Task.SPEECH, modalities=AUDIO, stage_sampling=SEED)
-        outputs = engine.generate(asked)
+        outputs = streamed(engine, asked)
         await anext(outputs)
         os.kill(process.pid, signal.SIGKILL)
         async for _ in outputs:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.engine_answers import HandOver, Input, final, said
+from support.engine_answers import Answer, Input, reading, said, streamed
 from support.until import until
 from support.vllm_engine import GREEDY, answer, early_budget, plain_answer, request, unfinished
 
@@ -254,7 +254,7 @@ async def test_without_a_talker_there_is_no_speech(engine: VllmEngine) -> None:
 
 
 async def test_closing_an_answer_frees_its_place_at_once(engine: VllmEngine) -> None:
-    async with aclosing(engine.generate(request(Input("Hello"), sampling={"temperature": 0.0}))) as outputs:
+    async with aclosing(streamed(engine, request(Input("Hello"), sampling={"temperature": 0.0}))) as outputs:
         async for output in outputs:
             assert isinstance(output, TextOutput)
             break
@@ -342,7 +342,7 @@ async def test_what_a_request_has_computed_early_itself_is_not_told_as_cached(
 
 async def test_an_input_that_is_cancelled_while_open_has_the_models_usage(engine: VllmEngine) -> None:
     asked = request(Input("Hello", open_end=True), instructions="Be brief.")
-    reading = asyncio.create_task(anext(engine.generate(asked)))
+    reading = asyncio.create_task(anext(streamed(engine, asked)))
     await until(lambda: (usage := asked.meter.read()) is not None and usage.input_tokens > 0)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -355,40 +355,35 @@ async def test_an_input_that_is_cancelled_while_open_has_the_models_usage(engine
 @pytest.mark.parametrize("seed", range(3))
 async def test_an_answer_is_the_same_however_it_is_handed_over(engine: VllmEngine, mode: InputMode, seed: int) -> None:
     turns = random.Random(seed)
-    client = HandOver(turns.random() < 0.3 for _ in range(1000))
-    source = Input("Hello")
-    await client.read(engine.generate(request(source, input_mode=mode, sink=client)))
-    assert said(client.outputs) == await plain_answer(engine, "user: Hello\nassistant:")
-    assert final(client.outputs).usage.output_tokens == GREEDY["max_tokens"]
-    assert client.taken  # how many depends on how many vLLM merges, on a busy machine most
+    client = Answer(halts=(turns.random() < 0.3 for _ in range(1000)))
+    await engine.generate(request(Input("Hello"), input_mode=mode), client)
+    assert client.text == await plain_answer(engine, "user: Hello\nassistant:")
+    assert client.finished.usage.output_tokens == GREEDY["max_tokens"]
 
 
 async def test_a_client_that_does_not_read_holds_up_its_answer_alone(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine,
 ) -> None:
     """vLLM goes on; its outputs are merged in its own collector, and read at once later."""
-    monkeypatch.setattr("omni_ws.engine.channel.OUTPUT_BYTES", 1024)
-    client = HandOver([False] * 5 + [True] * 1000)
-    outputs = engine.generate(request(Input("Hello"), sampling={**GREEDY, "max_tokens": 200}, sink=client))
-    async with aclosing(outputs):
-        client.outputs.append(await anext(outputs))
+    asked = request(Input("Hello"), sampling={**GREEDY, "max_tokens": 200})
+    async with reading(partial(engine.generate, asked)) as outputs:
+        taken = [await anext(outputs) for _ in range(5)]
         await until(lambda: unfinished(engine) == 0)
         text, _ = await answer(engine, Input("Hello"))
-        assert client.taken == 5
-        await client.read(outputs)
-    assert len(client.outputs) < 30
-    whole = said(client.outputs)
+        taken += [output async for output in outputs]
+    assert len(taken) < 30
+    whole = said(taken)
     assert whole.startswith(text)
     assert whole == await plain_answer(engine, "user: Hello\nassistant:", max_tokens=200)
 
 
-async def test_a_client_that_has_gone_is_offered_nothing(engine: VllmEngine) -> None:
-    client = HandOver()
-    reading = asyncio.create_task(client.read(engine.generate(request(Input("Hello"), sampling={}, sink=client))))
-    await until(lambda: client.taken > 3)
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-    taken = client.taken
+async def test_a_client_that_has_gone_is_written_nothing(engine: VllmEngine) -> None:
+    client = Answer()
+    answering = asyncio.create_task(engine.generate(request(Input("Hello"), sampling={}), client))
+    await until(lambda: len(client.outputs) > 3)
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
+    taken = len(client.outputs)
     assert unfinished(engine) == 0
     await answer(engine, Input("Hello"))
-    assert client.taken == taken
+    assert len(client.outputs) == taken

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.engine_answers import Input
+from support.engine_answers import Input, streamed
 from support.readouts import random_vectors
 from support.salience_server import SalienceServer, salience_server
 from support.token_reference import ALL, Reference, close, readouts
@@ -138,7 +138,7 @@ async def test_readouts_beside_a_chat_and_a_talker(voice_engine: VllmEngine) -> 
 
         async def speak() -> int:
             asked = request(Input("hello there"), modalities=modalities)
-            outputs = voice_engine.generate(asked)
+            outputs = streamed(voice_engine, asked)
             return sum([len(one.samples) async for one in outputs if isinstance(one, AudioOutput)])
 
         session = await server.open()

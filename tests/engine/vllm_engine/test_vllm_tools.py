@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.engine_answers import Input, final, said
+from support.engine_answers import Answer, Input, final, said, streamed
 from support.raw_http import post
 from support.until import until
 from support.vllm_engine import GREEDY, answer, plain_answer, request, unfinished
@@ -93,7 +93,7 @@ def writes_two_calls() -> Iterator[None]:
 
 async def outputs_of(engine: VllmEngine, source: Input, **changes: Any) -> list[EngineOutput]:
     changes = {"sampling": LONG_ENOUGH, "tools": TOOLS, **changes}
-    return [output async for output in engine.generate(request(source, **changes))]
+    return [output async for output in streamed(engine, request(source, **changes))]
 
 
 def calls_of(outputs: list[EngineOutput], choice: int = 0) -> list[tuple[str, Any]]:
@@ -245,15 +245,14 @@ async def test_calls_are_not_spoken(engine: VllmEngine) -> None:
     share = asked.media_room.share()
     thinker = Thinker(engine._shared, asked, writes=False, share=share)
     spoken: Channel[str] = Channel(1 << 16, cost=len)
-    outputs: Channel[EngineOutput] = Channel(1 << 16, cost=lambda _: 1)
+    answer = Answer()
     decoded = decode_input(
         asked.input, audio=asked.input_audio, sample_rate=16_000, executor=engine._decoding, share=share
     )
-    await thinker.run(decoded, spoken, outputs)
+    await thinker.run(decoded, spoken, answer)
     spoken.close()
-    outputs.close()
     assert "".join([text async for text in spoken]).strip() == "Let me see."
-    assert len(calls_of([output async for output in outputs])) == 2
+    assert len(calls_of(answer.outputs)) == 2
 
 
 async def test_a_call_that_the_limit_cuts_off(engine: VllmEngine) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 import pytest
+from support.engine_answers import written
 from support.until import until
 
 from omni_ws.core.chunks import (
@@ -23,7 +24,7 @@ from omni_ws.core.chunks import (
 from omni_ws.core.history import Message
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput, ToolCallOutput
+from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge
 from omni_ws.service.conversation import conversation, request
@@ -37,12 +38,13 @@ from omni_ws.wire.server_frames import ResponseStartedFrame
 class Slow(EchoEngine):
     """Yields to the loop around each output, and while it is closed."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         try:
-            async with aclosing(super().generate(request)) as outputs:  # type: ignore[type-var]
+            async with aclosing(written(partial(super().generate, request))) as outputs:
                 async for output in outputs:
                     await asyncio.sleep(0)
-                    yield output
+                    out.write(output)
+                    await out.drain()
                     await asyncio.sleep(0)
         finally:
             await asyncio.sleep(0)
@@ -328,11 +330,9 @@ class Metered(ScriptedEngine):
         super().__init__([TextOutput("one two three"), asyncio.Event().wait])
         self.used = used
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         request.meter.read = lambda: self.used
-        async with aclosing(super().generate(request)) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                yield output
+        await super().generate(request, out)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Outputs on their way from an engine to a client: handed over at once, yielded, queued, withdrawn, and sent again."""
+"""Outputs on their way from an engine to a client: sent at once, queued, withdrawn, and sent again."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import (
     AudioOutput,
-    EngineOutput,
     EngineState,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
     TranscriptOutput,
 )
+from omni_ws.engine.channel import OUTPUT_BYTES
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
@@ -43,44 +44,52 @@ PASSES = 2000
 
 
 class UnevenEngine(ScriptedEngine):
-    """Emits numbered texts, each offered or yielded as ``chance`` has it, some of them from a task of its own."""
+    """Writes numbered texts and noises: from its own task, from others and from callbacks, as ``chance`` has it.
+
+    It waits while the client does not read, or does not.
+    """
 
     def __init__(self, chance: random.Random, texts: int) -> None:
         super().__init__(())
         self.state = EngineState.OK
         self._chance = chance
         self._texts = texts
-        #: What the engine got rid of, by the id of the request.
+        #: What the engine wrote, by the id of the request.
         self.emitted: dict[str, list[str]] = {}
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         chance, emitted = self._chance, self.emitted.setdefault(request.request_id, [])
-        waiting: asyncio.Queue[TextOutput] = asyncio.Queue()
 
-        async def offer_some(count: int) -> None:
-            """Offer from another task while nothing is yielded, as a stage of a pipeline does."""
+        def write_one() -> None:
+            output = TextOutput(f"{request.request_id}.{len(emitted)} ")
+            emitted.append(output.text)
+            if chance.random() < 0.2:
+                out.write(tone(20))
+            out.write(output)
+
+        async def write_some(count: int) -> None:
             for _ in range(count):
-                output = TextOutput(f"{request.request_id}.{len(emitted)} ")
-                emitted.append(output.text)
-                if not waiting.empty() or not request.sink.offer(output):
-                    waiting.put_nowait(output)
+                write_one()
                 if chance.random() < 0.3:
                     await asyncio.sleep(0)
+                if chance.random() < 0.3:
+                    await out.drain()
 
         while len(emitted) < self._texts:
             way = chance.random()
             if way < 0.4:
-                await asyncio.create_task(offer_some(chance.randint(1, 5)))
-                while not waiting.empty():
-                    yield waiting.get_nowait()
-                continue
-            output = TextOutput(f"{request.request_id}.{len(emitted)} ")
-            emitted.append(output.text)
-            if way > 0.7 or not request.sink.offer(output):
-                yield output
+                await asyncio.create_task(write_some(chance.randint(1, 5)))
+            elif way < 0.6 and not out.full:
+                asyncio.get_running_loop().call_soon(write_one)
+                await asyncio.sleep(0)
+            else:
+                write_one()
             if chance.random() < 0.2:
                 await asyncio.sleep(0)
-        yield DONE
+            if chance.random() < 0.5:
+                await out.drain()
+                assert not out.full
+        out.write(DONE)
 
 
 @dataclass
@@ -141,7 +150,7 @@ def ticking(chance: random.Random) -> Callable[[], float]:
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
-    """Whichever way each output takes, and however the client reads, loses its connection, and interrupts."""
+    """From wherever each is written, and however the client reads, loses its connection, and interrupts."""
     chance = random.Random(seed)
     now = ticking(chance)
     budget = ByteBudget(1 << 20)
@@ -191,7 +200,7 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
         texts = [
             output.text
             for output in client.outputs
-            if isinstance(output, OutputChunk) and output.request_id == final.request_id
+            if isinstance(output, OutputChunk) and output.request_id == final.request_id and output.text
         ]
         emitted = engine.emitted.get(final.request_id, [])  # none, if it was cancelled before
         assert texts == emitted[: len(texts)]
@@ -209,7 +218,7 @@ async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
     assert budget.held == 0
 
 
-# what a sink takes
+# what is sent at once
 
 
 @dataclass
@@ -222,8 +231,13 @@ class Bench:
 
     @property
     def messages(self) -> list[OutputChunk]:
+        """What has been sent since the last look."""
         taken = iter(self.outbox.take, None)
         return [message for message in taken if isinstance(message, OutputChunk)]
+
+    @property
+    def texts(self) -> list[str]:
+        return [message.text for message in self.messages]
 
 
 def make(config: SessionConfig | None = None, *, capacity: int = 1 << 20) -> Bench:
@@ -241,29 +255,89 @@ def tone(ms: int, rate: int = 24_000) -> AudioOutput:
     return AudioOutput(np.full(rate * ms // 1000, 0.25, np.float32), rate)
 
 
+async def passes(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.virtual_clock
-async def test_a_sink_takes_what_needs_no_wait() -> None:
+async def test_what_needs_no_wait_is_sent_at_once() -> None:
     bench = make()
-    first = TranscriptOutput("hello")
-    assert [bench.writer.offer(output) for output in (first, TextOutput("hi"), DONE)] == [True, True, False]
-    assert [message.text for message in bench.messages] == ["hello", "hi"]
+    for output in (TranscriptOutput("hello"), TextOutput("hi"), DONE):
+        bench.writer.write(output)
+    assert bench.texts == ["hello", "hi"]
     assert (bench.request.entry.heard.joined(), bench.request.answer_text) == ("hello", "hi")
 
 
 @pytest.mark.virtual_clock
-async def test_a_full_outbox_takes_nothing_until_it_is_read() -> None:
+async def test_a_full_outbox_gets_nothing_until_it_is_read() -> None:
     bench = make(capacity=1)
-    assert bench.writer.offer(TextOutput("a"))
-    assert not bench.writer.offer(TextOutput("b"))
-    assert [message.text for message in bench.messages] == ["a"]
-    assert bench.writer.offer(TextOutput("b"))
-    assert [message.sequence_id for message in bench.messages] == [1]
+    for word in ("a", "b", "c"):
+        bench.writer.write(TextOutput(word))
+    full = [bench.writer.full]
+    await passes()
+    for word in ("a", "b", "c"):
+        assert bench.texts == [word]
+        await passes()
+    full.append(bench.writer.full)
+    assert full == [True, False]
+
+
+@pytest.mark.virtual_clock
+async def test_an_engine_that_drains_waits_while_the_client_does_not_read() -> None:
+    bench = make(capacity=1)
+    written: list[str] = []
+
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        for word in "abcd":
+            out.write(TextOutput(word))
+            written.append(word)
+            await out.drain()
+        out.write(DONE)
+
+    answering = asyncio.create_task(bench.writer.answer(generate, ()))
+    for number in range(1, 5):
+        await passes()
+        assert len(written) == number
+        assert bench.texts == ["abcd"[number - 1]]
+    assert await answering is DONE
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("waiters", [1, 3])
+async def test_an_engine_works_ahead_of_audio_that_is_not_due_within_a_bound(waiters: int) -> None:
+    bench = make(SessionConfig(modalities=["audio"], max_lead_ms=0), capacity=1 << 24)
+    second = tone(1000)
+    most = OUTPUT_BYTES // second.samples.nbytes
+    written = 0
+
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        async def write_some() -> None:
+            nonlocal written
+            for _ in range(10):
+                await out.drain()
+                out.write(second)
+                written += 1
+
+        await asyncio.gather(*(write_some() for _ in range(waiters)))
+        out.write(DONE)
+
+    answering = asyncio.create_task(bench.writer.answer(generate, ()))
+    await asyncio.sleep(5.5)
+    assert len(bench.messages) == 6
+    assert 6 + most <= written <= 6 + most + 1 + waiters
+    await answering
+    assert len(bench.messages) == 10 * waiters - 6
 
 
 @pytest.mark.virtual_clock
 @pytest.mark.parametrize("end", ["cancel", "fail", "finish"])
-async def test_a_request_that_is_over_takes_nothing(end: str) -> None:
-    bench = make()
+@pytest.mark.parametrize("waits", [False, True])
+async def test_nothing_is_sent_of_a_request_that_is_over(end: str, waits: bool) -> None:
+    bench = make(capacity=1 if waits else 1 << 20)
+    if waits:
+        bench.writer.write(TextOutput("a"))
+        bench.writer.write(TextOutput("waits"))
     match end:
         case "cancel":
             bench.request.cancel()
@@ -271,8 +345,10 @@ async def test_a_request_that_is_over_takes_nothing(end: str) -> None:
             bench.request.fail(EngineFailed("broken"))
         case _:
             bench.request.finish()
-    assert not bench.writer.offer(TextOutput("late"))
-    assert bench.messages == []
+    bench.writer.write(TextOutput("late"))
+    assert bench.texts == (["a"] if waits else [])
+    await passes()
+    assert bench.texts == []
 
 
 @pytest.mark.virtual_clock
@@ -280,32 +356,30 @@ async def test_nothing_is_taken_behind_the_end_of_an_answer() -> None:
     """Nor while what the encoder still holds is flushed."""
     bench = make()
 
-    async def generate(request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        yield TextOutput("all")
-        yield DONE
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        out.write(TextOutput("all"))
+        out.write(DONE)
+        out.write(TextOutput("too much"))
 
     assert await bench.writer.answer(generate, ()) is DONE
-    assert not bench.writer.offer(TextOutput("late"))
-    assert [message.text for message in bench.messages] == ["all"]
+    bench.writer.write(TextOutput("late"))
+    assert bench.texts == ["all"]
 
 
 @pytest.mark.virtual_clock
-async def test_audio_is_taken_once_it_is_due() -> None:
-    """The first opens the encoder, which may take a thread, and so is yielded."""
+async def test_audio_is_sent_once_it_is_due() -> None:
     bench = make(SessionConfig(modalities=["audio"], max_lead_ms=100))
-    offered: list[bool] = []
+    at_once: list[int] = []
 
-    async def generate(request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        assert not request.sink.offer(tone(80))
-        yield tone(80)
-        offered.append(request.sink.offer(tone(80)))
-        offered.append(request.sink.offer(tone(80)))
-        yield tone(80)
-        offered.append(request.sink.offer(TextOutput("not wanted")))
-        yield DONE
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        for _ in range(3):
+            out.write(tone(80))
+            at_once.append(len(bench.outbox))
+        out.write(TextOutput("not wanted"))
+        out.write(DONE)
 
     await bench.writer.answer(generate, ())
-    assert offered == [True, False, True]
+    assert at_once == [1, 2, 2]
     assert asyncio.get_running_loop().time() == pytest.approx(0.06, abs=0.001)
     sent = bench.messages
     assert [message.start_ms for message in sent] == [0, 80, 160]
@@ -315,23 +389,100 @@ async def test_audio_is_taken_once_it_is_due() -> None:
 @pytest.mark.virtual_clock
 async def test_text_does_not_overtake_audio_that_waits_to_be_due() -> None:
     bench = make(SessionConfig(modalities=["text", "audio"], max_lead_ms=0))
-    offered: list[bool] = []
 
-    async def generate(request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        async def offer_later() -> None:
-            await asyncio.sleep(0.05)
-            offered.append(request.sink.offer(TextOutput("behind")))
-
-        yield tone(100)
-        other = asyncio.create_task(offer_later())
-        yield tone(100)  # due at 0.1 s
-        await other
-        yield TextOutput("behind")
-        yield DONE
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        out.write(tone(100))
+        out.write(tone(100))  # due at 0.1 s
+        asyncio.get_running_loop().call_later(0.05, out.write, TextOutput("behind"))
+        await asyncio.sleep(0.06)
+        assert len(bench.outbox) == 1
+        out.write(DONE)
 
     await bench.writer.answer(generate, ())
-    assert offered == [False]
     assert [message.modality.value for message in bench.messages] == ["audio", "audio", "text"]
+
+
+@pytest.mark.virtual_clock
+async def test_compressed_audio_and_text_keep_their_order() -> None:
+    """Compressed audio is encoded in a thread."""
+    config = SessionConfig(
+        modalities=["text", "audio"], output_audio=OutputAudioConfig(format=AudioEncoding.WAV, sample_rate=24_000)
+    )
+    bench = make(config)
+
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        for word in "ab":
+            out.write(tone(100))
+            out.write(TextOutput(word))
+        out.write(DONE)
+
+    await bench.writer.answer(generate, ())
+    assert [message.modality.value for message in bench.messages] == ["audio", "text", "audio", "text"]
+
+
+# failures and cancellation
+
+
+@pytest.mark.virtual_clock
+async def test_an_error_comes_behind_what_was_written_before_it() -> None:
+    bench = make(SessionConfig(modalities=["audio"], max_lead_ms=0))
+
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        out.write(tone(100))
+        out.write(tone(100))
+        raise EngineFailed("broken")
+
+    await bench.writer.answer(generate, ())
+    assert bench.request.error is not None
+    assert asyncio.get_running_loop().time() == pytest.approx(0.1, abs=0.001)
+    assert len(bench.messages) == 2
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("waits", [False, True])
+async def test_audio_that_cannot_be_encoded_ends_the_engine_and_fails_the_answer(waits: bool) -> None:
+    """Inside the engine's call, or later."""
+    bench = make(SessionConfig(modalities=["audio"], max_lead_ms=0))
+    ended = asyncio.Event()
+
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        try:
+            out.write(tone(0 if not waits else 100))
+            out.write(tone(100, rate=16_000))
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    await bench.writer.answer(generate, ())
+    assert ended.is_set()
+    assert isinstance(bench.request.error, EngineFailed)
+
+
+@pytest.mark.virtual_clock
+async def test_a_cancelled_answer_leaves_no_task_and_sends_nothing_more() -> None:
+    bench = make(SessionConfig(modalities=["audio"], max_lead_ms=0))
+    wound_up = asyncio.Event()
+
+    async def generate(request: GenerationRequest, out: OutputWriter) -> None:
+        try:
+            for _ in range(3):
+                out.write(tone(100))
+            await out.drain()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0.01)
+            out.write(tone(100))
+            wound_up.set()
+
+    answering = asyncio.create_task(bench.writer.answer(generate, ()))
+    await asyncio.sleep(0.05)
+    bench.request.cancel()
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
+    assert answering.cancelled()
+    assert wound_up.is_set()
+    assert len(bench.messages) == 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.virtual_clock
@@ -345,12 +496,10 @@ async def test_integers_and_floats_sound_the_same(form: AudioEncoding, rate: int
         config = SessionConfig(modalities=["audio"], output_audio=OutputAudioConfig(format=form, sample_rate=rate))
         bench = make(config)
 
-        async def generate(request: GenerationRequest, samples: NDArray[Any] = samples) -> AsyncIterator[EngineOutput]:
+        async def generate(request: GenerationRequest, out: OutputWriter, samples: NDArray[Any] = samples) -> None:
             for start in range(0, len(samples), 480):
-                output = AudioOutput(samples[start : start + 480], 24_000)
-                if not request.sink.offer(output):
-                    yield output
-            yield DONE
+                out.write(AudioOutput(samples[start : start + 480], 24_000))
+            out.write(DONE)
 
         await bench.writer.answer(generate, ())
         heard.append(b"".join(message.payload for message in bench.messages))
@@ -358,11 +507,14 @@ async def test_integers_and_floats_sound_the_same(form: AudioEncoding, rate: int
 
 
 @pytest.mark.virtual_clock
-async def test_while_a_profile_is_taken_every_output_is_yielded(
+async def test_while_a_profile_is_taken_every_output_has_its_span(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """So that each has its span."""
     recorder = events.EventRecorder("run", tmp_path)
     monkeypatch.setattr(events, "recorder", recorder)
-    assert not make().writer.offer(TextOutput("hi"))
+    bench = make()
+    bench.writer.write(TextOutput("hi"))
+    assert bench.messages == []
+    await passes()
+    assert bench.texts == ["hi"]
     recorder.close()

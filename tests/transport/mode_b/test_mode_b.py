@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from support.raw_http import call, raw_client, request
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, ToolCall, Usage
 from omni_ws.engine.base import (
-    EngineOutput,
     Finished,
     GenerationRequest,
+    OutputWriter,
     StructuredOutput,
     TextOutput,
     TranscriptOutput,
@@ -54,13 +54,13 @@ class Recorder:
 class Hasty(EchoEngine):
     """Takes one chunk of its input and no more."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         try:
             async for _ in request.input:
                 break
-            yield TextOutput("enough")
-            yield Finished(FinishReason.STOP, Usage())
+            out.write(TextOutput("enough"))
+            out.write(Finished(FinishReason.STOP, Usage()))
         finally:
             self.active_requests -= 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
 import pytest
@@ -11,7 +10,7 @@ from support.mode_b_sessions import GOING, Slots, answered, chunk, factory, open
 
 from omni_ws.core.chunks import FinalChunk, InputChunk, Modality
 from omni_ws.core.request_input import InputState
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import (
     EngineFailed,
@@ -244,11 +243,10 @@ class LateEngine(ScriptedEngine):
         self.called = asyncio.Event()
         self.begin = asyncio.Event()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.called.set()
         await self.begin.wait()
-        async for output in super().generate(request):
-            yield output
+        await super().generate(request, out)
 
 
 @pytest.mark.parametrize("ends", ["engine reads", "cancelled"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,14 @@ from support.raw_http import raw_client, request
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage, Word
 from omni_ws.core.history import Message
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import (
+    AudioOutput,
+    EngineCapabilities,
+    Finished,
+    GenerationRequest,
+    OutputWriter,
+    TextOutput,
+)
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.wire.session_config import MAX_GREETING_CHARACTERS
@@ -43,11 +49,10 @@ class Reader(EchoEngine):
     def capabilities(self) -> EngineCapabilities:
         return replace(CAPABILITIES, **self._changes)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.requests.append(request)
         if request.task is not Task.SPEECH:
-            async for output in super().generate(request):
-                yield output
+            await super().generate(request, out)
             return
         self.active_requests += 1
         try:
@@ -55,13 +60,14 @@ class Reader(EchoEngine):
                 raise self.fails
             text = b"".join([chunk.payload async for chunk in request.input]).decode()
             self.texts.append(text)
-            yield TextOutput("not this")
+            out.write(TextOutput("not this"))
             for number, word in enumerate(text.split()):
                 samples = np.full(RATE // 10, 0.1, dtype=np.float32)
-                yield AudioOutput(samples, RATE, (Word(word, number * 100, number * 100 + 100),))
+                out.write(AudioOutput(samples, RATE, (Word(word, number * 100, number * 100 + 100),)))
+                await out.drain()
                 if number == 1 and self.pause is not None:
                     await self.pause.wait()
-            yield Finished(FinishReason.STOP, Usage(input_tokens=7))
+            out.write(Finished(FinishReason.STOP, Usage(input_tokens=7)))
         finally:
             self.active_requests -= 1
 

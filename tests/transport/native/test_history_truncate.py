@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -12,7 +11,7 @@ from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 
 from omni_ws.core.history import Message
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 
 KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
@@ -25,10 +24,9 @@ class Attentive(EchoEngine):
         super().__init__()
         self.requests: list[GenerationRequest] = []
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.requests.append(request)
-        async for output in super().generate(request):
-            yield output
+        await super().generate(request, out)
 
 
 async def ask(client: NativeClient, text: str) -> str:

@@ -16,6 +16,7 @@ from support.part_engines import RetortEngine
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import WORDS_UNKNOWN
+from omni_ws.engine.base import OutputWriter
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.service.conversation.interrupted import FINAL_WAITS_SEC, MOST_WRITTEN_DOWN
@@ -227,12 +228,11 @@ async def test_a_turn_that_the_engine_never_began_with_is_written_down() -> None
     wound_up = asyncio.Event()
 
     class Slow(RetortEngine):
-        async def act(self, request: Any) -> AsyncIterator[Any]:
+        async def act(self, request: Any, out: OutputWriter) -> None:
             first = len(self.requests) == 1
             self.pause = asyncio.Event() if first else None
             try:
-                async for output in super().act(request):
-                    yield output
+                await super().act(request, out)
             finally:
                 if first:
                     await wound_up.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ from support.native_client import NativeClient, native_client
 from support.raw_http import chunked, raw_client, request
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
-from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES
 
@@ -42,15 +41,15 @@ class NotingEngine(EchoEngine):
         super().__init__()
         self.notes = Notes()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         try:
             async for chunk in request.input:
                 self.notes.chunks.append(chunk)
                 self.notes.times.append(asyncio.get_running_loop().time())
                 self.notes.more.set()
-            yield TextOutput(str(len(self.notes.chunks)))
-            yield Finished(FinishReason.STOP, Usage())
+            out.write(TextOutput(str(len(self.notes.chunks))))
+            out.write(Finished(FinishReason.STOP, Usage()))
         finally:
             self.active_requests -= 1
 

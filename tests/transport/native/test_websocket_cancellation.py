@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from support.live_server import live_server
 from support.native_client import NativeClient, native_client
 
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineOverloaded, ShuttingDown
 
@@ -19,13 +18,14 @@ STEPS = range(40)
 class Halting(EchoEngine):
     """Lets the loop run at every output and before its end, so that there are more steps to be cut off at."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         try:
             async for chunk in request.input:
                 for word in chunk.payload.decode().split():
                     await asyncio.sleep(0)
-                    yield TextOutput(word)
+                    out.write(TextOutput(word))
+                    await out.drain()
         finally:
             try:
                 await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from support.virtual_clock import VirtualClockLoop
 from websockets.frames import Opcode
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.transport.native.connection import MAX_CLOSE_REASON_BYTES
 from omni_ws.wire.frames import encode_input
@@ -168,13 +168,13 @@ async def test_peer_that_we_do_not_read_is_kept() -> None:
     resume = asyncio.Event()
 
     class Slow(EchoEngine):
-        async def generate(self, request: Any) -> Any:
+        async def generate(self, request: Any, out: OutputWriter) -> None:
             self.active_requests += 1
             try:
                 await resume.wait()
                 async for _ in request.input:
                     pass
-                yield TextOutput("heard")
+                out.write(TextOutput("heard"))
             finally:
                 self.active_requests -= 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import AsyncIterator
 from socket import SO_SNDBUF, SOL_SOCKET
 
 import orjson
@@ -16,7 +15,7 @@ from support.raw_http import raw_client, websocket_upgrade
 from websockets.frames import Opcode
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.engine.base import EngineOutput, GenerationRequest
+from omni_ws.engine.base import GenerationRequest, OutputWriter
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.service.conversation import conversation, request
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES
@@ -136,12 +135,11 @@ class Dozing(EchoEngine):
         super().__init__(EchoSettings(chunk_ms=1000))
         self.wake = asyncio.Event()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         try:
             await self.wake.wait()
-            async for output in super().generate(request):
-                yield output
+            await super().generate(request, out)
         finally:
             self.active_requests -= 1
 

@@ -16,7 +16,7 @@ from support.speech_clips import clip_bytes
 from support.weighed import weighed
 
 from omni_ws.core.chunks import FinishReason, Modality, Usage, Word, context_full
-from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, OutputWriter, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
 NO_LIMITS: dict[str, Any] = {"output_audio": {"sample_rate": 16_000}, "start_policy": "on_first_chunk"}
@@ -529,9 +529,9 @@ async def test_requests_that_failed_are_no_history() -> None:
     seen: list[tuple[str, ...]] = []
 
     class Watching(EchoEngine):
-        def generate(self, request: Any) -> Any:
+        async def generate(self, request: Any, out: OutputWriter) -> None:
             seen.append(tuple(message.text for message in request.history))
-            return super().generate(request)
+            await super().generate(request, out)
 
     engine = Watching(EchoSettings(fail_after_chunks=1))
     async with live_server(engine) as server, native_client(server) as client:

@@ -22,7 +22,7 @@ from omni_ws.audio.codec import encode_file
 from omni_ws.audio.container import wav_header
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinishReason, Modality, Usage
 from omni_ws.core.history import Message
-from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, Finished, OutputWriter, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, EngineOverloaded
 
@@ -249,11 +249,11 @@ async def test_parts_come_to_the_engine_in_their_order_and_formats() -> None:
     ]
 
     class Recording(ScriptedEngine):
-        async def generate(self, request: Any) -> Any:
+        async def generate(self, request: Any, out: OutputWriter) -> None:
             async for chunk in request.input:
                 seen.append((chunk.modality, chunk.payload, chunk.format))
-            yield TextOutput("ok")
-            yield Finished(FinishReason.STOP, Usage())
+            out.write(TextOutput("ok"))
+            out.write(Finished(FinishReason.STOP, Usage()))
 
     seen: list[tuple[Modality, bytes, str | None]] = []
     async with live_server(Recording([])) as server:

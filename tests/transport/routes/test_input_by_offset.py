@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import orjson
@@ -17,7 +16,7 @@ from support.native_client import native_client
 from support.raw_http import RawResponse, post
 
 from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine
 
 CHAT: Final = "/v1/chat/completions"
@@ -41,10 +40,10 @@ async def stream(server: LiveServer, *lines: dict[str, Any]) -> RawResponse:
 class ByteCounter(EchoEngine):
     """Echoes its input, in base64."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         whole = b"".join([chunk.payload async for chunk in request.input])
-        yield TextOutput(base64.b64encode(whole).decode())
-        yield Finished(FinishReason.STOP, Usage())
+        out.write(TextOutput(base64.b64encode(whole).decode()))
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 def shuffled(size: int, make: Any) -> list[dict[str, Any]]:

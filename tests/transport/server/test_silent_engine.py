@@ -18,7 +18,7 @@ from websockets.frames import Close, Opcode
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
-from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest
+from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES
 from omni_ws.wire.frames import encode_input
@@ -44,17 +44,17 @@ class SilentEngine(EchoEngine):
         self.first = first
         self.gate = asyncio.Event()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         self.active_requests += 1
         try:
             if self.first:
-                yield AudioOutput(np.zeros(2_400, np.float32), 24_000)
+                out.write(AudioOutput(np.zeros(2_400, np.float32), 24_000))
             await self.gate.wait()
             size = 0
             async for chunk in request.input:
                 size += len(chunk.payload)
-            yield AudioOutput(np.zeros(size // 2, np.float32), 24_000)
-            yield Finished(FinishReason.STOP, Usage())
+            out.write(AudioOutput(np.zeros(size // 2, np.float32), 24_000))
+            out.write(Finished(FinishReason.STOP, Usage()))
         finally:
             self.active_requests -= 1
 

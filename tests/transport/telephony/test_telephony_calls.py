@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from websockets.frames import Opcode
 from omni_ws.audio.pcm import decode_mu_law
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, Task, Usage, Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest, OutputWriter, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES
@@ -161,13 +161,12 @@ async def test_a_call_may_begin_with_a_greeting() -> None:
 class _ReadingEngine(EchoEngine):
     """A second of sound for every text that is read aloud."""
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if request.task is not Task.SPEECH:
-            async for output in super().generate(request):
-                yield output
+            await super().generate(request, out)
             return
-        yield AudioOutput(np.full(8000, 0.25, np.float32), 8000)
-        yield Finished(FinishReason.STOP, Usage())
+        out.write(AudioOutput(np.full(8000, 0.25, np.float32), 8000))
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 @pytest.mark.virtual_clock
@@ -551,10 +550,9 @@ class _PatientEngine(EchoEngine):
         super().__init__()
         self.gate = asyncio.Event()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         await self.gate.wait()
-        async for output in super().generate(request):
-            yield output
+        await super().generate(request, out)
 
 
 @pytest.mark.slow

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from omni_ws.config import ServerConfig
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     EngineCapabilities,
-    EngineOutput,
     EngineState,
     Finished,
     GenerationRequest,
+    OutputWriter,
     TextOutput,
 )
 
@@ -35,11 +33,12 @@ class ShoutingEngine:
 
     async def stop(self) -> None: ...
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         async for chunk in request.input:
-            yield TextOutput(chunk.payload.decode().upper())
-        yield TextOutput(self._mark)
-        yield Finished(FinishReason.STOP, Usage())
+            out.write(TextOutput(chunk.payload.decode().upper()))
+            await out.drain()
+        out.write(TextOutput(self._mark))
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 def engine(config: ServerConfig) -> ShoutingEngine:
