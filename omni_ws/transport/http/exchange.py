@@ -407,13 +407,19 @@ class HttpExchange:
             self._output.send(h11.Data(data=data))
         self.recording.written(data)
 
-    async def end(self) -> None:
-        """End a started response. Does nothing where it has ended."""
-        if self._state is not _ENDED:
-            self._output.send(h11.EndOfMessage())
-            self._state = _ENDED
-            self.recording.ended()
-            await self._output.drain()
+    async def end(self, parts: Sequence[bytes] = ()) -> None:
+        """End a started response, behind ``parts``, with one write. Does nothing where it has ended."""
+        if self._state is _ENDED:
+            return
+        data, events = b"".join(parts), [h11.EndOfMessage()]
+        if data and self.request.method != "HEAD":
+            self.sent_bytes += len(data)
+            events.insert(0, h11.Data(data=data))
+        self._output.send(*events)
+        self._state = _ENDED
+        self.recording.written(data)
+        self.recording.ended()
+        await self._output.drain()
 
     def close(self) -> None:
         """Release what the exchange holds, once its handler has returned or was cancelled."""

@@ -36,7 +36,6 @@ from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
 from omni_ws.transport.routes.generation import (
     GenerationRoutes,
-    InputSource,
     encode_audio_file,
     has_streaming_input,
     is_file,
@@ -45,6 +44,7 @@ from omni_ws.transport.routes.generation import (
 from omni_ws.transport.routes.http_session import (
     AnswerSource,
     HttpSession,
+    InputSource,
     MergedAnswers,
     charging,
     collect_answer,
@@ -109,7 +109,7 @@ class ChatRoutes(GenerationRoutes):
             async with self.json_body(exchange, chat_wants_events) as body:
                 request = await body.read(partial(read_chat, input_follows=False))
                 history, chunks = await self._content(exchange, request, body.size, owner)
-                await self._respond(exchange, request, self.source_of(chunks), history, owner=owner)
+                await self._respond(exchange, request, self.split(chunks), history, owner=owner)
 
     async def _content(
         self, exchange: HttpExchange, request: ChatRequest, size: int, owner: str | None
@@ -157,7 +157,7 @@ class ChatRoutes(GenerationRoutes):
         patch = ConfigurationPatch({"task": "transcribe", "modalities": ["text"]})
         session, _ = self.open_session(exchange, patch, owner=owner, samples=False, streaming_input=False)
         with charging(self.sessions.budget) as charge:
-            async with session.running(partial(self.source_of([chunk]), session)):
+            async with session.running(self.split([chunk])):
                 outputs, _ = await collect_answer(session, charge)
         text = "".join(output.text for output in outputs if output.modality is OutputModality.TEXT)
         return text.strip() or WORDS_UNKNOWN
@@ -183,14 +183,14 @@ class ChatRoutes(GenerationRoutes):
         )
         options = chat_options(request, model=self.sessions.model.names[0])
         if streamed:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 stream = ChatStream(options)
                 await self.stream_events(exchange, session, stream, head_at_start=streaming_input)
             if request.wants_audio:
                 self._spoken.keep(audio_id(options), stream.spoken, key=owner)
             return
         with charging(self.sessions.budget) as charge:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 outputs, final = await collect_answer(session, charge)
             completion = ChatCompletion(options)
             for output in outputs:
@@ -249,8 +249,8 @@ class CompletionRoutes(GenerationRoutes):
         async with AsyncExitStack() as running:
             for prompt, session in zip(request.prompts, sessions, strict=True):
                 text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(prompt)
-                feed = self.source_of([InputChunk(Modality.TEXT, text)])
-                await running.enter_async_context(session.running(partial(feed, session)))
+                source = self.split([InputChunk(Modality.TEXT, text)])
+                await running.enter_async_context(session.running(source))
             if len(sessions) == 1:
                 yield sessions[0]
                 return
@@ -296,7 +296,7 @@ class SpeechRoutes(GenerationRoutes):
             async with self.json_body(exchange, speech_wants_events) as body:
                 request = await body.read(partial(read_speech, input_follows=False))
                 text = InputChunk(Modality.TEXT, (request.text or "").encode())
-                await self._respond(exchange, request, self.source_of([text]), owner=owner)
+                await self._respond(exchange, request, self.split([text]), owner=owner)
 
     async def _respond(
         self,
@@ -315,12 +315,12 @@ class SpeechRoutes(GenerationRoutes):
         kind = media_type(target)
         if whole:
             with charging(self.sessions.budget) as charge:
-                async with session.running(partial(source, session)):
+                async with session.running(source):
                     outputs, _ = await collect_answer(session, charge)
                 pcm = b"".join(output.payload for output in outputs if output.modality is OutputModality.AUDIO)
                 await exchange.respond(200, [("Content-Type", kind)], await encode_audio_file(pcm, target))
             return
-        async with session.running(partial(source, session)):
+        async with session.running(source):
             match request.dialect:
                 case SpeechDialect.RAW:
                     await write_raw_audio(exchange, session, kind, head_at_start=streaming_input)
@@ -378,7 +378,7 @@ class TranscriptionRoutes(GenerationRoutes):
                 request = read_transcription(fields, input_field="file")
                 file = _file(parts)
                 chunk = audio_file(bytes(file.data), filename=file.filename or "", content_type=file.content_type)
-                await self._respond(exchange, request, self.source_of([chunk]), options=options, owner=owner)
+                await self._respond(exchange, request, self.split([chunk]), options=options, owner=owner)
 
     async def _respond(
         self,
@@ -397,13 +397,13 @@ class TranscriptionRoutes(GenerationRoutes):
         session.conversation.answer_with(options)
         streamed = streaming_input if request.stream is None else request.stream
         if streamed and request.response_format not in TIMED_FORMATS:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 await self.stream_events(
                     exchange, session, TranscriptionEvents(), head_at_start=streaming_input, done=False
                 )
             return
         with charging(self.sessions.budget) as charge:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 outputs, final = await collect_answer(session, charge)
             transcription = Transcription(request, language=language, translates=options.translate)
             for output in outputs:
