@@ -13,7 +13,7 @@ the connection, and reports errors in its own words. The beginning of a frame wa
 **Reading pauses for several reasons at once** (``Pause``): the engine is behind, too much output is unwritten, there is
 no session yet, or the client sent more than its key allows. The socket is read again when the last reason is gone. What
 had been read by then waits in ``_pending``. As asyncio does not report the end of a socket that it does not read, a
-HangUpWatch asks the kernel.
+Recheck asks the kernel.
 
 **Work is limited in each pass of the event loop.** One read can hold tens of thousands of tiny frames. Those beyond
 ``_FRAMES_PER_PASS``, and those behind a large one, wait, too, so that other connections get their share.
@@ -42,7 +42,7 @@ from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
+from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 
 try:
@@ -195,7 +195,7 @@ class StreamConnection(ServerConnection):
         self._pass_scheduled = False
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
-        self._watch = HangUpWatch(self.loop, self._check_hang_up)
+        self._watch = Recheck(self.loop, self._check_hang_up)
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
         """Hand messages to ``receiver`` from now on, beginning with those that have arrived already.
@@ -299,7 +299,7 @@ class StreamConnection(ServerConnection):
         rested = self._pauses & RESTS
         self._pauses |= reason
         if reason & RESTS:
-            self._watch.begin(self.transport)
+            self._watch.begin()
             if not rested and self._receiver is not None:
                 self._receiver.reading_changed()
 
@@ -432,9 +432,9 @@ class StreamConnection(ServerConnection):
         self._pace_timer = None
         self.resume_reading(Pause.PACE)
 
-    def _check_hang_up(self, found: HangUp) -> None:
+    def _check_hang_up(self) -> None:
         """Resume reading if the unread peer has gone, only to find a closing frame in what it sent."""
-        if found is not HangUp.UNKNOWN:
+        if hang_up(self.transport) is not HangUp.UNKNOWN:
             if self._parsing in (Parsing.DIRECT, Parsing.LIBRARY):
                 self._parsing = Parsing.DEPARTED
             self.resume_reading(RESTS)

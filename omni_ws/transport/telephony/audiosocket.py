@@ -25,7 +25,7 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import SessionFrontEnd
-from omni_ws.transport.http.hang_up import HangUp, HangUpWatch, notice_dead_networks
+from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up, notice_dead_networks
 from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
@@ -254,7 +254,7 @@ class AudioSocketLink(asyncio.Protocol):
         self._failed = False
         self._first: asyncio.Future[UUID | None] = self._loop.create_future()
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._watch = HangUpWatch(self._loop, self._check_hang_up)
+        self._watch = Recheck(self._loop, self._check_hang_up)
         self._pace_timer: asyncio.TimerHandle | None = None
         self._input_pace: Callable[[int], float] | None = None
         #: Whether the peer has yet to take what was written.
@@ -389,8 +389,8 @@ class AudioSocketLink(asyncio.Protocol):
             self._transport.pause_reading()
         rested = self._pauses & RESTS
         self._pauses |= reason
-        if reason & RESTS and self._transport is not None:
-            self._watch.begin(self._transport)
+        if reason & RESTS:
+            self._watch.begin()
         if reason & RESTS and not rested and self._receiver is not None:
             self._receiver.reading_changed()
 
@@ -411,9 +411,9 @@ class AudioSocketLink(asyncio.Protocol):
         self._pace_timer = None
         self.resume_reading(Pause.PACE)
 
-    def _check_hang_up(self, found: HangUp) -> None:
+    def _check_hang_up(self) -> None:
         """Close the connection of a peer that has closed its sending side: it has hung up."""
-        if found is not HangUp.UNKNOWN and self._transport is not None:
+        if self._transport is not None and hang_up(self._transport) is not HangUp.UNKNOWN:
             self._transport.abort()
 
     def _schedule_pass(self) -> None:
