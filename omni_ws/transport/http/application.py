@@ -250,7 +250,8 @@ class Router:
         await handler(exchange)
 
     def _find(self, segments: tuple[str, ...]) -> tuple[_Route, dict[str, str]]:
-        for route in self._ordered:
+        same = self._routes.get(segments)  # the usual case: a path without parameters
+        for route in self._ordered if same is None else (same,):
             parameters = route.parameters(segments)
             if parameters is not None:
                 return route, parameters

@@ -258,10 +258,14 @@ class FrontDoor(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         match self._phase:
             case Phase.HEAD:
-                if self._head_bytes == 0:
-                    self._first_byte = self._first_byte or data[:1]
-                    self._phase_deadline.arm(self._limits.header_timeout_sec)
+                begins = self._head_bytes == 0
+                self._first_byte = self._first_byte or data[:1]
                 self._head_bytes += len(data)
+                self._http.receive_data(data)
+                self._dispatch_events()
+                if begins and self._head_bytes and self._phase is Phase.HEAD:  # most heads come whole
+                    self._phase_deadline.arm(self._limits.header_timeout_sec)
+                return
             case Phase.EXCHANGE if self._input.body.complete:
                 self._input.hold_pipelined(len(data))
             case Phase.EXCHANGE if self._input.body.ended:

@@ -219,6 +219,10 @@ class StreamConnection(ServerConnection):
         if protocol.state is not State.OPEN:
             receiver.connection_closing()
 
+    def limit_input(self, pace: Callable[[int], float] | None) -> None:
+        """Pause reading after each number of bytes received for the seconds that ``pace`` returns, from now on."""
+        self._input_pace = pace
+
     def ignore_messages(self) -> None:
         """Drop messages, since there will be no session."""
         self._parsing = Parsing.LIBRARY

@@ -15,36 +15,31 @@ from uuid import UUID
 
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.quota import ByteBudget
-from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout, ShuttingDown
+from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import SessionFrontEnd
 from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up, notice_dead_networks
 from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
+from omni_ws.transport.telephony.call import PhoneCall, PhoneCalls
 
 logger = logging.getLogger(__name__)
 
 _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000}
 
 
-class AudioSocketCalls(SessionFrontEnd):
+class AudioSocketCalls(PhoneCalls):
     """Listens for Asterisk, and opens a session for each call. Where the server has keys, a call's UUID is one."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
-        self._sessions = sessions
-        self._authenticator = authenticator
+        super().__init__(sessions, authenticator)
         self._server: asyncio.Server | None = None
-        self._openings: set[AudioSocketLink] = set()
         self._calls: set[asyncio.Task[None]] = set()
 
     @property
@@ -84,50 +79,31 @@ class AudioSocketCalls(SessionFrontEnd):
 
     async def _serve(self, link: AudioSocketLink) -> None:
         """Serve one connection, from its first frame to its close."""
-        self._openings.add(link)
+        self._openings.add(link.refuse)
         try:
             identifier = await link.identified(self._sessions.config.http.header_timeout_sec)
             if identifier is None:
                 return
-            key = self._key_of(identifier)
+            key = self._authenticator.authenticate_header(f"Bearer {identifier}")
             link.limit_input(self._sessions.admission.input_pace(key))
-            session = await self._begin(key, link.client)
+            settings = self._sessions.config.telephony
+            fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
+            given = {name: text for name, text in fields.items() if text is not None}
+            session = await self._open(key, link.client, _AUDIO_FORMAT, **given)
         except OmniError as error:
             logger.info("refused a call over AudioSocket from %s: %s", link.client, error.message)
             await link.close_in_time(0, error.message)
             return
         finally:
-            self._openings.discard(link)
+            self._openings.discard(link.refuse)
         call = AudioSocketCall(link, session)
         session.attach(call)
         session.conversation.greet()
         await call.serve()
 
-    def _key_of(self, identifier: UUID) -> ApiKey | None:
-        """Find the key that a call's UUID is. Raises Unauthenticated, unless the server has no keys."""
-        return self._authenticator.authenticate_header(f"Bearer {identifier}")
-
-    async def _begin(self, key: ApiKey | None, client: str) -> Session:
-        """Open the session of a call. Raises the error that the call is refused with."""
-        settings = self._sessions.config.telephony
-        session = await self._live.admit(key, client=client)
-        fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
-        given = {name: text for name, text in fields.items() if text is not None}
-        try:
-            session.conversation.configure(call_configuration(_AUDIO_FORMAT, **given))
-        except OmniError:
-            session.end(None)
-            raise
-        return session
-
-    def drain(self, time_left: float) -> None:
-        self._refuse_openings(ShuttingDown("the server is shutting down"))
-        super().drain(time_left)
-
     def end_all(self, error: OmniError) -> None:
         if self._server is not None:
             self._server.close()
-        self._refuse_openings(error)
         super().end_all(error)
 
     async def wait_closed(self) -> None:
@@ -136,10 +112,6 @@ class AudioSocketCalls(SessionFrontEnd):
         await super().wait_closed()
         if self._server is not None:
             await self._server.wait_closed()
-
-    def _refuse_openings(self, error: OmniError) -> None:
-        for link in self._openings:
-            link.refuse(error)
 
 
 # A call.
