@@ -124,6 +124,8 @@ def _output(request_id: str, tokens: list[int], reason: str) -> RequestOutput:
 class SteppedExecutor(Executor):
     """One thread that a test moves on: calls wait in ``calls`` until they are let run, in their order."""
 
+    idle = False
+
     def __init__(self) -> None:
         self.calls: deque[Callable[[], None]] = deque()
 

@@ -43,7 +43,7 @@ from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowCon
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
-from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
+from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings
 
 try:
     from websockets.speedups import apply_mask
@@ -269,8 +269,9 @@ class StreamConnection(ServerConnection):
         return self.heard_at
 
     def write_ping(self) -> None:
-        """Send an empty ping without waiting. The connection must be open."""
-        self.transport.write(_EMPTY_PING)
+        """Send an empty ping without waiting, if the connection is open."""
+        if self.is_open:
+            self.transport.write(_EMPTY_PING)
 
     def fail(self, code: CloseCode, reason: str) -> None:
         """Close as the library does for errors of the protocol: without an error frame, and without waiting."""
@@ -712,10 +713,7 @@ class SoleConnection(Attachment, ABC):
             self._session.end(error)
             return
         self._keep_alive.heard(self._connection.heard_at)
-        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
-            case PeerState.SILENT if self._connection.is_open:
-                self._connection.write_ping()
-            case PeerState.GONE:
-                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-                self.connection_closing()
+        if not self._keep_alive.check(now, self._connection.write_ping, listening=self._connection.is_reading):
+            self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+            self.connection_closing()
         self._arm(now)

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -459,30 +459,6 @@ MAX_ANSWERS: Final = 1024
 MAX_CHARACTERS: Final = 1 << 20
 
 
-@dataclass(slots=True)
-class _OfKey:
-    """The transcripts of one key by audio id, each with the time at which it is forgotten, oldest first."""
-
-    answers: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
-    characters: int = 0
-
-    def keep(self, audio_id: str, text: str, *, until: float) -> None:
-        self.drop(audio_id)
-        self.answers[audio_id] = (until, text)
-        self.characters += len(text)
-
-    def drop(self, audio_id: str) -> None:
-        _, text = self.answers.pop(audio_id, (0.0, ""))
-        self.characters -= len(text)
-
-    def drop_old(self, now: float) -> None:
-        while self.answers:
-            oldest, (until, _) = next(iter(self.answers.items()))
-            if until > now and len(self.answers) <= MAX_ANSWERS and self.characters <= MAX_CHARACTERS:
-                return
-            self.drop(oldest)
-
-
 class SpokenAnswers:
     """The transcripts of spoken answers by key and id, so that clients can refer to them by ``audio.id``.
 
@@ -493,15 +469,17 @@ class SpokenAnswers:
     def __init__(self, group: WorkerGroup | None, now: Callable[[], float]) -> None:
         self._group = group
         self._now = now
-        self._by_key: dict[str | None, _OfKey] = {}
+        #: The transcripts of each key by id, each with the time at which it is forgotten, oldest first.
+        self._by_key: dict[str | None, OrderedDict[str, tuple[float, str]]] = {}
         if group is not None:
             group.on(SPOKEN_ANSWERS, self._tell)
 
     def keep(self, audio_id: str, text: str, *, key: str | None) -> None:
         """Keep the transcript of an answer to this key."""
-        own = self._by_key.setdefault(key, _OfKey())
-        own.keep(audio_id, text, until=self._now() + KNOWN_SEC)
-        own.drop_old(self._now())
+        own = self._by_key.setdefault(key, OrderedDict())
+        own.pop(audio_id, None)
+        own[audio_id] = (self._now() + KNOWN_SEC, text)
+        self._drop_old(own)
 
     async def find(self, audio_ids: Iterable[str], *, key: str | None) -> dict[str, str]:
         """Return the transcripts by id, as far as this server gave such answers to this key within KNOWN_SEC."""
@@ -520,5 +498,13 @@ class SpokenAnswers:
         own = self._by_key.get(key)
         if own is None:
             return {}
-        own.drop_old(self._now())
-        return {one: own.answers[one][1] for one in audio_ids if one in own.answers}
+        self._drop_old(own)
+        return {one: own[one][1] for one in audio_ids if one in own}
+
+    def _drop_old(self, own: OrderedDict[str, tuple[float, str]]) -> None:
+        characters = sum(len(text) for _, text in own.values())
+        for oldest, (until, text) in tuple(own.items()):
+            if until > self._now() and len(own) <= MAX_ANSWERS and characters <= MAX_CHARACTERS:
+                return
+            characters -= len(text)
+            del own[oldest]
