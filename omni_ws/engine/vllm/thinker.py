@@ -219,11 +219,12 @@ class Thinker:
     ) -> None:
         """Answer input that has arrived already. Text becomes a prompt in one call, if short without the thread."""
         begun: tuple[PromptDraft, InputParts] | None = None
-        texts: list[DecodedPart] = []
+        texts: list[TextPart | ToolResultPart] = []
         async for decoded in source:
-            texts.append(decoded)
-            if not isinstance(decoded, TextPart | ToolResultPart):
-                begun = await self._in_thread(self._add, begun, texts)
+            if isinstance(decoded, TextPart | ToolResultPart):
+                texts.append(decoded)
+            else:
+                begun = await self._in_thread(self._add, begun, [*texts, decoded])
                 texts = []
 
         def complete() -> tuple[PromptDraft, Excerpt]:
@@ -235,14 +236,14 @@ class Thinker:
         draft, whole = complete() if at_once else await self._in_thread(complete)
         await self._answer(WarmedPrefix(self._origin), draft, whole, sink, outputs)
 
-    def _is_short(self, texts: Iterable[DecodedPart]) -> bool:
+    def _is_short(self, texts: Iterable[TextPart | ToolResultPart]) -> bool:
         """Whether the prompt takes little work: short text, without tools, grammars or media."""
         request = self._request
         history = [part for message in request.history for part in message.parts]
         if request.tools or request.options.structure is not None or any(one.speech or one.picture for one in history):
             return False
-        characters = len(request.instructions) + sum(len(one.text) for one in (*history, *texts))
-        return characters <= AT_ONCE_CHARACTERS
+        characters = sum(len(one.text) for one in history) + sum(len(one.text) for one in texts)
+        return len(request.instructions) + characters <= AT_ONCE_CHARACTERS
 
     def _add(
         self, begun: tuple[PromptDraft, InputParts] | None, decoded: Iterable[DecodedPart]

@@ -384,11 +384,12 @@ class HttpExchange:
         """End a started response, behind ``parts``, with one write. Does nothing where it has ended."""
         if self._ended:
             return
-        data, events = b"".join(parts), [h11.EndOfMessage()]
+        data = b"".join(parts)
+        events: list[h11.Event] = []
         if data and self.request.method != "HEAD":
             self.sent_bytes += len(data)
-            events.insert(0, h11.Data(data=data))
-        self._output.send(*events)
+            events.append(h11.Data(data=data))
+        self._output.send(*events, h11.EndOfMessage())
         self._ended = True
         self.recording.written(data)
         self.recording.ended()

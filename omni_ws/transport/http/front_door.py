@@ -35,7 +35,7 @@ served one at a time, in order; bytes of later ones wait in h11's buffer, and pa
 Half-close: a client may close its sending side and read on. That looks the same as a closed socket until something is
 sent, so such a peer is probed with bytes without meaning: an interim response before the head, a comment or a leading
 zero of a chunk size behind it. A peer that is gone replies with a reset; the connection is lost, which cancels the
-handler. While reading is paused, the kernel is asked about the peer. TLS has no half-close: its end of data is a close.
+handler. Most have closed their socket, so the first probe comes soon; later ones are rare, as a client may count them. While reading is paused, the kernel is asked about the peer. TLS has no half-close: its end of data is a close.
 
 Closing: a close with unread input makes the kernel send a reset, which overtakes the response. Where the peer may
 still be sending, the connection therefore closes its sending side only, and lingers while it discards input.
@@ -168,9 +168,7 @@ class FrontDoor(asyncio.Protocol):
         self._addresses = addresses
         self._loop = asyncio.get_running_loop()
         self._http = strict_http(limits.max_header_bytes)
-        self._output = HttpOutput(
-            self._http, timeout_sec=limits.write_timeout_sec, on_timeout=self._write_timeout_expired
-        )
+        self._output = HttpOutput(self._http, timeout_sec=limits.write_timeout_sec, on_timeout=self._write_expired)
         self._input = HttpInput(
             self._http,
             high_water_bytes=limits.body_high_water_bytes,
@@ -188,8 +186,7 @@ class FrontDoor(asyncio.Protocol):
         #: Of the connection; tells TLS from HTTP.
         self._first_byte = b""
         #: Bytes received of the head in HEAD, and bytes discarded in LINGER.
-        self._head_bytes = 0
-        self._lingered_bytes = 0
+        self._head_bytes = self._lingered_bytes = 0
         #: Empty lines that may still precede the next head, and how long to wait for its first byte.
         self._empty_lines_left = MAX_EMPTY_LINES
         self._idle_sec = limits.header_timeout_sec
@@ -199,11 +196,7 @@ class FrontDoor(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._exchange: HttpExchange | None = None
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
-        first, longest = limits.half_close_probe_sec, limits.half_close_probe_max_sec
-        #: Of a peer that has closed its sending side. It may still read, or may have closed its socket altogether; both
-        #: look the same until something is sent. Most have closed it, so the first probe comes soon; later ones are
-        #: rare, because a client may count what they send.
-        self._probe = Recheck(self._loop, self._probe_peer, first_sec=first, longest_sec=longest)
+        self._probe = Recheck(self._probe_peer, limits.half_close_probe_sec, limits.half_close_probe_max_sec)
 
     @property
     def upgraded_connections(self) -> int:
@@ -587,7 +580,7 @@ class FrontDoor(asyncio.Protocol):
         else:
             self._close()
 
-    def _write_timeout_expired(self) -> None:
+    def _write_expired(self) -> None:
         logger.info("dropped a client that had not read for %g s", self._limits.write_timeout_sec)
         self.abort()
 

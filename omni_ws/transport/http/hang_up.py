@@ -98,19 +98,14 @@ class Recheck:
     """
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        check: Callable[[], None],
-        *,
-        first_sec: float = FIRST_CHECK_SEC,
-        longest_sec: float = LONGEST_CHECK_SEC,
+        self, check: Callable[[], None], first_sec: float = FIRST_CHECK_SEC, longest_sec: float = LONGEST_CHECK_SEC
     ) -> None:
         self._check = check
         self._first_sec = first_sec
         self._longest_sec = longest_sec
         self._interval = first_sec
         self._running = False
-        self._deadline = Deadline(loop, self._due)
+        self._deadline = Deadline(asyncio.get_running_loop(), self._due)
 
     def begin(self) -> None:
         """Start checking. Does nothing where that goes on already."""

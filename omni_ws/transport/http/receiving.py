@@ -121,7 +121,7 @@ class HttpInput:
         #: Whether the socket is not read, and whether that is so at least until the next pass of the event loop.
         self._paused = self._yielding = False
         self._deadline = Deadline(self._loop, self._expired)
-        self._watch = Recheck(self._loop, unread)
+        self._watch = Recheck(unread)
 
     def attach(self, transport: asyncio.Transport) -> None:
         """Set the transport whose reading is paused and resumed."""
