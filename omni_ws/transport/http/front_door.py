@@ -35,7 +35,8 @@ served one at a time, in order; bytes of later ones wait in h11's buffer, and pa
 Half-close: a client may close its sending side and read on. That looks the same as a closed socket until something is
 sent, so such a peer is probed with bytes without meaning: an interim response before the head, a comment or a leading
 zero of a chunk size behind it. A peer that is gone replies with a reset; the connection is lost, which cancels the
-handler. Most have closed their socket, so the first probe comes soon; later ones are rare, as a client may count them. While reading is paused, the kernel is asked about the peer. TLS has no half-close: its end of data is a close.
+handler. Most have closed their socket, so the first probe comes soon; later ones are rare, as a client may count them.
+While reading is paused, the kernel is asked about the peer. TLS has no half-close: its end of data is a close.
 
 Closing: a close with unread input makes the kernel send a reset, which overtakes the response. Where the peer may
 still be sending, the connection therefore closes its sending side only, and lingers while it discards input.
