@@ -106,8 +106,6 @@ class PausedReading:
     A connection sets the attributes. Where its peer may hang up unnoticed while it is not read, ``_watch`` looks.
     """
 
-    __slots__ = ()
-
     loop: asyncio.AbstractEventLoop
     #: When the peer last sent something (of what is processed now), on the loop's clock.
     heard_at: float
@@ -258,6 +256,7 @@ class StreamConnection(PausedReading, ServerConnection):
         *("_fragments", "_fragments_are_text", "_unfinished", "_pauses", "_pass_scheduled"),
         *("_input_pace", "_pace_timer", "_watch", "_unwritten", "_write_timeout", "_stall_timer"),
     )
+    _watch: Recheck
 
     def __init__(
         self,

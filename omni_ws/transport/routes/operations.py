@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -323,6 +323,15 @@ _PAGE_HEADERS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _PageFile:
+    """One file of the page, with its headers."""
+
+    content: bytes
+    media_type: str
+    entity_tag: str
+
+
 class DemoRoutes(FrontEnd):
     """The demo page at ``/``, and the client library for browsers at ``/client.js`` that it is built on.
 
@@ -349,19 +358,18 @@ async def _send(exchange: HttpExchange, name: str) -> None:
     file = _page_files().get(name)
     if file is None:
         raise NotFound(f"{shown_path(exchange.request.segments)} not found")
-    content, media_type, entity_tag = file
-    tag = ("ETag", entity_tag)
+    tag = ("ETag", file.entity_tag)
     # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
-    if entity_tag in known:
+    if file.entity_tag in known:
         await exchange.respond(304, [*_PAGE_HEADERS, tag])
     else:
-        await exchange.respond(200, [("Content-Type", media_type), *_PAGE_HEADERS, tag], content)
+        await exchange.respond(200, [("Content-Type", file.media_type), *_PAGE_HEADERS, tag], file.content)
 
 
 @cache
-def _page_files() -> Mapping[str, tuple[bytes, str, str]]:
-    """All files of the page by path: content, type and entity tag. Cached, because reading blocks the event loop."""
+def _page_files() -> Mapping[str, _PageFile]:
+    """All files of the page, by path. Cached, because reading blocks the event loop."""
     page, library = _folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
     entries |= {f"client/{entry.name}": entry for entry in library.joinpath("client").iterdir()}
@@ -371,7 +379,7 @@ def _page_files() -> Mapping[str, tuple[bytes, str, str]]:
         media_type = MEDIA_TYPES.get(path.rpartition(".")[2])
         if media_type is not None:
             content = entry.read_bytes()
-            found[path] = content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            found[path] = _PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
     return found
 
 

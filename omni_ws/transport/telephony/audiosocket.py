@@ -213,6 +213,8 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
     ``accepted`` is called once it is connected. There is nothing to ping: the kernel notices dead networks.
     """
 
+    _watch: Recheck
+
     def __init__(self, accepted: Callable[[AudioSocketLink], None]) -> None:
         self._accepted = accepted
         self.loop = asyncio.get_running_loop()

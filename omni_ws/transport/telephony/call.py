@@ -48,9 +48,7 @@ class PhoneCalls(SessionFrontEnd):
         #: Of each connection that waits for its call to begin, the function that refuses it.
         self._openings: set[Callable[[OmniError], None]] = set()
 
-    async def _open(
-        self, key: ApiKey | None, client: str, audio: Mapping[str, Any], given: Mapping[str, str]
-    ) -> Session:
+    async def _open(self, key: ApiKey | None, client: str, audio: Mapping[str, Any], **given: str) -> Session:
         """Open the session of a call. Raises the error that the call is refused with.
 
         Turns are detected, and ``audio`` is the format both ways. ``given`` are other fields of ``session_config``.

@@ -103,7 +103,7 @@ class TelephonyStreams(PhoneCalls):
                 key = self._key_of(start)
                 connection.limit_input(self._sessions.admission.input_pace(key))
             given = start.custom_parameters
-            fields = {name: given[name] for name in SESSION_PARAMETERS if name in given}
+            fields: dict[str, str] = {name: given[name] for name in SESSION_PARAMETERS if name in given}
             session = await self._open(key, client, _AUDIO_FORMAT, **fields)
         except OmniError as error:
             await opening.close(close_code(error), error.message)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ class Run:
             model=self.model,  # type: ignore[arg-type]
             form=form(WordTokenizer()),
             budget=self.budget,
-            thread=self.thread,
+            thread=cast("Any", self.thread),
             decoding=self.thread,
             sampling={},
             sample_rate=16_000,
