@@ -57,6 +57,18 @@ from omni_ws.wire.streaming_body import (
 Request = TypeVar("Request")
 
 
+@dataclass(frozen=True, slots=True)
+class JsonBody:
+    """An ordinary request body: the fields of its object, and its size in bytes."""
+
+    fields: dict[str, Any]
+    size: int
+
+    async def read(self, read: Callable[[Mapping[str, Any]], Request]) -> Request:
+        """Return what ``read`` makes of the fields; run it in a worker thread where they are large."""
+        return await to_thread_if_large(self.size, partial(read, self.fields))
+
+
 class GenerationRoutes(FrontEnd):
     """Base class of front ends whose handlers run one session for each request.
 
@@ -95,22 +107,17 @@ class GenerationRoutes(FrontEnd):
 
     @asynccontextmanager
     async def json_body(
-        self,
-        exchange: HttpExchange,
-        read: Callable[[Mapping[str, Any]], Request],
-        *,
-        wants_events: Callable[[Mapping[str, Any]], bool],
-    ) -> AsyncIterator[tuple[Request, int]]:
-        """Read an ordinary body; yield what ``read`` makes of it, in a worker thread if it is large, and its size.
+        self, exchange: HttpExchange, wants_events: Callable[[Mapping[str, Any]], bool]
+    ) -> AsyncIterator[JsonBody]:
+        """Read an ordinary body and yield it; errors in the block are sent as ``errors_as_events`` describes.
 
-        Errors in it and in the block are sent as ``errors_as_events`` describes; ``wants_events`` reads from the fields
-        whether the response is to be a stream of events.
+        ``wants_events`` reads from the fields whether the response is to be a stream of events.
         """
         fields, size = await read_json_object(
             exchange, self.config.http.max_body_bytes, hint=f"; streaming input requires {STREAMING_HEADER}"
         )
         async with self.errors_as_events(exchange, wanted=wants_events(fields)):
-            yield await to_thread_if_large(size, partial(read, fields)), size
+            yield JsonBody(fields, size)
 
     @asynccontextmanager
     async def errors_as_events(self, exchange: HttpExchange, *, wanted: bool) -> AsyncIterator[None]:

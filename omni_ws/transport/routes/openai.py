@@ -106,9 +106,9 @@ class ChatRoutes(GenerationRoutes):
                 history, _ = await self._content(exchange, request, 0, owner)
                 await self._respond(exchange, request, stream.feed, history, owner=owner, streaming_input=True)
                 return
-            read = partial(read_chat, input_follows=False)
-            async with self.json_body(exchange, read, wants_events=chat_wants_events) as (request, size):
-                history, chunks = await self._content(exchange, request, size, owner)
+            async with self.json_body(exchange, chat_wants_events) as body:
+                request = await body.read(partial(read_chat, input_follows=False))
+                history, chunks = await self._content(exchange, request, body.size, owner)
                 await self._respond(exchange, request, self.split(chunks), history, owner=owner)
 
     async def _content(
@@ -211,8 +211,9 @@ class CompletionRoutes(GenerationRoutes):
         """Respond with the completions of all prompts of one request, each of which is a session of its own."""
         async with (
             self.admitted(exchange) as owner,
-            self.json_body(exchange, read_completion, wants_events=chat_wants_events) as (request, _),
+            self.json_body(exchange, chat_wants_events) as body,
         ):
+            request = await body.read(read_completion)
             sessions: list[HttpSession] = []
             with ExitStack() as opening:  # if one session cannot be opened, none of them ever runs
                 for one in range(len(request.prompts)):
@@ -292,8 +293,8 @@ class SpeechRoutes(GenerationRoutes):
                 request = read_speech(await stream.parameters(), input_follows=True)
                 await self._respond(exchange, request, stream.feed, owner=owner, streaming_input=True)
                 return
-            read = partial(read_speech, input_follows=False)
-            async with self.json_body(exchange, read, wants_events=speech_wants_events) as (request, _):
+            async with self.json_body(exchange, speech_wants_events) as body:
+                request = await body.read(partial(read_speech, input_follows=False))
                 text = InputChunk(Modality.TEXT, (request.text or "").encode())
                 await self._respond(exchange, request, self.split([text]), owner=owner)
 
