@@ -29,7 +29,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.mode_b.routes import SESSIONS_PATH
 from omni_ws.transport.mode_b.session import ModeBRegistry
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
-from omni_ws.transport.recording.recordings import Recordings
+from omni_ws.transport.recording.recordings import HttpRecordings
 
 
 class App(Application):
@@ -53,7 +53,7 @@ class App(Application):
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None
         self.secrets = ClientSecrets()
-        self.recordings = Recordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
+        self.recordings = HttpRecordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         self.recorder = self.recordings.recorder if self.recordings else None
         self.registry = ModeBRegistry(self.sessions)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
@@ -79,7 +79,7 @@ class App(Application):
     async def handle(self, exchange: HttpExchange) -> None:
         if self.recordings is not None:
             with suppress(Unauthenticated):  # refused requests are not recorded
-                self.recordings.http.begin(exchange, self.authenticator.authenticate(exchange.request))
+                self.recordings.begin(exchange, self.authenticator.authenticate(exchange.request))
         await self._router.dispatch(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:

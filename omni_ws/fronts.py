@@ -17,8 +17,7 @@ from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 
 def mode_b_readers(app: App) -> FrontEnd:
-    recorded_http = app.recordings.http if app.recordings else None
-    return ModeBReaders(app.config, app.authenticator, app.registry, recorded_http)
+    return ModeBReaders(app.config, app.authenticator, app.registry, app.recordings)
 
 
 def streaming_input(app: App) -> FrontEnd:

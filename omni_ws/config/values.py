@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -178,6 +179,7 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+@lru_cache(maxsize=1024)
 def literal_address(text: str) -> Address | None:
     """Parses an address, with or without brackets and zone; returns None for a host name.
 

@@ -108,6 +108,23 @@ async def run_work(work: Work, call: Callable[..., T], *arguments: object) -> T:
     return await asyncio.wrap_future(_threads(work).submit(call, *arguments))
 
 
+class SoleThread(ThreadPoolExecutor):
+    """A single thread, for calls that may not run at the same time."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1, thread_name_prefix=name)
+        self._last: Future[Any] | None = None
+
+    def submit(self, call: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        self._last = future = super().submit(call, *arguments, **options)
+        return future
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call runs or waits, so that its owner may run one itself. False also behind a cancelled call."""
+        return self._last is None or (self._last.done() and not self._last.cancelled())
+
+
 async def run_in_thread(executor: Executor, call: Callable[..., T], *arguments: object) -> T:
     """Run ``call(*arguments)`` in ``executor`` and return its result.
 

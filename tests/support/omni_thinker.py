@@ -24,6 +24,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.threads import SoleThread
 from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import read_checkpoint
 from omni_ws.engine.vllm.early_input import EarlyBudget
@@ -124,7 +125,7 @@ class OmniThinker:
             model=self.model,
             form=checkpoint.form,
             budget=EarlyBudget.of(self.model),
-            thread=ThreadPoolExecutor(1),
+            thread=SoleThread("tokenizer"),
             sampling=checkpoint.sampling,
             sample_rate=checkpoint.sample_rate,
             shortest_segment_ms=3000,

@@ -34,6 +34,7 @@ from omni_ws.engine.decoding import DECODING_THREADS, decode_input
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.omni.stages import SpeechPart, VocoderStage
 from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.threads import SoleThread
 from omni_ws.engine.tts.speech_engine import SpeechEngine, read_aloud
 from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import (
@@ -125,7 +126,7 @@ class VllmEngine:
         self._checkpoint: Checkpoint | None = None
         self._shared: ThinkerParts | None = None
         self._decoding: ThreadPoolExecutor | None = None
-        self._tokenizing: ThreadPoolExecutor | None = None
+        self._tokenizing: SoleThread | None = None
         self._tokens: TokenGenerator | None = None
         self.capabilities = self._found_capabilities()
 
@@ -222,7 +223,7 @@ class VllmEngine:
         if self._shared is not None:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._tokenizing = SoleThread("tokenizer")
         parsers, template = (self.config.tool_parser, self.config.reasoning_parser), self.config.chat_template
         chat_template = None
         try:

@@ -181,7 +181,10 @@ class LanguageModel:
         """Convert a prompt to vLLM's internal form, processing its media off the event loop. Raises as ``generate``."""
         llm = self.llm
         try:
-            (rendered,) = await llm.renderer.render_cmpl_async([prompt])
+            if "multi_modal_data" in prompt:
+                (rendered,) = await llm.renderer.render_cmpl_async([prompt])
+            else:  # nothing to compute: two tasks for that would only take time
+                (rendered,) = llm.renderer.render_cmpl([prompt])
         except asyncio.CancelledError:
             if prompt.get("multi_modal_data"):
                 await self.forget_media()

@@ -19,7 +19,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import earlier_speech
 from omni_ws.engine.decoding import DecodedPart, TextPart, ToolResultPart, decode_speech
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.threads import SoleThread, run_in_thread
 from omni_ws.engine.vllm.answer_reader import AlignedTokens, AnswerReader, PromptEcho, SpokenTokens, TokenBytes
 from omni_ws.engine.vllm.early_input import (
     AudioSegmenter,
@@ -63,17 +63,21 @@ EARLY_AFTER_SEC: Final = 0.02
 LEAST_EARLY_TOKENS: Final = 64
 
 
+#: The characters that become a prompt on the event loop: that takes less time than to wake a thread and the loop again.
+AT_ONCE_CHARACTERS: Final = 2048
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerParts:
     """The model and settings that all requests to a Thinker share.
 
-    ``thread`` is a single thread, because the tokenizer is not thread-safe.
+    ``thread`` is the tokenizer's, which is not thread-safe.
     """
 
     model: LanguageModel
     form: PromptForm
     budget: EarlyBudget
-    thread: Executor
+    thread: SoleThread
     #: The checkpoint's default sampling parameters.
     sampling: Mapping[str, Any]
     #: Of input audio, in Hz.
@@ -209,13 +213,14 @@ class Thinker:
     async def _answer_at_once(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: OutputWriter
     ) -> None:
-        """Answer input that has arrived already. Text becomes a prompt in a single call in the thread, to save time."""
+        """Answer input that has arrived already. Text becomes a prompt in one call, if short without the thread."""
         begun: tuple[PromptDraft, InputParts] | None = None
-        texts: list[DecodedPart] = []
+        texts: list[TextPart | ToolResultPart] = []
         async for decoded in source:
-            texts.append(decoded)
-            if not isinstance(decoded, TextPart | ToolResultPart):
-                begun = await self._in_thread(self._add, begun, texts)
+            if isinstance(decoded, TextPart | ToolResultPart):
+                texts.append(decoded)
+            else:
+                begun = await self._in_thread(self._add, begun, [*texts, decoded])
                 texts = []
 
         def complete() -> tuple[PromptDraft, Excerpt]:
@@ -223,8 +228,18 @@ class Thinker:
             parts.close_part()
             return draft, draft.whole()
 
-        draft, whole = await self._in_thread(complete)
+        at_once = begun is None and self._is_short(texts) and self._shared.thread.idle
+        draft, whole = complete() if at_once else await self._in_thread(complete)
         await self._answer(WarmedPrefix(self._origin), draft, whole, sink, outputs)
+
+    def _is_short(self, texts: Iterable[TextPart | ToolResultPart]) -> bool:
+        """Whether the prompt takes little work: short text, without tools, grammars or media."""
+        request = self._request
+        history = [part for message in request.history for part in message.parts]
+        if request.tools or request.options.structure is not None or any(one.speech or one.picture for one in history):
+            return False
+        characters = sum(len(one.text) for one in history) + sum(len(one.text) for one in texts)
+        return len(request.instructions) + characters <= AT_ONCE_CHARACTERS
 
     def _add(
         self, begun: tuple[PromptDraft, InputParts] | None, decoded: Iterable[DecodedPart]

@@ -22,18 +22,13 @@ ConnectionFactory = Callable[..., ServerConnection]
 ServeConnection = Callable[[Any], Awaitable[None]]
 
 
-async def close_at_once(connection: ServerConnection) -> None:
-    """Closes a connection that no endpoint serves."""
-    await connection.close()
-
-
 @dataclass(frozen=True, slots=True)
 class UpgradeDecision:
     """An accepted WebSocket handshake."""
 
     connection: ConnectionFactory = ServerConnection
     #: Called with the connection once it is open; what it needs to know of the handshake is bound to it.
-    serve: ServeConnection = close_at_once
+    serve: ServeConnection = ServerConnection.close
     #: The selected subprotocol.
     subprotocol: str | None = None
     #: Limit of a message in bytes; None for the one given to ``serve``.
@@ -153,16 +148,6 @@ _SHOWN_CHARACTERS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """The handler of a request, the template of its route (bounded in number, hence a metrics label) and the path's
-    parameters."""
-
-    handler: Handler
-    template: str
-    parameters: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class _Route:
     template: str
     parts: tuple[str, ...]
@@ -237,15 +222,18 @@ class Router:
         self.match("GET", request.segments)  # raises its own NotFound where there is no route either
         raise NotFound(f"no WebSocket at {shown_path(request.segments)}")
 
-    def match(self, method: str, segments: tuple[str, ...]) -> Match:
-        """Raises NotFound, or MethodNotAllowed with the methods of the path."""
+    def match(self, method: str, segments: tuple[str, ...]) -> tuple[Handler, str, Mapping[str, str]]:
+        """The handler of a request, the template of its route (a label of the metrics) and the path's parameters.
+
+        Raises NotFound, or MethodNotAllowed with the methods of the path.
+        """
         route, parameters = self._find(segments)
         handler = route.methods.get(method)
         if handler is None and method == "HEAD":
             handler = route.methods.get("GET")
         if handler is None:
             raise MethodNotAllowed(f"{method} is not allowed for {route.template}", allow=route.allow)
-        return Match(handler, route.template, parameters)
+        return handler, route.template, parameters
 
     def allow(self, segments: tuple[str, ...]) -> tuple[str, ...]:
         """The methods of a path, or of all paths together for ``*``. Raises NotFound."""
@@ -259,12 +247,13 @@ class Router:
         if request.method == "OPTIONS":
             await exchange.respond_options(self.allow(request.segments))
             return
-        match = self.match(request.method, request.segments)
-        exchange.found(match.template, match.parameters)
-        await match.handler(exchange)
+        handler, template, parameters = self.match(request.method, request.segments)
+        exchange.found(template, parameters)
+        await handler(exchange)
 
     def _find(self, segments: tuple[str, ...]) -> tuple[_Route, dict[str, str]]:
-        for route in self._ordered:
+        same = self._routes.get(segments)  # the usual case: a path without parameters
+        for route in self._ordered if same is None else (same,):
             parameters = route.parameters(segments)
             if parameters is not None:
                 return route, parameters

@@ -12,7 +12,6 @@ of the handler is cancelled.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import re
 import time
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import h11
@@ -76,29 +75,6 @@ class ExchangeRecording:
 NOT_RECORDED: Final = ExchangeRecording()
 
 
-class ResponseState(enum.Enum):
-    """How far the response has been sent.
-
-    ======= =================================================== ==============
-    state   meaning                                             next
-    ======= =================================================== ==============
-    PENDING nothing has been sent; the status may be chosen     STARTED, ENDED
-    STARTED the head has been sent; content may follow          ENDED
-    ENDED   the response is complete                            none
-    ======= =================================================== ==============
-
-    h11 refuses events that do not fit, so that transitions need no check of their own.
-    """
-
-    PENDING = enum.auto()
-    STARTED = enum.auto()
-    ENDED = enum.auto()
-
-
-# Bound once: writing a part of a response, which is done for every token, looks at the state.
-_PENDING: Final = ResponseState.PENDING
-_STARTED: Final = ResponseState.STARTED
-_ENDED: Final = ResponseState.ENDED
 #: Of a body that was pushed back, what one ``read`` returns at most.
 _PIECE_BYTES: Final = 64 * 1024
 
@@ -149,7 +125,9 @@ class HttpExchange:
         #: Bytes that were read, and are to be read again; and whether the body ended with them.
         self._pushed_back = bytearray()
         self._ended_there = False
-        self._state = _PENDING
+        #: Whether the head of the response has been sent, so that its status can no longer change; and whether its end
+        #: has. h11 refuses events that do not fit, so that these need no check of their own.
+        self.head_sent = self._ended = False
         #: Whether parts of the response are sent as chunks.
         self._chunked = False
 
@@ -297,11 +275,6 @@ class HttpExchange:
 
     # The response
 
-    @property
-    def head_sent(self) -> bool:
-        """Whether the head of the response has been sent, so that its status can no longer change."""
-        return self._state is not _PENDING
-
     async def respond(self, status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"") -> None:
         """Send a whole response.
 
@@ -318,7 +291,7 @@ class HttpExchange:
             events.append(h11.Data(data=body))
             self.sent_bytes = len(body)
         self._output.send(*events, h11.EndOfMessage())
-        self._state = _ENDED
+        self.head_sent = self._ended = True
         self.recording.begun(status, fields)
         self.recording.written(body)
         self.recording.ended()
@@ -331,7 +304,7 @@ class HttpExchange:
     async def respond_error(self, error: OmniError) -> None:
         """Send ``error`` as a response. Drops the connection where the head was sent or the error has no status."""
         status = http_status(error)
-        if self._state is not _PENDING or status is None:
+        if self.head_sent or status is None:
             self._output.abort()
             return
         headers: HeaderList = [("Content-Type", JSON), *error_headers(error)]
@@ -360,7 +333,7 @@ class HttpExchange:
     @property
     def startable(self) -> bool:
         """Whether ``start`` would not wait. The response has not started then."""
-        return self._state is _PENDING and self._output.has_room
+        return not self.head_sent and self._output.has_room
 
     def start_now(
         self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"", content: bytes = b""
@@ -374,7 +347,7 @@ class HttpExchange:
             events.append(h11.Data(data=content))
             self.sent_bytes = len(content)
         self._output.send(*events)
-        self._state = _STARTED
+        self.head_sent = True
         self.recording.begun(status, fields)
         self.recording.written(content)
         # h11 chooses chunks under the same conditions.
@@ -395,11 +368,11 @@ class HttpExchange:
     @property
     def writable(self) -> bool:
         """Whether ``write`` would not wait. The response has started then."""
-        return self._state is _STARTED and self._output.has_room
+        return self.head_sent and not self._ended and self._output.has_room
 
     def write_now(self, data: bytes) -> None:
         """Send a part of a started response without waiting. Call it only while the response is ``writable``."""
-        if data and self._chunked and self._state is _STARTED:
+        if data and self._chunked and not self._ended:
             self.sent_bytes += len(data)
             self._output.send_chunk(data)
         elif data and self.request.method != "HEAD":
@@ -407,13 +380,20 @@ class HttpExchange:
             self._output.send(h11.Data(data=data))
         self.recording.written(data)
 
-    async def end(self) -> None:
-        """End a started response. Does nothing where it has ended."""
-        if self._state is not _ENDED:
-            self._output.send(h11.EndOfMessage())
-            self._state = _ENDED
-            self.recording.ended()
-            await self._output.drain()
+    async def end(self, parts: Sequence[bytes] = ()) -> None:
+        """End a started response, behind ``parts``, with one write. Does nothing where it has ended."""
+        if self._ended:
+            return
+        data = b"".join(parts)
+        events: list[h11.Event] = []
+        if data and self.request.method != "HEAD":
+            self.sent_bytes += len(data)
+            events.append(h11.Data(data=data))
+        self._output.send(*events, h11.EndOfMessage())
+        self._ended = True
+        self.recording.written(data)
+        self.recording.ended()
+        await self._output.drain()
 
     def close(self) -> None:
         """Release what the exchange holds, once its handler has returned or was cancelled."""
@@ -448,17 +428,15 @@ async def serve_exchange(
         exchange.close()
         request = exchange.request
         log_access(
-            AccessRecord(
-                request.method,
-                exchange.route,
-                exchange.status,
-                seconds=loop.time() - begin,
-                received_bytes=exchange.received_bytes,
-                sent_bytes=exchange.sent_bytes,
-                client=request.client,
-                error=error or exchange.error,
-                session_id=exchange.session_id,
-            )
+            request.method,
+            exchange.route,
+            exchange.status,
+            seconds=loop.time() - begin,
+            received_bytes=exchange.received_bytes,
+            sent_bytes=exchange.sent_bytes,
+            client=request.client,
+            error=error or exchange.error,
+            session_id=exchange.session_id,
         )
 
 
@@ -526,63 +504,59 @@ logger = logging.getLogger("omni_ws.http")
 _MONITORED = frozenset({"/health", "/metrics"})
 
 
-@dataclass(frozen=True, slots=True)
-class AccessRecord:
-    """What is known of one request once it is over.
-
-    Nothing in it is text of the client's but ``method`` and ``client``. ``route`` is the template of the path, "" where
-    none matched. ``status`` is 0 where the client disconnected before the response. ``error`` may also be one that
-    occurred after the head of the response. Bytes are those of the bodies.
-    """
-
-    method: str
-    route: str
-    status: int
-    seconds: float = 0
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    client: str = ""
-    error: OmniError | None = None
-    session_id: str = ""
-
-
-#: Called with the record of every request, refused and upgraded ones included.
-LogAccess = Callable[[AccessRecord], None]
-
-
-def discard_record(record: AccessRecord) -> None:
-    """A LogAccess that keeps nothing."""
+#: ``AccessLog``, which is called at the end of every request, refused and upgraded ones included.
+LogAccess: TypeAlias = Callable[..., None]
 
 
 class AccessLog:
-    """A LogAccess that writes one line and counts one for each request."""
+    """Writes one line and counts one for each request."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def __call__(self, record: AccessRecord) -> None:
+    def __call__(
+        self,
+        method: str,
+        route: str,
+        status: int,
+        *,
+        seconds: float = 0,
+        received_bytes: int = 0,
+        sent_bytes: int = 0,
+        client: str = "",
+        error: OmniError | None = None,
+        session_id: str = "",
+    ) -> None:
+        """Log a request that is over. Nothing in it is text of the client's but ``method`` and ``client``.
+
+        Args:
+            route: The template of the path, "" where none matched.
+            status: 0 where the client disconnected before the response.
+            received_bytes: Size of the request's body; ``sent_bytes`` that of the response.
+            error: May also be one that occurred after the head of the response.
+        """
         # A label of clients' own invention would make the number of time series unbounded.
-        method = record.method if record.method in HTTP_METHODS else "other"
-        route = record.route or "unmatched"
-        self._metrics.http_requests.labels(method, route, record.status).inc()
-        if record.status != 101:
-            self._metrics.http_request_seconds.labels(route).observe(record.seconds)
-        level = logging.INFO if record.error is None else level_of(record.error)
-        if record.route in _MONITORED and record.status == 200:
+        method = method if method in HTTP_METHODS else "other"
+        level = logging.INFO if error is None else level_of(error)
+        if route in _MONITORED and status == 200:
             level = logging.DEBUG
+        route = route or "unmatched"
+        self._metrics.http_requests.labels(method, route, status).inc()
+        if status != 101:
+            self._metrics.http_request_seconds.labels(route).observe(seconds)
         write_line(
             logger,
             level,
             "http request",
             method=method,
             route=route,
-            status=record.status,
-            code=None if record.error is None else record.error.code,
-            client=record.client or None,
-            session_id=record.session_id or None,
-            received_bytes=record.received_bytes,
-            sent_bytes=record.sent_bytes,
-            seconds=round(record.seconds, 4),
+            status=status,
+            code=None if error is None else error.code,
+            client=client or None,
+            session_id=session_id or None,
+            received_bytes=received_bytes,
+            sent_bytes=sent_bytes,
+            seconds=round(seconds, 4),
         )
 
 

@@ -91,80 +91,44 @@ class HangUp(enum.Enum):
     GONE = "the peer has disconnected"
 
 
-class HangUpWatch:
-    """Checks at intervals what the kernel knows of a peer, while its socket is not read.
+class Recheck:
+    """Calls ``check`` from ``begin`` on: after ``first_sec``, then at intervals that double up to ``longest_sec``.
 
-    For a peer under backpressure, whose end of data waits behind data. ``report`` is called with the result of every
-    check.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[HangUp], None]) -> None:
-        self._report = report
-        self._interval = FIRST_CHECK_SEC
-        self._transport: asyncio.BaseTransport | None = None
-        self._deadline = Deadline(loop, self._due)
-
-    def begin(self, transport: asyncio.BaseTransport) -> None:
-        """Start: reading has paused."""
-        if self._transport is None:
-            self._transport = transport
-            self._interval = FIRST_CHECK_SEC
-            self._deadline.arm(self._interval)
-
-    def end(self) -> None:
-        """Stop checking: reading has resumed. The timer runs out by itself, since pauses are frequent and short."""
-        self._transport = None
-
-    def stop(self) -> None:
-        """Stop for good, timer included."""
-        self._transport = None
-        self._deadline.disarm()
-
-    def _due(self) -> None:
-        if self._transport is None:
-            return
-        self._interval = min(2 * self._interval, LONGEST_CHECK_SEC)
-        self._deadline.arm(self._interval)
-        self._report(hang_up(self._transport))
-
-
-class HalfCloseProbe:
-    """Timer that says when to probe a peer that has closed its sending side.
-
-    It may still read, or may have closed its socket altogether; both look the same until something is sent.
-
-    ``probe`` is called ``first_sec`` after ``begin``, then at intervals that double up to ``longest_sec``. The first
-    call comes soon, because most peers that close their sending side have closed the whole socket; later ones are rare,
-    because a client may count what they send.
+    By default for peers that are not read, under backpressure, whose end of data waits behind data: see ``hang_up``.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, probe: Callable[[], None], *, first_sec: float, longest_sec: float
+        self, check: Callable[[], None], first_sec: float = FIRST_CHECK_SEC, longest_sec: float = LONGEST_CHECK_SEC
     ) -> None:
-        self._probe = probe
+        self._check = check
         self._first_sec = first_sec
         self._longest_sec = longest_sec
         self._interval = first_sec
         self._running = False
-        self._deadline = Deadline(loop, self._due)
+        self._deadline = Deadline(asyncio.get_running_loop(), self._due)
 
     def begin(self) -> None:
-        """Start probing. Does nothing where the timer runs already."""
-        if self._running:
-            return
-        self._running = True
-        self._interval = self._first_sec
-        self._deadline.arm(self._interval)
+        """Start checking. Does nothing where that goes on already."""
+        if not self._running:
+            self._running = True
+            self._interval = self._first_sec
+            self._deadline.arm(self._interval)
+
+    def end(self) -> None:
+        """Stop checking. The timer runs out by itself, since pauses in reading are frequent and short."""
+        self._running = False
 
     def stop(self) -> None:
-        """Stop probing."""
+        """Stop checking, timer included."""
         self._running = False
         self._deadline.disarm()
 
     def _due(self) -> None:
+        if not self._running:
+            return
         self._interval = min(2 * self._interval, self._longest_sec)
         self._deadline.arm(self._interval)
-        self._probe()
+        self._check()
 
 
 def hang_up(transport: asyncio.BaseTransport) -> HangUp:

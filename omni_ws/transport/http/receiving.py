@@ -9,7 +9,7 @@ from typing import Final
 import h11
 
 from omni_ws.errors import SessionTimeout
-from omni_ws.transport.http.hang_up import Deadline, HangUp, HangUpWatch, PeerGone
+from omni_ws.transport.http.hang_up import Deadline, PeerGone, Recheck
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.strict_h11 import limit_chunk_sizes
 
@@ -86,8 +86,8 @@ class HttpInput:
     ``100 Continue`` that has not been sent. It allows ``body_timeout_sec`` of silence and, over the whole body, that
     time plus what its bytes take at ``min_rate`` bytes a second. When it expires, readers get SessionTimeout.
 
-    ``send_continue`` asks for a body whose sender waits for that (RFC 9110, section 10.1.1). ``on_hang_up`` is called
-    with what the kernel knows of the peer, at intervals, while the socket is not read.
+    ``send_continue`` asks for a body whose sender waits for that (RFC 9110, section 10.1.1). ``unread`` is called at
+    intervals while the socket is not read.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class HttpInput:
         body_timeout_sec: float | None,
         min_rate: float | None,
         send_continue: Callable[[], None],
-        on_hang_up: Callable[[HangUp], None],
+        unread: Callable[[], None],
     ) -> None:
         self._http = http
         self._high_water_bytes = high_water_bytes
@@ -121,7 +121,7 @@ class HttpInput:
         #: Whether the socket is not read, and whether that is so at least until the next pass of the event loop.
         self._paused = self._yielding = False
         self._deadline = Deadline(self._loop, self._expired)
-        self._watch = HangUpWatch(self._loop, on_hang_up)
+        self._watch = Recheck(unread)
 
     def attach(self, transport: asyncio.Transport) -> None:
         """Set the transport whose reading is paused and resumed."""
@@ -264,7 +264,7 @@ class HttpInput:
         if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
-            self._watch.begin(self._transport)
+            self._watch.begin()
 
 
 # The sending half

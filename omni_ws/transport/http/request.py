@@ -71,25 +71,28 @@ _TLS_RECORD: Final = b"\x16"
 class Fields:
     """An ordered, immutable multi-dict of strings: header fields, with names in lower case, or query parameters."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_items", "_values")
 
     def __init__(self, items: Iterable[tuple[str, str]] = ()) -> None:
         self._items: tuple[tuple[str, str], ...] = tuple(items)
+        self._values: dict[str, tuple[str, ...]] = {}
+        for name, value in self._items:
+            self._values[name] = (*self._values.get(name, ()), value)
 
     def get(self, name: str) -> str | None:
         """Return the first value of ``name``, or None."""
-        return next((value for key, value in self._items if key == name), None)
+        return self._values[name][0] if name in self._values else None
 
     def get_all(self, name: str) -> tuple[str, ...]:
         """Return all values of ``name``, in order."""
-        return tuple(value for key, value in self._items if key == name)
+        return self._values.get(name, ())
 
     def items(self) -> tuple[tuple[str, str], ...]:
         """Return all names and values, in order."""
         return self._items
 
     def __contains__(self, name: object) -> bool:
-        return any(key == name for key, _ in self._items)
+        return name in self._values
 
     def __iter__(self) -> Iterator[str]:
         return (key for key, _ in self._items)

@@ -384,8 +384,9 @@ class NumberedEvents:
             self._check_number()
             await self._send_head()
 
-    async def end(self) -> None:
+    async def end(self, parts: Sequence[bytes] = ()) -> None:
         """End the response; respond with 204 where no event followed ``Last-Event-ID``."""
+        await self.write_all(parts)
         if self._exchange.head_sent:
             await self._exchange.end()
             return

@@ -13,7 +13,7 @@ the connection, and reports errors in its own words. The beginning of a frame wa
 **Reading pauses for several reasons at once** (``Pause``): the engine is behind, too much output is unwritten, there is
 no session yet, or the client sent more than its key allows. The socket is read again when the last reason is gone. What
 had been read by then waits in ``_pending``. As asyncio does not report the end of a socket that it does not read, a
-HangUpWatch asks the kernel.
+Recheck asks the kernel.
 
 **Work is limited in each pass of the event loop.** One read can hold tens of thousands of tiny frames. Those beyond
 ``_FRAMES_PER_PASS``, and those behind a large one, wait, too, so that other connections get their share.
@@ -42,8 +42,8 @@ from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge, SlowConsumer
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
-from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
+from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
+from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings
 
 try:
     from websockets.speedups import apply_mask
@@ -96,6 +96,106 @@ class FrameReceiver(Protocol):
         """Send nothing more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""
 
 
+_NO_PAUSE: Final = Pause.NONE  # compared faster than a combination of flags
+_MOMENTARY: Final = Pause.PASS | Pause.TURN
+
+
+class PausedReading:
+    """The part of a connection that pauses reading, for several reasons at once, and goes on without the last of them.
+
+    A connection sets the attributes. Where its peer may hang up unnoticed while it is not read, ``_watch`` looks.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    #: When the peer last sent something (of what is processed now), on the loop's clock.
+    heard_at: float
+    _receiver: FrameReceiver | None
+    _pauses: Pause
+    _pass_scheduled: bool
+    _input_pace: Callable[[int], float] | None
+    _pace_timer: asyncio.TimerHandle | None
+    _watch: Recheck | None
+
+    def _stop_reading(self) -> None:
+        """Read the socket no more: the first pause begins."""
+
+    def _read_on(self) -> None:
+        """Process what waits, and read the socket again: at most PASS is left of the pauses."""
+
+    def _next_pass(self) -> None:
+        """Process what waits in another pass of the event loop."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the socket is read but for pauses of a moment: then silence is the peer's own."""
+        return self._pauses is _NO_PAUSE or not self._pauses & ~_MOMENTARY
+
+    @property
+    def held_to_pace(self) -> bool:
+        """Whether reading is paused since the client sent more than its key allows."""
+        return self._pauses is not _NO_PAUSE and Pause.PACE in self._pauses
+
+    def limit_input(self, pace: Callable[[int], float] | None) -> None:
+        """Pause reading after each number of bytes received for the seconds that ``pace`` returns, from now on."""
+        self._input_pace = pace
+
+    def touch(self) -> float:
+        """Count the silence of the peer from now on. Returns the time."""
+        self.heard_at = self.loop.time()
+        return self.heard_at
+
+    def pause_reading(self, reason: Pause) -> None:
+        """Stop reading the socket until ``resume_reading`` was called for each reason."""
+        if not self._pauses:
+            self._stop_reading()
+        rested = self._pauses & RESTS
+        self._pauses |= reason
+        if reason & RESTS:
+            if self._watch is not None:
+                self._watch.begin()
+            if not rested and self._receiver is not None:
+                self._receiver.reading_changed()
+
+    def resume_reading(self, reason: Pause) -> None:
+        """Remove a reason to pause, and read the socket again if no other reason is left."""
+        if not self._pauses & reason:
+            return
+        self._pauses &= ~reason
+        if not self._pauses & RESTS:
+            if self._watch is not None:
+                self._watch.end()
+            if reason & RESTS and self._receiver is not None:
+                self._receiver.reading_changed()
+        if self._pauses in (Pause.NONE, Pause.PASS):
+            self._read_on()
+
+    def end_pass(self) -> None:
+        """Let other connections have a turn before the next message, since the last one may have been much work."""
+        self.pause_reading(Pause.TURN)
+        self.loop.call_soon(self.resume_reading, Pause.TURN)
+
+    def _schedule_pass(self) -> None:
+        self.pause_reading(Pause.PASS)
+        if not self._pass_scheduled:
+            self._pass_scheduled = True
+            self.loop.call_soon(self._next_pass)
+
+    def _keep_pace(self, seconds: float) -> None:
+        """Pause reading for ``seconds``, before what was just received is processed: a burst gains nothing."""
+        if seconds > 0:
+            self.pause_reading(Pause.PACE)
+            self._end_pace()
+            self._pace_timer = self.loop.call_later(seconds, self.resume_reading, Pause.PACE)
+
+    def _end_pace(self) -> None:
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
+
+    def _refuse(self, error: OmniError) -> None:
+        if self._receiver is not None:
+            self._receiver.input_refused(error)
+
+
 # The WebSocket.
 
 _DATA: Final = frozenset({Opcode.TEXT, Opcode.BINARY, Opcode.CONT})
@@ -145,11 +245,9 @@ class Parsing(enum.Enum):
 # Found faster than a member of an enum.
 _EARLY: Final = Parsing.EARLY
 _DIRECT: Final = Parsing.DIRECT
-_NO_PAUSE: Final = Pause.NONE  # compared faster than a combination of flags
-_MOMENTARY: Final = Pause.PASS | Pause.TURN
 
 
-class StreamConnection(ServerConnection):
+class StreamConnection(PausedReading, ServerConnection):
     """Calls its receiver from inside ``data_received``, and pauses reading for any number of reasons."""
 
     # With these attributes among its own, each connection would have a dictionary of 1.6 KB.
@@ -158,6 +256,7 @@ class StreamConnection(ServerConnection):
         *("_fragments", "_fragments_are_text", "_unfinished", "_pauses", "_pass_scheduled"),
         *("_input_pace", "_pace_timer", "_watch", "_unwritten", "_write_timeout", "_stall_timer"),
     )
+    _watch: Recheck
 
     def __init__(
         self,
@@ -173,7 +272,6 @@ class StreamConnection(ServerConnection):
         """
         super().__init__(*arguments, **options)
         self._receiver: FrameReceiver | None = None
-        #: When the peer last sent something (of what is processed now), on the loop's clock.
         self.heard_at = self.loop.time()
         self._parsing = Parsing.EARLY
         self._max_size = sys.maxsize
@@ -195,7 +293,7 @@ class StreamConnection(ServerConnection):
         self._pass_scheduled = False
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
-        self._watch = HangUpWatch(self.loop, self._check_hang_up)
+        self._watch = Recheck(self._check_hang_up)
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
         """Hand messages to ``receiver`` from now on, beginning with those that have arrived already.
@@ -229,16 +327,6 @@ class StreamConnection(ServerConnection):
         """Whether what is written now is sent."""
         return self.state is State.OPEN and not self.transport.is_closing()
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether the socket is read but for pauses of a moment: then silence is the peer's own."""
-        return self._pauses is _NO_PAUSE or not self._pauses & ~_MOMENTARY
-
-    @property
-    def held_to_pace(self) -> bool:
-        """Whether reading is paused since the client sent more than its key allows."""
-        return self._pauses is not _NO_PAUSE and Pause.PACE in self._pauses
-
     def write_message(self, data: bytes, *, is_text: bool) -> None:
         """Send a whole message without waiting. The connection must be open."""
         protocol = self.protocol
@@ -259,14 +347,10 @@ class StreamConnection(ServerConnection):
         if self.paused:
             self._count_unwritten()
 
-    def touch(self) -> float:
-        """Count the silence of the peer from now on. Returns the time."""
-        self.heard_at = self.loop.time()
-        return self.heard_at
-
     def write_ping(self) -> None:
-        """Send an empty ping without waiting. The connection must be open."""
-        self.transport.write(_EMPTY_PING)
+        """Send an empty ping without waiting, if the connection is open."""
+        if self.is_open:
+            self.transport.write(_EMPTY_PING)
 
     def fail(self, code: CloseCode, reason: str) -> None:
         """Close as the library does for errors of the protocol: without an error frame, and without waiting."""
@@ -292,34 +376,14 @@ class StreamConnection(ServerConnection):
                 self.transport.abort()
                 await self.wait_closed()
 
-    def pause_reading(self, reason: Pause) -> None:
-        """Stop reading the socket until ``resume_reading`` was called for each reason."""
-        if not self._pauses:
-            self.transport.pause_reading()
-        rested = self._pauses & RESTS
-        self._pauses |= reason
-        if reason & RESTS:
-            self._watch.begin(self.transport)
-            if not rested and self._receiver is not None:
-                self._receiver.reading_changed()
+    def _stop_reading(self) -> None:
+        self.transport.pause_reading()
 
-    def end_pass(self) -> None:
-        """Let other connections have a turn before the next message, since the last one may have been much work."""
-        self.pause_reading(Pause.TURN)
-        self.loop.call_soon(self.resume_reading, Pause.TURN)
-
-    def resume_reading(self, reason: Pause) -> None:
-        """Remove a reason to pause, and read the socket again if no other reason is left."""
-        if self._pauses & reason:
-            self._pauses &= ~reason
-            if not self._pauses & RESTS:
-                self._watch.end()
-                if reason & RESTS and self._receiver is not None:
-                    self._receiver.reading_changed()
-            if self._pending and self._pauses in (Pause.NONE, Pause.PASS):
-                self._schedule_pass()
-            elif not self._pauses and not self.transport.is_closing():
-                self.transport.resume_reading()
+    def _read_on(self) -> None:
+        if self._pending:
+            self._schedule_pass()
+        elif not self._pauses and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self.loop.time()
@@ -386,8 +450,7 @@ class StreamConnection(ServerConnection):
         self._all_written()
         self._pending = b""
         self._watch.stop()
-        if self._pace_timer is not None:
-            self._pace_timer.cancel()
+        self._end_pace()
         if self._receiver is not None:
             self._receiver.connection_closing()
         self._drop_unfinished()
@@ -404,12 +467,6 @@ class StreamConnection(ServerConnection):
         self._pending, self._position = data, position
         self._schedule_pass()
 
-    def _schedule_pass(self) -> None:
-        self.pause_reading(Pause.PASS)
-        if not self._pass_scheduled:
-            self._pass_scheduled = True
-            self.loop.call_soon(self._next_pass)
-
     def _next_pass(self) -> None:
         self._pass_scheduled = False
         if self._pauses != Pause.PASS or self.protocol.state is State.CLOSED:
@@ -420,21 +477,9 @@ class StreamConnection(ServerConnection):
         if not self._pending:
             self.resume_reading(Pause.PASS)
 
-    def _keep_pace(self, seconds: float) -> None:
-        """Pause reading for ``seconds``, before what was just received is processed: a burst gains nothing."""
-        if seconds > 0:
-            self.pause_reading(Pause.PACE)
-            if self._pace_timer is not None:
-                self._pace_timer.cancel()
-            self._pace_timer = self.loop.call_later(seconds, self._pace_kept)
-
-    def _pace_kept(self) -> None:
-        self._pace_timer = None
-        self.resume_reading(Pause.PACE)
-
-    def _check_hang_up(self, found: HangUp) -> None:
+    def _check_hang_up(self) -> None:
         """Resume reading if the unread peer has gone, only to find a closing frame in what it sent."""
-        if found is not HangUp.UNKNOWN:
+        if hang_up(self.transport) is not HangUp.UNKNOWN:
             if self._parsing in (Parsing.DIRECT, Parsing.LIBRARY):
                 self._parsing = Parsing.DEPARTED
             self.resume_reading(RESTS)
@@ -517,10 +562,6 @@ class StreamConnection(ServerConnection):
             self._parsing = Parsing.DISCARDED
             self._drop_unfinished()
             self._refuse(error)
-
-    def _refuse(self, error: OmniError) -> None:
-        if self._receiver is not None:
-            self._receiver.input_refused(error)
 
     def _drop_unfinished(self) -> None:
         self._incomplete.clear()
@@ -698,11 +739,8 @@ class SoleConnection(Attachment, ABC):
             return
         self._keep_alive.heard(self._connection.heard_at)
         # A timer may fire a little early.
-        match self._keep_alive.handle_timer(max(self._loop.time(), due), listening=self._connection.is_reading):
-            case PeerState.SILENT if self._connection.is_open:
-                self._connection.write_ping()
-            case PeerState.GONE:
-                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-                self.connection_closing()
-                return
+        now, listening = max(self._loop.time(), due), self._connection.is_reading
+        if not self._keep_alive.check(now, self._connection.write_ping, listening=listening):
+            self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+            self.connection_closing()
         self._watch_peer()

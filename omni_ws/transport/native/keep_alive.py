@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, TypeAlias
 
 from omni_ws.config.model import StreamingInputConfig
@@ -29,14 +28,6 @@ class KeepAliveSettings:
         return cls(ping_interval=settings.ping_interval_sec or None, ping_timeout=settings.ping_timeout_sec or None)
 
 
-class PeerState(Enum):
-    """What the silence of a peer means."""
-
-    ALIVE = "was heard, or has time left to answer"
-    SILENT = "is to be pinged"
-    GONE = "has not answered a ping"
-
-
 class KeepAlive:
     """Judges the silence of one peer: any byte that it sends is a sign of life, not only a pong. No clock, no socket.
 
@@ -56,7 +47,7 @@ class KeepAlive:
         self._last_sign_of_life = when
 
     def get_timer(self, *, listening: bool) -> float | None:
-        """Return when to call ``handle_timer``; None for never."""
+        """Return when to call ``check``; None for never."""
         interval, timeout = self._settings.ping_interval, self._settings.ping_timeout
         if interval is None:
             return None
@@ -64,15 +55,16 @@ class KeepAlive:
             return self._last_sign_of_life + interval
         return self._pinged_at + (interval if timeout is None or not listening else timeout)
 
-    def handle_timer(self, now: float, *, listening: bool) -> PeerState:
-        """Judge the silence at ``now``. The caller must ping a SILENT peer: its time to answer has begun."""
+    def check(self, now: float, ping: Callable[[], None], *, listening: bool) -> bool:
+        """Judge the silence at ``now``, and ``ping`` if it is due. Returns False if the peer has not answered one."""
         deadline = self.get_timer(listening=listening)
         if deadline is None or now < deadline:
-            return PeerState.ALIVE
+            return True
         if self._unanswered and listening and self._settings.ping_timeout is not None:
-            return PeerState.GONE
+            return False
         self._pinged_at, self._silent_since = now, self._last_sign_of_life
-        return PeerState.SILENT
+        ping()
+        return True
 
     @property
     def _unanswered(self) -> bool:

@@ -35,7 +35,6 @@ from omni_ws.transport.native.keep_alive import (
     KeepAlive,
     KeepAliveSettings,
     PeerRounds,
-    PeerState,
 )
 from omni_ws.wire.frames import (
     CancelFrame,
@@ -411,12 +410,9 @@ class WebSocketSession(Attachment):
             return None
         is_reading = self._connection.is_reading
         self._keep_alive.heard(self._connection.heard_at)
-        match self._keep_alive.handle_timer(now, listening=is_reading):
-            case PeerState.SILENT if self._connection.is_open:
-                self._connection.write_ping()
-            case PeerState.GONE:
-                self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-                return None
+        if not self._keep_alive.check(now, self._connection.write_ping, listening=is_reading):
+            self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+            return None
         return self._keep_alive.get_timer(listening=is_reading)
 
     def _fail_connection(self, code: CloseCode, reason: str) -> None:

@@ -26,45 +26,6 @@ from omni_ws.transport.http.exchange import ExchangeRecording, HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.wire.recording import RecordingKind
 
-
-class Recordings:
-    """The recordings of a server, as configured: its recorder, and those of HTTP requests."""
-
-    def __init__(self, recorder: Recorder, http: HttpRecordings) -> None:
-        self.recorder = recorder
-        self.http = http
-
-    @classmethod
-    def configured(cls, config: ServerConfig, sessions: SessionFactory, *, sessions_path: str) -> Self | None:
-        """Return the recordings that ``config`` asks for, or None. Raises ConfigurationError for an unusable folder."""
-        if config.record is None:
-            return None
-        group = sessions.group
-        folder = RecordingFolder(
-            config.record,
-            max_bytes=config.record_max_bytes,
-            max_age=config.record_max_age_sec,
-            owns=(lambda name: True) if group is None else group.owns_file,
-        )
-        folder.prepare()
-        recorder = Recorder(
-            folder,
-            engine=sessions.engine.name,
-            model=lambda: sessions.model.names[0],
-            fraction=config.record_fraction,
-            keys=config.record_keys,
-            payloads=config.record_payloads,
-        )
-        idle_sec = config.streaming_input.session_timeout_sec
-        http = HttpRecordings(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
-        return cls(recorder, http)
-
-    async def close(self) -> None:
-        """End all recordings, and write what waits. Called when nothing is served any more."""
-        self.http.close()
-        await asyncio.to_thread(self.recorder.close)
-
-
 # HTTP requests.
 
 #: The headers that are recorded: those that the answer depends on. Never a key, a cookie, or an address.
@@ -89,18 +50,42 @@ _SINGLE: Final = frozenset(
 
 
 class HttpRecordings:
-    """Begins the recordings of HTTP requests, and keeps those of sessions that last over several requests.
+    """The recordings of a server: its recorder, and those of HTTP requests and of sessions that last over several.
 
     Such sessions are below ``sessions_path``. Their recordings end ``idle_sec`` seconds after the last request.
     """
 
     def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float, worker: str | None = None) -> None:
         """``worker`` is the name of this process, where several share the folder."""
+        self.recorder = recorder
         self._names = "http_" if worker is None else f"{worker}_http_"
-        self._recorder = recorder
         self._sessions_path = sessions_path
         self._idle_sec = idle_sec
         self._sessions: dict[str, _Session] = {}
+
+    @classmethod
+    def configured(cls, config: ServerConfig, sessions: SessionFactory, *, sessions_path: str) -> Self | None:
+        """Return the recordings that ``config`` asks for, or None. Raises ConfigurationError for an unusable folder."""
+        if config.record is None:
+            return None
+        group = sessions.group
+        folder = RecordingFolder(
+            config.record,
+            max_bytes=config.record_max_bytes,
+            max_age=config.record_max_age_sec,
+            owns=(lambda name: True) if group is None else group.owns_file,
+        )
+        folder.prepare()
+        recorder = Recorder(
+            folder,
+            engine=sessions.engine.name,
+            model=lambda: sessions.model.names[0],
+            fraction=config.record_fraction,
+            keys=config.record_keys,
+            payloads=config.record_payloads,
+        )
+        idle_sec = config.streaming_input.session_timeout_sec
+        return cls(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
 
     def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
         """Record this exchange, if it is to be recorded."""
@@ -109,9 +94,9 @@ class HttpRecordings:
         session: _Session | None = None
         recording: SessionRecording | None = None
         if request.method == "POST" and request.path in _SINGLE:
-            recording = self._recorder.begin("http", key=name, name=new_id(self._names))
+            recording = self.recorder.begin("http", key=name, name=new_id(self._names))
         elif request.method == "POST" and request.path == self._sessions_path:
-            recording = self._recorder.begin("session", key=name, name=new_id(self._names))
+            recording = self.recorder.begin("session", key=name, name=new_id(self._names))
         elif request.path.startswith(self._sessions_path + "/"):
             session = self._find(request.segments[3], name)
             recording = None if session is None else session.recording
@@ -136,9 +121,11 @@ class HttpRecordings:
         self._sessions[session_id] = session
         return session
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """End all recordings, and write what waits. Called when nothing is served any more."""
         for session in tuple(self._sessions.values()):
             session.end()
+        await asyncio.to_thread(self.recorder.close)
 
     def _find(self, session_id: str, key_name: str | None) -> _Session | None:
         session = self._sessions.get(session_id)

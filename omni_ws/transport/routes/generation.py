@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,6 @@ from omni_ws.transport.routes.sole_request import (
     AnswerSource,
     EventEncoder,
     SoleRequest,
-    feed_all,
     respond_error_event,
     write_events,
 )
@@ -55,8 +54,6 @@ from omni_ws.wire.streaming_body import (
     query_parameters,
 )
 
-#: Feeds a session with its input, to the end.
-InputSource = Callable[[SoleRequest], Awaitable[None]]
 Request = TypeVar("Request")
 
 
@@ -136,10 +133,6 @@ class GenerationRoutes(FrontEnd):
                 raise
             await respond_error_event(exchange, error)
 
-    def source_of(self, chunks: Iterable[InputChunk]) -> InputSource:
-        """Return the source of a session whose whole input is at hand."""
-        return lambda session: feed_all(session, self.split(chunks))
-
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
         """Split chunks to the size that sessions accept; images stay whole."""
         size = self.config.streaming_input.max_chunk_bytes
@@ -182,7 +175,7 @@ class GenerationRoutes(FrontEnd):
         with ended_on_error(conversation):
             target = configure(conversation, patch, samples=samples, whole_input=not streaming_input)
             prepare(conversation)
-        session = SoleRequest(conversation, conversation.outbox)
+        session = SoleRequest(conversation)
         exchange.interrupts.append(session.interrupt)
         return session, target
 

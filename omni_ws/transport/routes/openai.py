@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -36,7 +36,6 @@ from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
 from omni_ws.transport.routes.generation import (
     GenerationRoutes,
-    InputSource,
     encode_audio_file,
     has_streaming_input,
     is_file,
@@ -45,6 +44,7 @@ from omni_ws.transport.routes.generation import (
 from omni_ws.transport.routes.media_fetch import MediaReader
 from omni_ws.transport.routes.sole_request import (
     AnswerSource,
+    InputSource,
     MergedAnswers,
     SoleRequest,
     charging,
@@ -108,7 +108,7 @@ class ChatRoutes(GenerationRoutes):
             async with self.json_body(exchange, chat_wants_events) as body:
                 request = await body.read(partial(read_chat, input_follows=False))
                 history, chunks = await self._content(exchange, request, body.size, owner)
-                await self._respond(exchange, request, self.source_of(chunks), history, owner=owner)
+                await self._respond(exchange, request, self.split(chunks), history, owner=owner)
 
     async def _content(
         self, exchange: HttpExchange, request: ChatRequest, size: int, owner: str | None
@@ -156,7 +156,7 @@ class ChatRoutes(GenerationRoutes):
         patch = ConfigurationPatch({"task": "transcribe", "modalities": ["text"]})
         session, _ = self.open_session(exchange, patch, owner=owner, samples=False, streaming_input=False)
         with charging(self.sessions.budget) as charge:
-            async with session.running(partial(self.source_of([chunk]), session)):
+            async with session.running(self.split([chunk])):
                 outputs, _ = await collect_answer(session, charge)
         text = "".join(output.text for output in outputs if output.modality is OutputModality.TEXT)
         return text.strip() or WORDS_UNKNOWN
@@ -182,14 +182,14 @@ class ChatRoutes(GenerationRoutes):
         )
         options = chat_options(request, model=self.sessions.model.names[0])
         if streamed:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 stream = ChatStream(options)
                 await self.stream_events(exchange, session, stream, head_at_start=streaming_input)
             if request.wants_audio:
                 self._spoken.keep(audio_id(options), stream.spoken, key=owner)
             return
         with charging(self.sessions.budget) as charge:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 outputs, final = await collect_answer(session, charge)
             completion = ChatCompletion(options)
             for output in outputs:
@@ -248,8 +248,8 @@ class CompletionRoutes(GenerationRoutes):
         async with AsyncExitStack() as running:
             for prompt, session in zip(request.prompts, sessions, strict=True):
                 text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(prompt)
-                feed = self.source_of([InputChunk(Modality.TEXT, text)])
-                await running.enter_async_context(session.running(partial(feed, session)))
+                source = self.split([InputChunk(Modality.TEXT, text)])
+                await running.enter_async_context(session.running(source))
             if len(sessions) == 1:
                 yield sessions[0]
                 return
@@ -295,7 +295,7 @@ class SpeechRoutes(GenerationRoutes):
             async with self.json_body(exchange, speech_wants_events) as body:
                 request = await body.read(partial(read_speech, input_follows=False))
                 text = InputChunk(Modality.TEXT, (request.text or "").encode())
-                await self._respond(exchange, request, self.source_of([text]), owner=owner)
+                await self._respond(exchange, request, self.split([text]), owner=owner)
 
     async def _respond(
         self,
@@ -314,12 +314,12 @@ class SpeechRoutes(GenerationRoutes):
         kind = media_type(target)
         if whole:
             with charging(self.sessions.budget) as charge:
-                async with session.running(partial(source, session)):
+                async with session.running(source):
                     outputs, _ = await collect_answer(session, charge)
                 pcm = b"".join(output.payload for output in outputs if output.modality is OutputModality.AUDIO)
                 await exchange.respond(200, [("Content-Type", kind)], await encode_audio_file(pcm, target))
             return
-        async with session.running(partial(source, session)):
+        async with session.running(source):
             match request.dialect:
                 case SpeechDialect.RAW:
                     await write_raw_audio(exchange, session, kind, head_at_start=streaming_input)
@@ -377,7 +377,7 @@ class TranscriptionRoutes(GenerationRoutes):
                 request = read_transcription(fields, input_field="file")
                 file = _file(parts)
                 chunk = audio_file(bytes(file.data), filename=file.filename or "", content_type=file.content_type)
-                await self._respond(exchange, request, self.source_of([chunk]), options=options, owner=owner)
+                await self._respond(exchange, request, self.split([chunk]), options=options, owner=owner)
 
     async def _respond(
         self,
@@ -396,13 +396,13 @@ class TranscriptionRoutes(GenerationRoutes):
         session.conversation.answer_with(options)
         streamed = streaming_input if request.stream is None else request.stream
         if streamed and request.response_format not in TIMED_FORMATS:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 await self.stream_events(
                     exchange, session, TranscriptionEvents(), head_at_start=streaming_input, done=False
                 )
             return
         with charging(self.sessions.budget) as charge:
-            async with session.running(partial(source, session)):
+            async with session.running(source):
                 outputs, final = await collect_answer(session, charge)
             transcription = Transcription(request, language=language, translates=options.translate)
             for output in outputs:
@@ -459,30 +459,6 @@ MAX_ANSWERS: Final = 1024
 MAX_CHARACTERS: Final = 1 << 20
 
 
-@dataclass(slots=True)
-class _OfKey:
-    """The transcripts of one key by audio id, each with the time at which it is forgotten, oldest first."""
-
-    answers: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
-    characters: int = 0
-
-    def keep(self, audio_id: str, text: str, *, until: float) -> None:
-        self.drop(audio_id)
-        self.answers[audio_id] = (until, text)
-        self.characters += len(text)
-
-    def drop(self, audio_id: str) -> None:
-        _, text = self.answers.pop(audio_id, (0.0, ""))
-        self.characters -= len(text)
-
-    def drop_old(self, now: float) -> None:
-        while self.answers:
-            oldest, (until, _) = next(iter(self.answers.items()))
-            if until > now and len(self.answers) <= MAX_ANSWERS and self.characters <= MAX_CHARACTERS:
-                return
-            self.drop(oldest)
-
-
 class SpokenAnswers:
     """The transcripts of spoken answers by key and id, so that clients can refer to them by ``audio.id``.
 
@@ -493,15 +469,17 @@ class SpokenAnswers:
     def __init__(self, group: WorkerGroup | None, now: Callable[[], float]) -> None:
         self._group = group
         self._now = now
-        self._by_key: dict[str | None, _OfKey] = {}
+        #: The transcripts of each key by id, each with the time at which it is forgotten, oldest first.
+        self._by_key: dict[str | None, OrderedDict[str, tuple[float, str]]] = {}
         if group is not None:
             group.on(SPOKEN_ANSWERS, self._tell)
 
     def keep(self, audio_id: str, text: str, *, key: str | None) -> None:
         """Keep the transcript of an answer to this key."""
-        own = self._by_key.setdefault(key, _OfKey())
-        own.keep(audio_id, text, until=self._now() + KNOWN_SEC)
-        own.drop_old(self._now())
+        own = self._by_key.setdefault(key, OrderedDict())
+        own.pop(audio_id, None)
+        own[audio_id] = (self._now() + KNOWN_SEC, text)
+        self._drop_old(own)
 
     async def find(self, audio_ids: Iterable[str], *, key: str | None) -> dict[str, str]:
         """Return the transcripts by id, as far as this server gave such answers to this key within KNOWN_SEC."""
@@ -520,5 +498,13 @@ class SpokenAnswers:
         own = self._by_key.get(key)
         if own is None:
             return {}
-        own.drop_old(self._now())
-        return {one: own.answers[one][1] for one in audio_ids if one in own.answers}
+        self._drop_old(own)
+        return {one: own[one][1] for one in audio_ids if one in own}
+
+    def _drop_old(self, own: OrderedDict[str, tuple[float, str]]) -> None:
+        characters = sum(len(text) for _, text in own.values())
+        for oldest, (until, text) in tuple(own.items()):
+            if until > self._now() and len(own) <= MAX_ANSWERS and characters <= MAX_CHARACTERS:
+                return
+            characters -= len(text)
+            del own[oldest]

@@ -8,7 +8,8 @@ import dataclasses
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage, message_cost
-from omni_ws.service.conversation.output_log import Attachment, OutputLog
+from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.exchange import HttpExchange
@@ -27,20 +28,26 @@ from omni_ws.wire import server_frames
 from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
+#: What feeds a session: all of its input, or a function that feeds it as it arrives, and ends it.
+InputSource: TypeAlias = "Iterable[InputChunk] | Callable[[SoleRequest], Awaitable[None]]"
+#: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.
+_CHUNKS_AT_A_TIME: Final = 64
+
 
 class SoleRequest(Attachment):
     """Attaches a conversation to one request over HTTP: runs it between the source of its input and the response.
 
     That is no Session: it has no second connection, no token and no grace, and nothing of it is worth saving.
 
-    Two tasks run inside ``running``: the conversation, and the source of the input, which calls ``feed`` and
-    ``end_input``. The handler's own task reads the answer with ``take`` and ``wait``, as from any AnswerSource. An
-    error of the two, and the end of the client's time, reach it as the last message of the outbox.
+    Inside ``running`` a task runs the conversation. Input that is at hand is fed at once, and by another task as far as
+    the engine has to catch up, or where the input is still to arrive: that calls ``feed`` and ``end_input``. The
+    handler's own task reads the answer with ``take`` and ``wait``, as from any AnswerSource. An error of the tasks, and
+    the end of the client's time, reach it as the last message of the outbox.
     """
 
-    def __init__(self, conversation: Conversation, outbox: OutputLog) -> None:
+    def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
-        self._outbox = outbox
+        self._outbox = conversation.outbox
         self._observed = conversation.observed
         self._loop = asyncio.get_running_loop()
         #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
@@ -57,12 +64,19 @@ class SoleRequest(Attachment):
 
     async def feed(self, chunk: InputChunk) -> None:
         """Feed one chunk, and wait while the engine is behind. Raises the error that the chunk is refused with."""
+        self._receive(chunk)
+        await self._room()
+
+    def _receive(self, chunk: InputChunk) -> None:
         try:
             self.conversation.configuration.check_chunk(chunk)
             self.conversation.receive_chunk(chunk, now=self._loop.time())
         except OmniError as error:
             error.about(param=self.conversation.field_names(error.param))
             raise
+
+    async def _room(self) -> None:
+        """Wait while the engine is behind."""
         if not self.conversation.input_full():
             return
         self.hold_clocks(True)
@@ -94,25 +108,48 @@ class SoleRequest(Attachment):
         self.conversation.close()
 
     @asynccontextmanager
-    async def running(self, source: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Run the conversation, with ``source`` feeding its input, until the block ends."""
-        tasks = [
-            asyncio.create_task(self._guard(work), name=f"request over http: {name}")
-            for name, work in (("answers", self.conversation.run), ("input", source))
-        ]
+    async def running(self, source: InputSource) -> AsyncIterator[None]:
+        """Run the conversation, fed by ``source``, until the block ends. Raises what input at hand is refused with."""
+        tasks = [asyncio.create_task(self._guard(self.conversation.run), name="request over http: answers")]
         try:
+            feed: Callable[[], Awaitable[None]] | None = None
+            if callable(source):
+                feed = partial(source, self)
+            elif not self._feed_some(chunks := iter(source)):
+                feed = partial(self._feed_rest, chunks)
+            if feed is not None:
+                tasks.append(asyncio.create_task(self._guard(feed), name="request over http: input"))
             yield
         finally:
             self._idle.disarm()
             for task in tasks:
                 task.cancel()
             try:
-                await asyncio.gather(*tasks, return_exceptions=True)
+                if pending := [task for task in tasks if not task.done()]:
+                    await asyncio.wait(pending)
             finally:
                 self.conversation.end()  # a task cancelled before its first step has not done so
                 self.written()
                 self._outbox.close()
                 self.conversation.observed.ended()
+
+    def _feed_some(self, chunks: Iterator[InputChunk]) -> bool:
+        """Feed chunks until the engine has to catch up, or others have their turn. Returns whether these were all."""
+        for _ in range(_CHUNKS_AT_A_TIME):
+            if (chunk := next(chunks, None)) is None:
+                self.end_input()
+                return True
+            self._receive(chunk)
+            if self.conversation.input_full():
+                break
+        return False
+
+    async def _feed_rest(self, chunks: Iterator[InputChunk]) -> None:
+        while True:
+            await asyncio.sleep(0)
+            await self._room()
+            if self._feed_some(chunks):
+                return
 
     def take(self) -> ServerMessage | None:
         """Return the next message, None where there is none yet. Raises an error of the input, clock or request."""
@@ -204,19 +241,6 @@ class SoleRequest(Attachment):
             pass  # the connection cancels the handler's task
         except Exception as error:
             self._outbox.put_nowait(unexpected(error, where="a request over HTTP"))
-
-
-#: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.
-_CHUNKS_AT_A_TIME: Final = 64
-
-
-async def feed_all(session: SoleRequest, chunks: Iterable[InputChunk]) -> None:
-    """Feed ``session`` with all of its input: the source of a request whose input is complete."""
-    for index, chunk in enumerate(chunks, 1):
-        await session.feed(chunk)
-        if index % _CHUNKS_AT_A_TIME == 0:
-            await asyncio.sleep(0)
-    session.end_input()
 
 
 # Answers as HTTP responses: server-sent events, raw audio, or outputs collected for a whole response
@@ -311,8 +335,8 @@ class EventSink(Protocol):
     def write_now(self, data: bytes) -> None:
         """Write one or several events without waiting."""
 
-    async def end(self) -> None:
-        """End the response."""
+    async def end(self, parts: Sequence[bytes] = ()) -> None:
+        """Write the last events, and end the response."""
 
 
 async def write_events(
@@ -357,8 +381,7 @@ async def write_events(
             raise
         sink.tell_error(error)
         events.waiting.append(error_event(error))
-    await events.write()
-    await sink.end()
+    await events.write(end=True)
 
 
 class EventBatch:
@@ -426,12 +449,12 @@ class EventBatch:
         else:
             self._sink.start_now(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK, content=data)
 
-    async def write(self) -> None:
-        """Write the batch, behind the head where that has not been sent."""
+    async def write(self, *, end: bool = False) -> None:
+        """Write the batch, behind the head where that has not been sent, and with ``end`` the end of the response."""
         self.head_due = False
         if not self._sink.head_sent:
             await self._sink.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK)
-        await self._sink.write_all(self.waiting)
+        await (self._sink.end if end else self._sink.write_all)(self.waiting)
         self.waiting.clear()
         self._source.written()
 

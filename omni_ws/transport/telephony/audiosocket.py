@@ -15,36 +15,31 @@ from uuid import UUID
 
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.quota import ByteBudget
-from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout, ShuttingDown
+from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import SessionFrontEnd
-from omni_ws.transport.http.hang_up import HangUp, HangUpWatch, notice_dead_networks
-from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
+from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up, notice_dead_networks
+from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
+from omni_ws.transport.telephony.call import PhoneCall, PhoneCalls
 
 logger = logging.getLogger(__name__)
 
 _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000}
 
 
-class AudioSocketCalls(SessionFrontEnd):
+class AudioSocketCalls(PhoneCalls):
     """Listens for Asterisk, and opens a session for each call. Where the server has keys, a call's UUID is one."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
-        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
-        self._sessions = sessions
-        self._authenticator = authenticator
+        super().__init__(sessions, authenticator)
         self._server: asyncio.Server | None = None
-        self._openings: set[AudioSocketLink] = set()
         self._calls: set[asyncio.Task[None]] = set()
 
     @property
@@ -84,50 +79,31 @@ class AudioSocketCalls(SessionFrontEnd):
 
     async def _serve(self, link: AudioSocketLink) -> None:
         """Serve one connection, from its first frame to its close."""
-        self._openings.add(link)
+        self._openings.add(link.refuse)
         try:
             identifier = await link.identified(self._sessions.config.http.header_timeout_sec)
             if identifier is None:
                 return
-            key = self._key_of(identifier)
+            key = self._authenticator.authenticate_header(f"Bearer {identifier}")
             link.limit_input(self._sessions.admission.input_pace(key))
-            session = await self._begin(key, link.client)
+            settings = self._sessions.config.telephony
+            fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
+            given = {name: text for name, text in fields.items() if text is not None}
+            session = await self._open(key, link.client, _AUDIO_FORMAT, **given)
         except OmniError as error:
             logger.info("refused a call over AudioSocket from %s: %s", link.client, error.message)
             await link.close_in_time(0, error.message)
             return
         finally:
-            self._openings.discard(link)
+            self._openings.discard(link.refuse)
         call = AudioSocketCall(link, session)
         session.attach(call)
         session.conversation.greet()
         await call.serve()
 
-    def _key_of(self, identifier: UUID) -> ApiKey | None:
-        """Find the key that a call's UUID is. Raises Unauthenticated, unless the server has no keys."""
-        return self._authenticator.authenticate_header(f"Bearer {identifier}")
-
-    async def _begin(self, key: ApiKey | None, client: str) -> Session:
-        """Open the session of a call. Raises the error that the call is refused with."""
-        settings = self._sessions.config.telephony
-        session = await self._live.admit(key, client=client)
-        fields = {"instructions": settings.audiosocket_instructions, "greeting": settings.audiosocket_greeting}
-        given = {name: text for name, text in fields.items() if text is not None}
-        try:
-            session.conversation.configure(call_configuration(_AUDIO_FORMAT, **given))
-        except OmniError:
-            session.end(None)
-            raise
-        return session
-
-    def drain(self, time_left: float) -> None:
-        self._refuse_openings(ShuttingDown("the server is shutting down"))
-        super().drain(time_left)
-
     def end_all(self, error: OmniError) -> None:
         if self._server is not None:
             self._server.close()
-        self._refuse_openings(error)
         super().end_all(error)
 
     async def wait_closed(self) -> None:
@@ -136,10 +112,6 @@ class AudioSocketCalls(SessionFrontEnd):
         await super().wait_closed()
         if self._server is not None:
             await self._server.wait_closed()
-
-    def _refuse_openings(self, error: OmniError) -> None:
-        for link in self._openings:
-            link.refuse(error)
 
 
 # A call.
@@ -233,7 +205,7 @@ def encode_frame(kind: int, payload: bytes = b"") -> bytes:
     return bytes((kind, *len(payload).to_bytes(2, "big"))) + payload
 
 
-class AudioSocketLink(asyncio.Protocol):
+class AudioSocketLink(PausedReading, asyncio.Protocol):
     """A TCP connection in the place of a WebSocket: gives whole frames to its receiver; see SoleLink.
 
     Frames of unknown kinds are passed over.
@@ -241,9 +213,11 @@ class AudioSocketLink(asyncio.Protocol):
     ``accepted`` is called once it is connected. There is nothing to ping: the kernel notices dead networks.
     """
 
+    _watch: Recheck
+
     def __init__(self, accepted: Callable[[AudioSocketLink], None]) -> None:
         self._accepted = accepted
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._receiver: FrameReceiver | None = None
         self._received = bytearray()
@@ -252,14 +226,14 @@ class AudioSocketLink(asyncio.Protocol):
         self._pauses = Pause.NONE
         self._pass_scheduled = False
         self._failed = False
-        self._first: asyncio.Future[UUID | None] = self._loop.create_future()
-        self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._watch = HangUpWatch(self._loop, self._check_hang_up)
+        self._first: asyncio.Future[UUID | None] = self.loop.create_future()
+        self._lost: asyncio.Future[None] = self.loop.create_future()
+        self._watch = Recheck(self._check_hang_up)
         self._pace_timer: asyncio.TimerHandle | None = None
         self._input_pace: Callable[[int], float] | None = None
         #: Whether the peer has yet to take what was written.
         self.paused = False
-        self.heard_at = self._loop.time()
+        self.heard_at = self.loop.time()
 
     @property
     def client(self) -> str:
@@ -270,10 +244,6 @@ class AudioSocketLink(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def is_reading(self) -> bool:
-        return not self._pauses & ~Pause.PASS
 
     async def identified(self, timeout: float) -> UUID | None:
         """Wait for the first frame, and return the UUID in it; None when the peer disconnects first.
@@ -291,14 +261,10 @@ class AudioSocketLink(asyncio.Protocol):
         if not self._first.done():
             self._first.set_exception(error)
 
-    def limit_input(self, pace: Callable[[int], float] | None) -> None:
-        """Pause reading after each number of bytes received for the seconds that ``pace`` returns."""
-        self._input_pace = pace
-
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
         """Hand frames to ``receiver`` from now on."""
         self._receiver = receiver
-        self.heard_at = self._loop.time()
+        self.heard_at = self.loop.time()
         if not self.is_open:
             receiver.connection_closing()
         self.resume_reading(Pause.EARLY)
@@ -310,15 +276,8 @@ class AudioSocketLink(asyncio.Protocol):
         if self._transport is not None and self.is_open:
             self._transport.write(data)
 
-    def end_pass(self) -> None:
-        """Do nothing: audio and keys are little work."""
-
     def write_ping(self) -> None:
         """Do nothing: see the class."""
-
-    def touch(self) -> float:
-        self.heard_at = self._loop.time()
-        return self.heard_at
 
     def fail(self, code: CloseCode, reason: str) -> None:
         self.abort()
@@ -359,8 +318,7 @@ class AudioSocketLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.stop()
-        if self._pace_timer is not None:
-            self._pace_timer.cancel()
+        self._end_pace()
         self._received.clear()
         if not self._first.done():
             self._first.set_result(None)
@@ -370,57 +328,31 @@ class AudioSocketLink(asyncio.Protocol):
             self._receiver.connection_closing()
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = self._loop.time()
+        self.heard_at = self.loop.time()
         if self._failed:
             return
         self._received += data
-        if self._input_pace is not None and (seconds := self._input_pace(len(data))) > 0:
-            self.pause_reading(Pause.PACE)
-            if self._pace_timer is not None:
-                self._pace_timer.cancel()
-            self._pace_timer = self._loop.call_later(seconds, self._pace_kept)
+        if self._input_pace is not None:
+            self._keep_pace(self._input_pace(len(data)))
         if not self._pauses:
             self._take_frames()
 
     # reading
 
-    def pause_reading(self, reason: Pause) -> None:
-        if not self._pauses and self._transport is not None and self.is_open:
+    def _stop_reading(self) -> None:
+        if self._transport is not None and self.is_open:
             self._transport.pause_reading()
-        rested = self._pauses & RESTS
-        self._pauses |= reason
-        if reason & RESTS and self._transport is not None:
-            self._watch.begin(self._transport)
-        if reason & RESTS and not rested and self._receiver is not None:
-            self._receiver.reading_changed()
 
-    def resume_reading(self, reason: Pause) -> None:
-        if not self._pauses & reason:
-            return
-        self._pauses &= ~reason
-        if not self._pauses & RESTS:
-            self._watch.end()
-            if reason & RESTS and self._receiver is not None:
-                self._receiver.reading_changed()
-        if self._pauses == Pause.PASS or (self._received and not self._pauses):
+    def _read_on(self) -> None:
+        if self._pauses or self._received:
             self._schedule_pass()
-        elif not self._pauses and self._transport is not None and self.is_open:
+        elif self._transport is not None and self.is_open:
             self._transport.resume_reading()
 
-    def _pace_kept(self) -> None:
-        self._pace_timer = None
-        self.resume_reading(Pause.PACE)
-
-    def _check_hang_up(self, found: HangUp) -> None:
+    def _check_hang_up(self) -> None:
         """Close the connection of a peer that has closed its sending side: it has hung up."""
-        if found is not HangUp.UNKNOWN and self._transport is not None:
+        if self._transport is not None and hang_up(self._transport) is not HangUp.UNKNOWN:
             self._transport.abort()
-
-    def _schedule_pass(self) -> None:
-        self.pause_reading(Pause.PASS)
-        if not self._pass_scheduled:
-            self._pass_scheduled = True
-            self._loop.call_soon(self._next_pass)
 
     def _next_pass(self) -> None:
         self._pass_scheduled = False

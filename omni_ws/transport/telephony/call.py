@@ -1,4 +1,4 @@
-"""Telephone calls: what they share, whatever carries them, and the keys that callers press."""
+"""Telephone calls: what they share, whatever carries them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any, Final
 
 from websockets.frames import CloseCode
 
+from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.errors import ORDERLY_ENDS, OmniError
-from omni_ws.service.sessions.session import Session
+from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 
@@ -24,15 +28,58 @@ TELEPHONY_ORIGIN: Final = "telephony"
 PLAYOUT_MARGIN_SEC: Final = 1.0
 
 
-def call_configuration(audio: Mapping[str, Any], **fields: str) -> dict[str, Any]:
-    """The ``session_config`` of a call: turns are detected, and audio has the same format both ways."""
-    return {
-        "input_audio": audio,
-        "output_audio": audio,
-        "modalities": ["text", "audio"],  # the text is for the history
-        "turn_detection": {"type": "server_vad"},
-        **fields,
-    }
+#: RFC 4733, 3.2.
+KEYS: Final = frozenset("0123456789*#ABCD")
+#: The key that completes an entry.
+END: Final = "#"
+#: An entry is also complete so many seconds after its last key.
+PAUSE_SEC: Final = 2.0
+#: The longest entry: a credit card has 19 digits.
+MAX_KEYS: Final = 32
+
+
+class PhoneCalls(SessionFrontEnd):
+    """Base class of front ends for calls, which open a session for each. A caller does not reconnect."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
+        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
+        self._sessions = sessions
+        self._authenticator = authenticator
+        #: Of each connection that waits for its call to begin, the function that refuses it.
+        self._openings: set[Callable[[OmniError], None]] = set()
+
+    async def _open(self, key: ApiKey | None, client: str, audio: Mapping[str, Any], **given: str) -> Session:
+        """Open the session of a call. Raises the error that the call is refused with.
+
+        Turns are detected, and ``audio`` is the format both ways. ``given`` are other fields of ``session_config``.
+        """
+        session = await self._live.admit(key, client=client)
+        try:
+            session.conversation.configure(
+                {
+                    "input_audio": audio,
+                    "output_audio": audio,
+                    "modalities": ["text", "audio"],  # the text is for the history
+                    "turn_detection": {"type": "server_vad"},
+                    **given,
+                }
+            )
+        except OmniError:
+            session.end(None)
+            raise
+        return session
+
+    def drain(self, time_left: float) -> None:
+        self._refuse_openings(ShuttingDown("the server is shutting down"))
+        super().drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        self._refuse_openings(error)
+        super().end_all(error)
+
+    def _refuse_openings(self, error: OmniError) -> None:
+        for refuse in self._openings:
+            refuse(error)
 
 
 class PhoneCall(SoleConnection):
@@ -44,7 +91,9 @@ class PhoneCall(SoleConnection):
 
     def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
-        self._keys = PressedKeys(self._keys_begin, self._keys_entered)
+        #: The keys of the entry in progress, and the timer that completes it.
+        self._keys = ""
+        self._pause: asyncio.TimerHandle | None = None
         #: Set when everything is sent and played, or nothing can be sent any more.
         self._silent = asyncio.Event()
 
@@ -84,7 +133,7 @@ class PhoneCall(SoleConnection):
             code = CloseCode.NORMAL_CLOSURE if error is None else self._close_code(error)
             await self._connection.close_in_time(code, "" if error is None else error.message)
         finally:
-            self._keys.close()
+            self._end_pause()
             self._ignore_peer()
             self._session.detach(self)
 
@@ -112,14 +161,28 @@ class PhoneCall(SoleConnection):
         self._pause_if_blocked()
 
     def _press(self, key: str) -> None:
-        """Take a key that the caller pressed. The first key of an entry silences the answer."""
+        """Take a key that the caller pressed; characters other than KEYS are ignored.
+
+        The first key of an entry silences the answer. END, which is left out, MAX_KEYS and a pause complete it.
+        """
         self._conversation.stream.touch(now=self._connection.heard_at)
         self._conversation.note_given()
-        self._keys.press(key)
-
-    def _keys_begin(self) -> None:
-        if self._unplayed:
+        if key not in KEYS:
+            return
+        if not self._keys and key != END and self._unplayed:
             self._silence()
+        self._end_pause()
+        if key != END:
+            self._keys += key
+        if key == END or len(self._keys) == MAX_KEYS:
+            self._keys_entered()
+        else:
+            self._pause = self._loop.call_later(PAUSE_SEC, self._keys_entered)
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
 
     def _silence(self) -> None:
         """Cancel the answer. A turn that the caller is speaking goes on."""
@@ -127,9 +190,11 @@ class PhoneCall(SoleConnection):
         if self._conversation.receiving is None:
             self._conversation.cancel()
 
-    def _keys_entered(self, keys: str) -> None:
+    def _keys_entered(self) -> None:
         """Make an entry of keys a turn of its own, or a part of the turn that the caller is speaking."""
-        if not self._listening:
+        self._end_pause()
+        keys, self._keys = self._keys, ""
+        if not keys or not self._listening:
             return
         conversation = self._conversation
         self._silence()
@@ -156,59 +221,3 @@ class PhoneCall(SoleConnection):
             self._silent.set()
         elif self._connection.is_open:
             self._silent.clear()
-
-
-# The keys of a telephone.
-
-#: RFC 4733, 3.2.
-KEYS: Final = frozenset("0123456789*#ABCD")
-#: The key that completes an entry.
-END: Final = "#"
-#: An entry is also complete so many seconds after its last key.
-PAUSE_SEC: Final = 2.0
-#: The longest entry: a credit card has 19 digits.
-MAX_KEYS: Final = 32
-
-
-class PressedKeys:
-    """Collects keys, and calls ``entered`` with an entry: after ``#`` (left out), PAUSE_SEC, or MAX_KEYS.
-
-    ``began`` is called at the first key of an entry.
-    """
-
-    def __init__(self, began: Callable[[], None], entered: Callable[[str], None]) -> None:
-        self._began = began
-        self._entered = entered
-        self._loop = asyncio.get_running_loop()
-        self._keys = ""
-        self._pause: asyncio.TimerHandle | None = None
-
-    def press(self, key: str) -> None:
-        """Take a key that was pressed. Characters other than KEYS are ignored."""
-        if key not in KEYS:
-            return
-        if not self._keys and key != END:
-            self._began()
-        self._disarm()
-        if key != END:
-            self._keys += key
-        if key == END or len(self._keys) == MAX_KEYS:
-            self._complete()
-        else:
-            self._pause = self._loop.call_later(PAUSE_SEC, self._complete)
-
-    def close(self) -> None:
-        """Forget an incomplete entry, since the call is over."""
-        self._disarm()
-        self._keys = ""
-
-    def _disarm(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
-
-    def _complete(self) -> None:
-        self._disarm()
-        keys, self._keys = self._keys, ""
-        if keys:
-            self._entered(keys)

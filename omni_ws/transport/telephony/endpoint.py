@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -27,7 +26,6 @@ from omni_ws.errors import (
     OmniError,
     Refused,
     SessionTimeout,
-    ShuttingDown,
     Unauthenticated,
     UnsupportedFormat,
     websocket_close_code,
@@ -36,15 +34,15 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import KEY_SUBPROTOCOLS, Authenticator
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Router, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.recording.recordings import begin_recording, recorded
-from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, call_configuration
+from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
 
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"
 #: A message of 20 ms of audio has some 300 bytes.
@@ -58,34 +56,14 @@ SAMPLE_RATE: Final = 8000
 _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCMU.value, "sample_rate": SAMPLE_RATE}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Caller:
-    """The caller behind a connection. Where the handshake has no key, ``start`` may bring one."""
-
-    client: str
-    presents_key: bool
-    key: ApiKey | None = None
-    pace: Callable[[int], float] | None = None
-
-    def identified(self, key: ApiKey | None, pace: Callable[[int], float] | None) -> None:
-        self.key, self.pace = key, pace
-
-    def input_pace(self, size: int) -> float:
-        return 0 if self.pace is None else self.pace(size)
-
-
-class TelephonyStreams(SessionFrontEnd):
+class TelephonyStreams(PhoneCalls):
     """Accepts the handshakes of gateways, and opens a session for each stream that starts."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
     ) -> None:
-        # A gateway does not reconnect: a session ends with its connection.
-        super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
-        self._sessions = sessions
-        self._authenticator = authenticator
+        super().__init__(sessions, authenticator)
         self._recorder = recorder
-        self._openings: set[StreamOpening] = set()
         self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
 
     def register(self, router: Router) -> None:
@@ -98,62 +76,49 @@ class TelephonyStreams(SessionFrontEnd):
         presents_key = "authorization" in request.headers or any(
             entry.startswith(KEY_SUBPROTOCOLS) for entry in request.offered_subprotocols
         )
-        caller = _Caller(client=request.client, presents_key=presents_key)
-        if presents_key:
-            self._identify(caller, self._authenticator.authenticate(request))
+        key = self._authenticator.authenticate(request) if presents_key else None
         return UpgradeDecision(
             connection=partial(
                 StreamConnection,
-                input_pace=caller.input_pace,
+                input_pace=self._sessions.admission.input_pace(key) if presents_key else None,
                 budget=self._sessions.budget,
                 write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
             ),
-            serve=partial(self._serve, caller),
+            serve=partial(self._serve, client=request.client, key=key, presents_key=presents_key),
             route=TELEPHONY_PATH,
             max_size=MAX_MESSAGE_BYTES,
         )
 
-    async def _serve(self, caller: _Caller, connection: StreamConnection) -> None:
+    async def _serve(
+        self, connection: StreamConnection, *, client: str, key: ApiKey | None, presents_key: bool
+    ) -> None:
         """Serve one connection, from the end of its handshake to its close."""
         opening = StreamOpening(connection)
-        self._openings.add(opening)
+        self._openings.add(opening.refuse)
         try:
             start = await opening.wait(self._sessions.config.http.header_timeout_sec)
             if start is None:
                 return
-            session = await self._begin(caller, start)
+            if not presents_key:
+                key = self._key_of(start)
+                connection.limit_input(self._sessions.admission.input_pace(key))
+            given = start.custom_parameters
+            fields: dict[str, str] = {name: given[name] for name in SESSION_PARAMETERS if name in given}
+            session = await self._open(key, client, _AUDIO_FORMAT, **fields)
         except OmniError as error:
             await opening.close(close_code(error), error.message)
             return
         finally:
-            self._openings.discard(opening)
+            self._openings.discard(opening.refuse)
+        begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
         # From here on: the start message may hold a key.
         connection = recorded(connection, session.recording)
         call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive)
         behind = opening.behind
-        del start, opening  # with all parameters of the call, which it does not need
+        del start, given, opening  # with all parameters of the call, which it does not need
         session.attach(call)
         session.conversation.greet()
         await call.run(behind)
-
-    async def _begin(self, caller: _Caller, start: StreamStart) -> Session:
-        """Open the session of a stream. Raises the error that the stream is refused with."""
-        if not caller.presents_key:
-            self._identify(caller, self._key_of(start))
-        key = caller.key
-        session = await self._live.admit(key, client=caller.client)
-        try:
-            given = start.custom_parameters
-            fields = {name: given[name] for name in SESSION_PARAMETERS if name in given}
-            session.conversation.configure(call_configuration(_AUDIO_FORMAT, **fields))
-        except OmniError:
-            session.end(None)
-            raise
-        begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
-        return session
-
-    def _identify(self, caller: _Caller, key: ApiKey | None) -> None:
-        caller.identified(key, self._sessions.admission.input_pace(key))
 
     def _key_of(self, start: StreamStart) -> ApiKey | None:
         presented = start.custom_parameters.get(KEY_PARAMETER)
@@ -162,18 +127,6 @@ class TelephonyStreams(SessionFrontEnd):
         if not presented.isascii():
             raise Unauthenticated("this key is not known here")
         return self._authenticator.authenticate_header(f"Bearer {presented}")
-
-    def drain(self, time_left: float) -> None:
-        self._refuse_openings(ShuttingDown("the server is shutting down"))
-        super().drain(time_left)
-
-    def end_all(self, error: OmniError) -> None:
-        self._refuse_openings(error)
-        super().end_all(error)
-
-    def _refuse_openings(self, error: OmniError) -> None:
-        for opening in self._openings:
-            opening.refuse(error)
 
 
 def close_code(error: OmniError) -> int:
@@ -521,39 +474,19 @@ def check_start(start: StreamStart) -> None:
         raise InvalidValue(f"the stream has no {INBOUND} track", param="start.tracks")
 
 
-# The messages of the server.
-
-
-class _Sent(Struct, frozen=True, kw_only=True, tag_field="event", rename="camel"):
-    stream_sid: str
-
-
-class _SentPayload(Struct, frozen=True):
-    payload: bytes
-
-
-class _SentMedia(_Sent, frozen=True, kw_only=True, tag="media"):
-    media: _SentPayload
-
-
-class _SentMark(_Sent, frozen=True, kw_only=True, tag="mark"):
-    mark: MarkName
-
-
-class _SentClear(_Sent, frozen=True, kw_only=True, tag="clear"):
-    pass
+# The messages of the server. The bytes in them are written as base64.
 
 
 def encode_media(stream_sid: str, payload: bytes) -> bytes:
     """Encode audio that the gateway appends to what it plays."""
-    return msgspec.json.encode(_SentMedia(stream_sid=stream_sid, media=_SentPayload(payload)))
+    return msgspec.json.encode({"event": "media", "streamSid": stream_sid, "media": {"payload": payload}})
 
 
 def encode_mark(stream_sid: str, name: str) -> bytes:
     """Encode a mark, which the gateway returns once it has played everything before it."""
-    return msgspec.json.encode(_SentMark(stream_sid=stream_sid, mark=MarkName(name=name)))
+    return msgspec.json.encode({"event": "mark", "streamSid": stream_sid, "mark": {"name": name}})
 
 
 def encode_clear(stream_sid: str) -> bytes:
     """Encode the command that drops everything that is not played. The marks in it are returned at once."""
-    return msgspec.json.encode(_SentClear(stream_sid=stream_sid))
+    return msgspec.json.encode({"event": "clear", "streamSid": stream_sid})

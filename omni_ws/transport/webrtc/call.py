@@ -57,7 +57,7 @@ from omni_ws.installing import check_private_names
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.native.connection import RESTS, FrameReceiver, Pause
+from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.realtime.items import Event
@@ -299,7 +299,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 128
 CLOSE_TIMEOUT_SEC: Final = 5.0
 
 
-class CallChannel:
+class CallChannel(PausedReading):
     """A data channel in the place of a WebSocket: gives its messages to a receiver, and closes the peer. See SoleLink.
 
     ICE itself asks every few seconds whether the peer is there (RFC 7675), so there is nothing to ping.
@@ -315,10 +315,12 @@ class CallChannel:
     ) -> None:
         """``budget`` is charged for events that wait, on their way in or out. ``write_timeout`` is in seconds."""
         self._peer = peer
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
         self._receiver: FrameReceiver | None = None
         self._pauses = Pause.EARLY
+        self._pass_scheduled = False
+        self._watch = None
         #: Messages that wait, with whether each is text.
         self._unread: deque[tuple[bytes, bool]] = deque()
         self._unread_share = Share(budget)
@@ -328,10 +330,10 @@ class CallChannel:
         self._input_pace = input_pace
         self._pace_timer: asyncio.TimerHandle | None = None
         #: Done when the channel is open, or the peer is gone.
-        self.opened: asyncio.Future[bool] = self._loop.create_future()
+        self.opened: asyncio.Future[bool] = self.loop.create_future()
         #: Set when nothing waits to be sent, or nothing can be.
         self._sent = asyncio.Event()
-        self.heard_at = self._loop.time()
+        self.heard_at = self.loop.time()
         #: Whether nothing more is taken: the peer does not end its messages.
         self._endless = False
         peer.on("datachannel", self._on_channel)
@@ -341,16 +343,6 @@ class CallChannel:
     def is_open(self) -> bool:
         """Whether what is written now is sent."""
         return not self._endless and self._channel is not None and self._channel.readyState == "open"
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether messages are read: then silence is the peer's own."""
-        return not self._pauses & ~Pause.TURN
-
-    @property
-    def held_to_pace(self) -> bool:
-        """Whether the client sent more than its key allows."""
-        return Pause.PACE in self._pauses
 
     @property
     def paused(self) -> bool:
@@ -384,12 +376,12 @@ class CallChannel:
         if unsent > MAX_UNSENT_BYTES:
             self.pause_reading(Pause.UNWRITTEN)
             if self._stall_timer is None:
-                self._stall_timer = self._loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
+                self._stall_timer = self.loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
 
     def _check_stall(self, channel: RTCDataChannel, before: int) -> None:
         unsent = channel.bufferedAmount
         if before - unsent >= _LOW_WATER_BYTES:
-            self._stall_timer = self._loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
+            self._stall_timer = self.loop.call_later(self._write_timeout, self._check_stall, channel, unsent)
         else:
             self._refuse(SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds"))
 
@@ -399,39 +391,19 @@ class CallChannel:
             self._stall_timer.cancel()
             self._stall_timer = None
 
-    def end_pass(self) -> None:
-        """Let other connections have a turn before the next message, since the last one may have been much work."""
-        self.pause_reading(Pause.TURN)
-        self._loop.call_soon(self.resume_reading, Pause.TURN)
-
     def write_ping(self) -> None:
         """Do nothing: see the class."""
-
-    def touch(self) -> float:
-        """Count the silence of the peer from now on. Returns the time."""
-        self.heard_at = self._loop.time()
-        return self.heard_at
 
     def heard(self, size: int) -> bool:
         """Count ``size`` bytes of media from the peer. Returns whether to take them: media cannot wait."""
         self.touch()
         if not self.held_to_pace:  # what is dropped does not count
-            self._keep_pace(size)
+            self._count(size)
         return self.is_reading
 
     # reading
 
-    def pause_reading(self, reason: Pause) -> None:
-        rested = self._pauses & RESTS
-        self._pauses |= reason
-        if reason & RESTS and not rested and self._receiver is not None:
-            self._receiver.reading_changed()
-
-    def resume_reading(self, reason: Pause) -> None:
-        rested = self._pauses & RESTS
-        self._pauses &= ~reason
-        if rested and not self._pauses & RESTS and self._receiver is not None:
-            self._receiver.reading_changed()
+    def _read_on(self) -> None:
         while self._unread and not self._pauses:
             data, is_text = self._unread.popleft()
             self._unread_share.resize(self._unread_share.size - len(data) - MESSAGE_OVERHEAD_BYTES)
@@ -485,7 +457,7 @@ class CallChannel:
         if len(data) > MAX_MESSAGE_BYTES:
             self._refuse(PayloadTooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes"))
             return
-        self._keep_pace(len(data))
+        self._count(len(data))
         if not self._pauses and not self._unread:
             self._give(data, isinstance(message, str))
             return
@@ -503,18 +475,9 @@ class CallChannel:
         if self._receiver is not None:
             self._receiver.receive_message(data, is_text=is_text)
 
-    def _refuse(self, error: OmniError) -> None:
-        if self._receiver is not None:
-            self._receiver.input_refused(error)
-
-    def _keep_pace(self, size: int) -> None:
+    def _count(self, size: int) -> None:
         if self._input_pace is not None and (seconds := self._input_pace(size)) and not self.held_to_pace:
-            self.pause_reading(Pause.PACE)
-            self._pace_timer = self._loop.call_later(seconds, self._resume_pace)
-
-    def _resume_pace(self) -> None:
-        self._pace_timer = None
-        self.resume_reading(Pause.PACE)
+            self._keep_pace(seconds)
 
     def _on_room(self) -> None:
         self._sent.set()
@@ -547,8 +510,7 @@ class CallChannel:
                     self._channel.bufferedAmountLowThreshold = 0
                     self._sent.clear()
                     await self._sent.wait()
-        if self._pace_timer is not None:
-            self._pace_timer.cancel()
+        self._end_pace()
         self._all_sent()
         self._unread.clear()
         self._unread_share.resize(0)

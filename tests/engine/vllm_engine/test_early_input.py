@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -142,6 +142,8 @@ def _output(request_id: str, tokens: list[int], reason: str) -> RequestOutput:
 class SteppedExecutor(Executor):
     """One thread that a test moves on: calls wait in ``calls`` until they are let run, in their order."""
 
+    idle = False
+
     def __init__(self) -> None:
         self.calls: deque[Callable[[], None]] = deque()
 
@@ -192,7 +194,7 @@ class Run:
             model=self.model,  # type: ignore[arg-type]
             form=form(WordTokenizer()),
             budget=self.budget,
-            thread=self.thread,
+            thread=cast("Any", self.thread),
             decoding=self.thread,
             sampling={},
             sample_rate=16_000,

@@ -12,7 +12,7 @@ import pytest
 from support.live_server import live_server
 from support.native_client import native_client
 
-from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, hang_up
+from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +83,7 @@ async def test_the_kernel_asks_silent_peers() -> None:
 async def test_half_close_probes_become_rarer_until_they_stop() -> None:
     loop = asyncio.get_running_loop()
     probes: list[float] = []
-    probe = HalfCloseProbe(loop, lambda: probes.append(loop.time()), first_sec=1, longest_sec=5)
+    probe = Recheck(lambda: probes.append(loop.time()), 1, 5)
     probe.begin()
     await asyncio.sleep(0.5)
     probe.begin()  # runs already

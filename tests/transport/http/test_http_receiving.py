@@ -11,7 +11,7 @@ import pytest
 
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import SessionTimeout
-from omni_ws.transport.http.hang_up import HangUp, PeerGone
+from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.http.receiving import HttpInput, HttpOutput, RequestBody
 from omni_ws.transport.http.request import read_request
 
@@ -50,14 +50,13 @@ class Receiving:
         self.http = h11.Connection(h11.SERVER)
         self.transport = ReadTransport()
         self.continues = 0
-        self.found: list[HangUp] = []
         self.input = HttpInput(
             self.http,
             high_water_bytes=HIGH_WATER,
             body_timeout_sec=TIMEOUT_SEC,
             min_rate=min_rate,
             send_continue=self._send_continue,
-            on_hang_up=self.found.append,
+            unread=lambda: None,
         )
         self.input.attach(self.transport)
         head = f"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n{expect}\r\n"

@@ -76,7 +76,8 @@ class RecordingSink:
         assert self.writable
         self.writes.append(data)
 
-    async def end(self) -> None:
+    async def end(self, parts: Sequence[bytes] = ()) -> None:
+        await self.write_all(parts)
         self.ended = True
 
 
