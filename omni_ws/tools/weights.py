@@ -12,6 +12,7 @@ from typing import Final, Self, TextIO
 
 from omni_ws.cli import FAILURE, INTERRUPTED
 from omni_ws.config.model import ServerConfig
+from omni_ws.config.parts import FULL_NAMES
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import WeightsCache, weights_cache
@@ -129,9 +130,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pinned_name(text: str) -> str:
-    if text not in pinned_weights():
+    name = FULL_NAMES.get(text, text)
+    if name not in pinned_weights():
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(pinned_weights())}")
-    return text
+    return name
 
 
 def _sources(text: str) -> tuple[str, ...]:

@@ -99,6 +99,15 @@ def test_where_the_real_ones_are_published(capsys: pytest.CaptureFixture[str]) -
     assert "BSD-2-Clause" in shown
 
 
+def test_a_model_has_its_name_in_full_too(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for name in ("qwen", "qwen2.5-coder-1.5b"):
+        assert run("show", name) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert shown[0].startswith("qwen: Qwen2.5-Coder-1.5B-Instruct")
+
+
 @pytest.mark.parametrize("arguments", [("burn",), ("fetch", "nothing"), ("fetch", "--from", "elsewhere")])
 def test_wrong_usage(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2
