@@ -119,6 +119,8 @@ class EngineCapabilities:
     translates: bool = False
     #: Whether transcripts contain the times of words.
     word_times: bool = False
+    #: Whether recognition can be told what to expect, see ``GenerationRequest.expected``.
+    keywords: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
     #: The modalities that messages of the history may contain as ``picture``.
@@ -298,6 +300,8 @@ class GenerationRequest:
     remembered: bool = False
     #: The spoken language (primary subtag of RFC 5646), one of the capabilities' ``languages``; None if not given.
     language: str | None = None
+    #: A text with the names and terms to expect in the speech, as it might stand before it; empty for none.
+    expected: str = ""
     voice: str | None = None
     #: The speed of speech, relative to the voice's own.
     speed: float = 1.0
