@@ -420,7 +420,7 @@ class SlotCounts(Protocol):
         """Undo ``add``: a slot of ``holder`` was released."""
 
     def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
-        """Return the bucket that limits a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
+        """Return the bucket for a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
         ...
 
 
