@@ -92,7 +92,7 @@ class ConfigurationRules:
     turn_detection_types: Sequence[TurnDetectionType] = ()
     #: Whether this kind of session can begin with a greeting.
     greeting: bool = False
-    #: The default of ``instructions`` where answers are spoken.
+    #: The default of ``instructions`` if answers are spoken.
     spoken_instructions: str = ""
 
 
@@ -316,7 +316,7 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 
 
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
-    """Raise an error that names the first field that the engine, or this version, cannot honour."""
+    """Raise an error that names the first field that the engine or this server does not support."""
     if not config.modalities:
         raise InvalidValue("modalities must have at least one of text and audio", param="modalities")
     for modality in config.modalities:
@@ -379,7 +379,7 @@ def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: fr
 
 
 def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
-    """Check the format of audio, and the MIME type of images and video, whose bytes tell the rest."""
+    """Check a chunk's ``format``: the audio format, or the MIME type of an image or video. Text must have none."""
     assert chunk.format is not None
     if chunk.modality is Modality.AUDIO:
         audio = config.input_audio

@@ -102,7 +102,7 @@ class _Speech:
 
 
 class SavedConversation(msgspec.Struct, kw_only=True):
-    """A conversation in a form that can be written to bytes. Nothing else of it has to survive.
+    """A conversation in a form that can be written to bytes: all that another server needs to continue it.
 
     Times are on the clock that showed ``now``.
     """
@@ -253,7 +253,7 @@ class Conversation:
         self.options = options
 
     def greet(self) -> None:
-        """Answer with the configured greeting, if there is one and no request has opened."""
+        """Say the configured greeting, if there is one and no request has opened yet."""
         config = self.configuration.effective
         if config.greeting.strip() and not self.queue.opened:
             request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
@@ -310,13 +310,13 @@ class Conversation:
         self.watch_time()
 
     def finish(self) -> None:
-        """End the input of the request that is open."""
+        """End the input of the open request, if there is one."""
         self._handle(self.stream.finish(now=self._now()))
         self.watch_time()
         self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Cancel the named request, or with None the one whose answer runs and the one whose input is open.
+        """Cancel the request ``request_id``; with None, the one being answered and the one whose input is open.
 
         Without a name, or with that of the request whose input is open, a cancel is a position in the input: all input
         before that position is dropped.
@@ -532,7 +532,7 @@ class Conversation:
             self.watch_time()
 
     def suspend_time(self, suspended: bool) -> None:
-        """Suspend the time-out for silence, or resume it: at once, if the silence has lasted too long meanwhile."""
+        """Suspend the time-out for the client's silence, or resume it; it fires at once if it has passed meanwhile."""
         self.stream.suspended = suspended
         self.watch_time()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class InputFlow:
-    """Decides when a transport pauses its input, and what it acknowledges."""
+    """The flow control of one conversation's input: decides when a transport pauses, and what it acknowledges."""
 
     def __init__(self, stream: InputStream, observed: ObservedSession, conversation: Conversation) -> None:
         #: Set once turn detection is configured.
@@ -79,7 +79,7 @@ class InputFlow:
 
     @property
     def _whole_chunk(self) -> int:
-        """The credit below which a client may have to wait with a chunk."""
+        """The size of the largest chunk: a client with less credit may have to wait before it sends a chunk."""
         return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
 
     def notify_observers(self) -> None:

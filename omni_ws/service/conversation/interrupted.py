@@ -137,7 +137,7 @@ class _CutTurn:
     late: bool = False
 
     def know(self) -> None:
-        """Note that all is known of its words that will be."""
+        """Note that its transcription has ended, so that no more of its words will become known."""
         self.known, self.late = True, self.has_final
 
     def hurry(self, now: float) -> None:
@@ -219,7 +219,7 @@ class CutTurns:
         return [one for one in earlier if not one.remembered]
 
     def before(self, request: Request) -> bool:
-        """Return whether a request has to wait for cut turns before it, until it may send anything.
+        """Return whether ``request`` must wait for earlier cut turns before anything of it is sent.
 
         It waits for their finals and, if it sees the history, for their words.
         """

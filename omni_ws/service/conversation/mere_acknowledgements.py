@@ -18,7 +18,7 @@ _QUESTION_MARKS: Final = re.compile(r"[?？؟]")
 
 
 def is_acknowledgement(text: str) -> bool:
-    """Whether a text consists of phrases of acknowledgements.txt alone, such as "yeah, I see"."""
+    """Return whether a text consists of phrases of acknowledgements.txt alone, such as "yeah, I see"."""
     words = _words(text)
     if not words or len(words) > MOST_WORDS:
         return False
@@ -32,7 +32,7 @@ def is_acknowledgement(text: str) -> bool:
 
 
 def asks(text: str, heard: int) -> bool:
-    """Whether the last sentence that was heard of ``text``, up to the place ``heard``, is a question."""
+    """Return whether the last sentence of ``text`` that was heard is a question; ``heard`` characters were heard."""
     sentences = [found for found in _SENTENCE.finditer(text) if found[0].strip() and found.start() < heard]
     if len(sentences) > 1:
         last = sentences[-1]

@@ -29,7 +29,7 @@ from omni_ws.service.conversation.messages import (
 
 
 class Attachment:
-    """What carries a session, a connection or a request over HTTP: the methods that the session calls on it.
+    """The carrier of a session, such as a connection or an HTTP request: the methods that the session calls on it.
 
     No method may raise. Those of this base class do nothing: a session has NOBODY while nothing carries it.
     """
@@ -101,7 +101,7 @@ class StoredBytes:
         self.used += size
 
     def give(self, size: int) -> None:
-        """Return ``size`` charged bytes."""
+        """Refund ``size`` charged bytes."""
         self._server.give(size)
         self.used -= size
 
@@ -243,7 +243,7 @@ class OutputLog:
             self.reader.output_ready()
 
     def _keep_written(self, output: OutputChunk) -> None:
-        """Keep an output that never waited."""
+        """Keep an output that was written at once, and charge it."""
         cost = message_cost(output)
         if self.budget is not None:
             self.budget.charge(cost)
@@ -353,7 +353,7 @@ class OutputLog:
             self._forget_oldest()
 
     def can_rewind(self, last_output: int) -> bool:
-        """Return whether the output ``last_output`` was taken, and every message after it is still here."""
+        """Return whether the output ``last_output`` was taken, and the log still has every message after it."""
         return bool(self._kept_capacity) and self._forgotten <= last_output < self._next_output
 
     def rewind(self, last_output: int) -> int:
@@ -507,7 +507,7 @@ class OutputLog:
 
     @property
     def _over_limit(self) -> bool:
-        """Whether the limit, which depends on the load of the server, is reached."""
+        """Whether the queued bytes have reached the limit, which depends on the load of the server."""
         if self.queued >= self.capacity:
             return True
         return self.queued > FAIR_SHARE_BYTES and self._is_scarce

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestState(Enum):
-    """Where a request stands; see ``Request`` for the transitions."""
+    """The state of a request; see ``Request`` for the transitions."""
 
     #: Collects input; its start policy has not fired.
     OPEN = "open"
@@ -332,12 +332,15 @@ class Request:
         self._set_state(RequestState.ANSWERED)
 
     def fail(self, error: OmniError) -> None:
-        """Record why there is no whole answer. ``finish`` must follow, at once or in the order of the queue."""
+        """Record the error that prevents a whole answer. ``finish`` must follow, at once or in the queue's order."""
         self._set_state(RequestState.FAILED)
         self.error, self.answerable = error, False
 
     def cancel(self, *, by: Request | None = None) -> None:
-        """Drop input and error; ``by`` is the request that interrupts this one. ``finish`` must follow, as above."""
+        """Cancel the request, and drop its input and error. ``by`` is the request that interrupts it; None without one.
+
+        ``finish`` must follow, at once or in the order of the queue.
+        """
         if self.state is RequestState.CANCELLED:
             return
         self.timeline.mark_cancelled(None if by is None else by.timeline)
@@ -566,7 +569,7 @@ class Request:
     # input
 
     def keep_speech(self, *, supported: bool) -> None:
-        """Keep the audio of the input for the history; ``supported`` says whether the engine takes it from there."""
+        """Keep the audio of the input for the history. ``supported``: the engine accepts speech in its history."""
         unwanted = None if supported else "the engine does not support speech in its history"
         self.speech = KeptSpeech.of(self.ledger, self.session.settings.audio, unwanted=unwanted)
 
@@ -645,7 +648,7 @@ class Request:
             self.charge(waiting + _CHARGED_AT_ONCE)
 
     def charge(self, size: int) -> None:
-        """Charge what it holds besides the bytes that the stream counts: ``size`` bytes now.
+        """Charge the memory that the request holds besides the bytes that the stream counts: ``size`` bytes now.
 
         Raises PayloadTooLarge and EngineOverloaded.
         """
@@ -687,14 +690,14 @@ class Request:
 
     @property
     def player(self) -> PlayerStatistics:
-        """How the client's player kept up."""
+        """How well the client's playback of the answer kept up."""
         return PlayerStatistics(self.entry.underruns, self.entry.underrun_sec, self.entry.least_lead_ms)
 
     def enter_history(self, *, whole: bool, audio_ms: float = 0) -> None:
         """Enter the history. Call it once: it hands over the kept speech.
 
         ``whole`` says that the engine came to its own end; ``audio_ms`` is the length of the audio as the engine
-        decoded it, 0 where it did not report that.
+        decoded it, 0 if it did not report that.
         """
         entry, kept, speech, unknown = self.entry, self.speech, None, False
         if entry.input_kept and self.spoke and self.words is not WordsKnown.ALL and kept is not None and kept.began:

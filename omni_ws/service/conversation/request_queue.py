@@ -252,13 +252,13 @@ class RequestQueue:
         return withdrawn
 
     def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
-        """Write the final of a request, preceded by its error, and release it. Idempotent.
+        """End a request: write its error, if it has one, and its final, and release the request. Idempotent.
 
         ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the engine's own end.
         """
         if request.state is RequestState.FINISHED or request in self._cut:
             return
-        self._let_go(request)  # where the session ends
+        self._let_go(request)  # the session may end while the answer is held
         held = self._held
         if held is not None and held.by is request and not (request.answering and request.only_speech):
             self._give_up()
@@ -403,7 +403,7 @@ class RequestQueue:
         """Send the settled transcripts of a request that were not sent yet."""
         unsent = request.take_unsent()
         if unsent:
-            self._announce(request)  # where it was held back to its end
+            self._announce(request)  # unless it was held back until it ended, this was done before
         for transcript in unsent:
             self._put_transcript(transcript_chunk(request, transcript, sequencer=self._sequencer))
 
@@ -450,7 +450,7 @@ class RequestQueue:
             self.cancel(self._held.request, by=self._held.by)
 
     def _go_on(self, held: HeldAnswer) -> None:
-        """Let the held answer go on, as the turn had no words: first send again what was not heard."""
+        """Let the held answer go on, as the turn had no words. The audio that was not heard is sent again first."""
         request = held.request
         self._let_go(request)
         for chunk in request.go_on():
@@ -623,7 +623,7 @@ class RequestQueue:
         return messages if last is None else messages[:-1], EarlierTurns(last, pending)
 
     async def _rest_of_input(self, request: Request) -> None:
-        """Wait for the end of input that the engine does not use: the usage in the final says how much it was."""
+        """Wait for the end of input that the engine does not use, as the usage in the final includes its size."""
         request.await_rest_of_input()
         self._progressed()
         await request.input_ended.wait()

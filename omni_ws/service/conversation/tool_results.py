@@ -19,8 +19,8 @@ _LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EX
 class ToolResults:
     """The tool results of one session, matched with the calls in its ledger.
 
-    A request of nothing but results starts when its input ends, and that is at the latest when every call of the answer
-    has its result. Other input that joins it makes it a request like any other.
+    A request that has nothing but tool results starts when its input ends: at the latest when every call of the answer
+    has its result. If other input joins it, it is a request like any other.
 
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """

@@ -53,8 +53,8 @@ listener is then deaf: it discards audio until the format or the settings change
 
 *Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
 request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
-such, for each slice before that is made; where the session has no room for it, decoding fails, and where the server has
-none, it waits. While the engine is behind with the request that the audio joins, nothing more of a piece is unpacked.
+such, for each slice before that is made; if the session has no room for it, decoding fails, and if the server has none,
+it waits. While the engine is behind with the request that the audio joins, nothing more of a piece is unpacked.
 With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
 """
 
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
 
 
 class ListeningState(enum.Enum):
-    """Where the speech of a session stands; see ``TurnListener`` for the transitions."""
+    """The state of turn detection in a session; see ``TurnListener`` for the transitions."""
 
     OFF = "turn detection is off, or not configured yet"
     SILENCE = "no speech"
@@ -338,7 +338,7 @@ class TurnListener:
 
     @property
     def _ready(self) -> bool:
-        """Whether the audio in the queue is worth a thread, or the next item needs none."""
+        """Whether the queue can be processed: its audio is worth waking a thread, or the next item needs no thread."""
         if self._queue.urgent or self._state is _OFF:
             return True
         waiting_ms = self._rest_ms + self._queue.waiting_ms
@@ -422,7 +422,7 @@ class TurnListener:
         self._proceed(self._apply_rest)
 
     def _proceed(self, apply: Callable[[], None]) -> None:
-        """Continue on the event loop. Must not raise (see ``SpeechWorkers.submit``)."""
+        """Apply the outcome of a thread on the event loop, then process the queue. Must not raise."""
         if self._closed:
             self._close_watch()
             return

@@ -158,7 +158,7 @@ class Mark(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ListeningSettings:
-    """How to detect turns, and the default format of the audio. ``turns`` is None while turn detection is off."""
+    """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off."""
 
     turns: TurnDetectionConfig | None
     audio: AudioFormat

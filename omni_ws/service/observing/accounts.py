@@ -59,7 +59,7 @@ class Accounts:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count an observation."""
+        """Count an observation in the metrics, and log the ends of requests and sessions."""
         if type(observation) is InputAcknowledged:
             # By far the most frequent. It is counted when a request ends, or when the metrics are read.
             if session.session_id in self._acknowledged:
@@ -248,7 +248,7 @@ def write_line(logger: logging.Logger, level: int, message: str, **facts: Fact) 
 
 
 def level_of(error: OmniError) -> int:
-    """The log level of an error: ERROR for faults of the server, WARNING for lack of capacity, else INFO."""
+    """Return the log level of an error: ERROR for faults of the server, WARNING for lack of capacity, else INFO."""
     if isinstance(error, EngineError):
         return logging.ERROR
     if isinstance(error, EngineOverloaded | ShuttingDown):
@@ -256,7 +256,7 @@ def level_of(error: OmniError) -> int:
     return logging.INFO
 
 
-# What is known of the client of the sessions that a task opens: its trace (W3C Trace Context), and where it is.
+# The client of the running task: its trace (W3C Trace Context), and whether it is on this machine.
 
 #: The trace header fields of the request that the running task serves, unchecked, as the client sent them.
 incoming_trace: ContextVar[Mapping[str, str] | None] = ContextVar("incoming_trace", default=None)

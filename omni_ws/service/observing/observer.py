@@ -73,7 +73,7 @@ class PolicyStart(NamedTuple):
 
 
 class CancelCause(StrEnum):
-    """What cancelled a request: its client by name, detected speech, or a later request."""
+    """The cause of a cancellation: a cancel of the client, or an interruption by detected speech or a later request."""
 
     CANCEL = "cancel"
     SPEECH = "speech"
@@ -96,7 +96,7 @@ class EngineEnd(NamedTuple):
 
 
 class PlayerStatistics(NamedTuple):
-    """How a client that reports its playback kept up; see ``Playback``."""
+    """How well playback kept up, if the client reports it: underruns, their seconds, and the least lead in ms."""
 
     underruns: int
     underrun_sec: float
@@ -133,7 +133,7 @@ class OutputBegan:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The request has its outcome; its final goes into the outbox next. ``content`` is what was said in it."""
+    """The request has its outcome; its final goes into the outbox next. ``content`` has the texts of both sides."""
 
     timeline: RequestTimeline
     outcome: Outcome
@@ -145,7 +145,7 @@ RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded
 
 
 class SessionTimeline:
-    """When a session opened, and its requests so far."""
+    """The time at which a session opened, and its requests so far."""
 
     __slots__ = ("opened", "request_count", "unfinished")
 
@@ -200,7 +200,7 @@ class RequestTimeline:
         report: Callable[[RequestProgress], None],
         now: Callable[[], float],
     ) -> None:
-        """``by_speech``: detected speech opened it. Use ``ObservedSession.open_request``, which also reports it."""
+        """Use ``ObservedSession.open_request`` instead, which also reports it. ``by_speech``: speech opened it."""
         self.request_id: Final = request_id
         self.task: Final = task
         self.input_mode: Final = input_mode
@@ -242,7 +242,7 @@ class RequestTimeline:
 
     @property
     def stage(self) -> Stage | None:
-        """The stage under way; None once the request is through."""
+        """The stage under way; None once no stage is left."""
         if self.engine_began is not None:
             return "engine" if self.engine_end is None else None
         if self.outcome is not None:
@@ -389,7 +389,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A session is over. An engine may still be winding up one of its requests."""
+    """A session has ended. An engine may still be working on the end of one of its requests."""
 
     timeline: SessionTimeline
 
@@ -559,5 +559,5 @@ class ObservedSession:
 
     @classmethod
     def unobserved(cls, now: Callable[[], float]) -> ObservedSession:
-        """A session without observers."""
+        """Return an ObservedSession without observers."""
         return cls(SessionIdentity("", Origin.HTTP), Observers(), now=now)

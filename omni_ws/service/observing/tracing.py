@@ -1,6 +1,6 @@
 """Requests as spans of OpenTelemetry.
 
-Imported only where tracing is on: it needs the extra ``otel``.
+Imported only if tracing is on: it needs the extra ``otel``.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ class RecordingFile:
         self._lines = bytearray()
 
     def now(self) -> float:
-        """Milliseconds since the beginning of the recording."""
+        """Return the milliseconds since the beginning of the recording."""
         return round((time.monotonic() - self._began) * 1000, 3)
 
     def take(
@@ -456,7 +456,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NoRoom(Exception):
-    """The folder is at its limit, and every recording in it is still being written."""
+    """Raised if the folder is at its limit, and every recording in it is still being written."""
 
 
 class RecordingFolder:

@@ -44,7 +44,7 @@ InputPace = Callable[[int], float]
 
 
 class EmptySession(Protocol):
-    """A session that may not have had any content yet. Compared by identity."""
+    """A session that admission may evict while it has had no content. Compared by identity."""
 
     @property
     def has_content(self) -> bool:
@@ -65,7 +65,7 @@ class Slot:
         self.holder = holder
 
     def keep(self) -> None:
-        """Make a lent slot the session's own. Raises as ``Admission.session`` if it was evicted and cannot be replaced.
+        """Make a lent slot the session's own. If it was evicted, take another; raises what ``Admission.take`` raises.
 
         Idempotent.
         """
@@ -107,7 +107,7 @@ class Admission:
         #: Names of the keys that may use priorities below 0.
         self._preferred = frozenset(key.name for key in keys if key.priority)
         self._draining = False
-        #: The number of keys, beyond which there can be no more holders; None where clients need no key.
+        #: The number of keys, beyond which there can be no more holders; None if clients need no key.
         self.known_keys: int | None = None
         #: Sessions that may have had no content, with the time of their opening, oldest first; by the seconds for which
         #: such a session keeps its slot, 0 or EMPTY_SEC. A session with content is dropped when it is looked at.
@@ -155,7 +155,7 @@ class Admission:
     def session(
         self, key: ApiKey | None, *, client: str = "", many_requests: bool = False, lent: bool = False
     ) -> Iterator[Slot]:
-        """Take a slot for the block. Raises as ``take`` does."""
+        """Take a slot for the block. Raises what ``take`` raises."""
         slot = self.take(key, client=client, many_requests=many_requests, lent=lent)
         try:
             yield slot
@@ -179,7 +179,7 @@ class Admission:
         return slot
 
     def check(self, key: ApiKey | None, *, client: str = "") -> None:
-        """Raise what ``session`` would raise now, except for the rate of requests. Takes nothing."""
+        """Raise what ``take`` would raise now, except for the rate of requests. Takes no slot."""
         self._check(key, self._holder(key, client))
 
     async def room(self, key: ApiKey | None, *, client: str = "") -> None:
@@ -346,7 +346,7 @@ class Admission:
     def reserve(self, owner: str | None) -> None:
         """Reserve, for a request that begins now, a part of the daily amounts of the key named ``owner``.
 
-        ``spent`` releases it. Raises RateLimited, reserving nothing, if all of the amounts is used or reserved.
+        ``spent`` releases it. Raises RateLimited, reserving nothing, if the rest is used or reserved.
         """
         if self._daily_use is not None:
             try:
@@ -474,7 +474,7 @@ class DailyUseFile:
     """
 
     def __init__(self, path: Path, use: DailyUse) -> None:
-        """Raises ConfigurationError if the file cannot be read or belongs to a running server."""
+        """Lock and read the file. Raises ConfigurationError if it is unusable or belongs to a running server."""
         self.use = use
         self._path = path
         self._timer: asyncio.TimerHandle | None = None

@@ -182,7 +182,7 @@ class Session:
         return self.outbox.can_rewind(last_output)
 
     def resume(self, attachment: Attachment, last_output: int) -> tuple[SessionResumedFrame, InputAckFrame]:
-        """Go on over another connection, whose client has received the outputs up to ``last_output``.
+        """Attach another connection, whose client has received the outputs up to ``last_output``.
 
         ``can_resume`` and ``resumable`` must hold. Returns the frames to send before anything else.
         """

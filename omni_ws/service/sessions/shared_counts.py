@@ -46,7 +46,7 @@ _ROUNDING: Final = 1e-3
 
 
 class WorkerState(IntEnum):
-    """What a worker is doing, as the others see it."""
+    """The state of a worker, for the other workers."""
 
     STARTING = 0
     OK = 1
@@ -178,7 +178,10 @@ class SharedCounts:
     """The counts of all workers. Each process has its own object, mapped to the same file."""
 
     def __init__(self, file: IO[bytes], *, rows: int, slots: int, keys: Sequence[str]) -> None:
-        """``slots`` is the most that one worker takes; ``keys`` are the names of all keys, in one order for all."""
+        """Map ``file``. ``rows`` is the number of workers at most, ``slots`` the most that one worker takes.
+
+        ``keys`` are the names of all keys, in the same order in every process.
+        """
         row_cells = _WORKER_CELLS + slots + 1 + len(keys) * _USE_CELLS
         first_key = _SERVER_CELLS + rows * row_cells
         size = (first_key + len(keys) * _KEY_CELLS) * _CELL
@@ -422,7 +425,7 @@ class WorkerGroup(abc.ABC):
         return f"w{self.serial}"
 
     def on(self, question: str, handler: Handler) -> None:
-        """Have ``handler`` answer a question of the others."""
+        """Have ``handler`` answer a question that other workers ask."""
         self._handlers[question] = handler
 
     @abc.abstractmethod
