@@ -38,7 +38,7 @@ class UpgradeDecision:
 
 
 class Application(ABC):
-    """The interface between the front door and what it serves. All methods run on the event loop."""
+    """What the front door serves: answers HTTP requests and WebSocket handshakes. All methods run on the event loop."""
 
     @abstractmethod
     async def handle(self, exchange: HttpExchange) -> None:

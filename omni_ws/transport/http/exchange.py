@@ -82,8 +82,8 @@ _PIECE_BYTES: Final = 64 * 1024
 class HttpExchange:
     """A request and the response to it.
 
-    Handlers say what they want of the body before they read it. Response methods raise PeerGone once the client has
-    disconnected.
+    Handlers call the methods that configure the body before they read it. Response methods raise PeerGone once the
+    client has disconnected.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class HttpExchange:
         return piece
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Iterate over the body as it arrives. Raises as ``read`` does."""
+        """Iterate over the body as it arrives. Raises what ``read`` raises."""
         while chunk := await self.read():
             yield chunk
 

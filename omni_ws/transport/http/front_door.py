@@ -428,7 +428,7 @@ class FrontDoor(asyncio.Protocol):
         self._task.add_done_callback(self._exchange_done)
 
     def _exchange_done(self, task: asyncio.Task[None]) -> None:
-        """Go on to the next request, or close the connection."""
+        """Handle the end of an exchange: begin the next request, or close the connection."""
         self._task = self._exchange = None
         self._probe.stop()
         self._input.end_request()
@@ -484,7 +484,7 @@ class FrontDoor(asyncio.Protocol):
     # Giving the connection away
 
     def _prepare_to_pass_on(self, serial: int, event: h11.Request) -> None:
-        """Give the connection to the process ``serial`` of the group, once all that was written has left."""
+        """Give the connection to the worker ``serial``, once all written bytes are sent."""
         received = b"%b %b HTTP/%b\r\n" % (event.method, event.target, event.http_version)
         received += _fields(event) + b"\r\n" + self._http.trailing_data[0]
         self._enter(Phase.HANDED_OVER)

@@ -127,7 +127,7 @@ class Headers(Fields):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request head."""
+    """The parsed head of one HTTP request."""
 
     method: str
     #: The request target as it was sent.

@@ -137,7 +137,7 @@ class ModeBReader:
         self._refusal: OmniError | None = None
 
     async def run(self) -> None:
-        """Send all of the answer up to the end of the session, and close with the code that belongs to that end."""
+        """Send the whole answer until the session ends, and close the connection with the code for that end."""
         self._writing = asyncio.create_task(self._write_all(), name=f"output of {self._session.id}")
         self._connection.attach(self)
         try:

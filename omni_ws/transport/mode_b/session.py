@@ -507,7 +507,7 @@ class ModeBRegistry:
     """
 
     def __init__(self, sessions: SessionFactory, *, survive: bool = False) -> None:
-        """``survive``: sessions can be saved."""
+        """``survive``: sessions keep what is needed to save them at any time."""
         config = sessions.config
         self._survive = survive
         self._sessions = sessions
@@ -741,7 +741,7 @@ class ChunkIntake:
 
     @property
     def full(self) -> bool:
-        """Whether the input should wait for the engine."""
+        """Whether the sender of the input should wait, as the engine is behind."""
         return self._conversation.input_full()
 
     @property

@@ -76,7 +76,7 @@ RESTS: Final = Pause.SESSION | Pause.UNWRITTEN | Pause.PACE
 
 
 class FrameReceiver(Protocol):
-    """What receives the messages of a connection. Its methods are called from socket callbacks and may not raise."""
+    """The receiver of a connection's messages. Its methods are called from socket callbacks and may not raise."""
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """Receive one whole message."""
@@ -183,7 +183,7 @@ class PausedReading:
             self.loop.call_soon(self._next_pass)
 
     def _keep_pace(self, seconds: float) -> None:
-        """Pause reading for ``seconds``, before what was just received is processed: a burst gains nothing."""
+        """Pause reading for ``seconds``. Bytes just received are processed after that: a burst gains nothing."""
         if seconds > 0:
             self.pause_reading(Pause.PACE)
             self._end_pace()
@@ -230,7 +230,7 @@ _PARSER_BYTES_PER_PASS: Final = 1024
 
 
 class Parsing(enum.Enum):
-    """How the bytes that are read are parsed.
+    """The ways of parsing the bytes that are read, and thus the state of a StreamConnection's input.
 
     EARLY changes to DIRECT by ``attach`` (with extensions: to LIBRARY), and to LIBRARY by ``ignore_messages``; DIRECT
     to LIBRARY by an unusual frame or a closing one; both to DEPARTED when the peer hangs up while it is not read; all
@@ -326,7 +326,7 @@ class StreamConnection(PausedReading, ServerConnection):
 
     @property
     def is_open(self) -> bool:
-        """Whether what is written now is sent."""
+        """Whether messages that are written now are sent."""
         return self.state is State.OPEN and not self.transport.is_closing()
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
@@ -361,7 +361,7 @@ class StreamConnection(PausedReading, ServerConnection):
             self.send_data()
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Close, and abort when that takes longer than CLOSE_TIMEOUT_SEC. A long ``reason`` is cut."""
+        """Close the connection; abort it if that takes longer than CLOSE_TIMEOUT_SEC. A long ``reason`` is cut."""
         reason = reason.encode()[:MAX_CLOSE_REASON_BYTES].decode(errors="ignore")
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
@@ -489,7 +489,7 @@ class StreamConnection(PausedReading, ServerConnection):
     # frames
 
     def _take_frames(self, data: bytes, start: int) -> int:
-        """Hand over the frames of ``data`` from ``start`` on. Returns the position where it stopped."""
+        """Hand over the frames of ``data`` from ``start`` on. Returns the position of the first byte not handled."""
         receiver, available = self._receiver, len(data)
         assert receiver is not None
         for _ in _FRAMES_PER_PASS:
@@ -619,7 +619,7 @@ class StreamConnection(PausedReading, ServerConnection):
 
 
 class SoleLink(Protocol):
-    """What carries the messages of a SoleConnection: a StreamConnection, an AudioSocketLink, or a CallChannel."""
+    """The link that carries a SoleConnection's messages: a StreamConnection, an AudioSocketLink, or a CallChannel."""
 
     @property
     def heard_at(self) -> float: ...
@@ -670,7 +670,7 @@ class SoleConnection(Attachment, ABC):
 
     @property
     def _input_blocked(self) -> bool:
-        """Whether no more input is to be read."""
+        """Whether reading must pause: the outbox is full, or the conversation has no room for input."""
         return self._outbox.full or self._conversation.input_full()
 
     def session_over(self, error: OmniError | None) -> None:

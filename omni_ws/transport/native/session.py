@@ -338,7 +338,7 @@ class WebSocketSession(Attachment):
             connection.write_ping()
 
     async def _close_with(self, error: OmniError) -> None:
-        """Write what is left of a session that is over, and close the connection with the code of ``error``."""
+        """Write the remaining messages of an ended session, and close the connection with the code of ``error``."""
         if isinstance(error, SlowConsumer):
             self._drop(error)
         elif isinstance(error, ORDERLY_ENDS):

@@ -90,7 +90,7 @@ class ConversationItems:
         return self._items.get(item_id)
 
     def add(self, item: Item) -> str | None:
-        """Append an item that is in the history already, or will be. Returns the id of the item before it.
+        """Append an item, but not to the history. Returns the id of the item before it; None if it is the first.
 
         Raises PayloadTooLarge and EngineOverloaded.
         """
@@ -163,7 +163,7 @@ class ConversationItems:
         self._find_pending()
 
     def feed(self) -> Iterator[InputChunk]:
-        """Take the pending items with images, and yield their input: it joins the turn that is being spoken."""
+        """Remove the pending items with images, and yield their input chunks, which join the turn being spoken."""
         shown = [item for item in self.pending() if any(one.modality is Modality.IMAGE for one in item.chunks)]
         self._ledger.remove(*(item.item_id for item in shown))
         for item in shown:
@@ -215,7 +215,7 @@ class ConversationItems:
             self._asked[request_id] = [(items[number], chunks) for number, chunks in asked]
 
     def close(self) -> None:
-        """Release everything."""
+        """Drop all items, and refund their bytes."""
         self._items.clear()
         self._pending.clear()
         self._charged.clear()

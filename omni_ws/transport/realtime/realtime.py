@@ -162,7 +162,7 @@ class RealtimeDialect:
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
         self._now = asyncio.get_running_loop().time
-        #: Audio that was appended and not committed, where no turns are detected.
+        #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
         self._audio_share = Share(account)
         self._audio_limit = limit
@@ -471,7 +471,7 @@ class RealtimeDialect:
 
     @property
     def _transcribing(self) -> bool:
-        """Whether a turn that waits for a response is still being transcribed."""
+        """Whether any turn that will wait for ``response.create`` is still being transcribed."""
         return any(turn.committed and not turn.answered for turn in self._turns.values()) or any(
             not turn.answered for turn in self._late.values()
         )
@@ -754,7 +754,7 @@ def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Name, in errors of the block, the field of OpenAI's object ``place``: ``session`` or ``response``."""
+    """Rename the field in errors of the block to that of OpenAI's object ``place``: ``session`` or ``response``."""
     try:
         yield
     except InvalidRequest as error:

@@ -36,7 +36,7 @@ Charge = Callable[[int], None]
 
 
 class MediaReader:
-    """Reads the media that request bodies refer to.
+    """A reader of media that request bodies refer to, from files and URLs.
 
     All media of one request together may have ``http.max_body_bytes`` and take ``http.media_timeout_sec``.
     """

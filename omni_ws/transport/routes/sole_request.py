@@ -547,7 +547,7 @@ class MergedAnswers:
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """Own the tasks of ``wait``, which may be called while the block lasts."""
+        """Allow calls of ``wait`` within the block, at whose end the tasks of ``wait`` are cancelled."""
         try:
             yield
         finally:
@@ -556,7 +556,7 @@ class MergedAnswers:
             await asyncio.gather(*self._receiving.values(), return_exceptions=True)
 
     def take(self) -> ServerMessage | None:
-        """Return the next message of any session. Raises the error of any."""
+        """Return the next message of any session; None if there is none yet. Raises the error of any session."""
         for index, task in tuple(self._receiving.items()):
             if task.done() and (message := self._received(index)) is not None:
                 return message

@@ -290,7 +290,7 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
             self._transport.abort()
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Hang up, and abort when that takes longer than CLOSE_TIMEOUT_SEC. A hang-up has neither code nor reason."""
+        """Hang up; abort the connection if that takes longer than CLOSE_TIMEOUT_SEC. Ignores code and reason."""
         self._failed = True  # nothing more is taken
         if self._transport is None:
             return
@@ -453,7 +453,7 @@ class PacedPlayout(Playout):
 
     @property
     def full(self) -> bool:
-        """Whether the playout takes no more audio for now."""
+        """Whether the playout has no room for more audio now."""
         return self.waiting >= ROOM_BYTES
 
     def play(self, message: ServerMessage) -> None:
@@ -463,7 +463,7 @@ class PacedPlayout(Playout):
         self._arm()
 
     def resume(self) -> None:
-        """Go on sending: the link takes more again."""
+        """Resume sending, as the link has room again."""
         self._held = False
         self._arm()
 

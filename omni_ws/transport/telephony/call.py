@@ -192,7 +192,7 @@ class PhoneCall(SoleConnection):
             self._conversation.cancel()
 
     def _keys_entered(self) -> None:
-        """Make an entry of keys a turn of its own, or a part of the turn that the caller is speaking."""
+        """Complete an entry of keys: make it a turn of its own, or a part of the turn that the caller is speaking."""
         self._end_pause()
         keys, self._keys = self._keys, ""
         if not keys or not self._listening:

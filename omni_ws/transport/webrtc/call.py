@@ -341,12 +341,12 @@ class CallChannel(PausedReading):
 
     @property
     def is_open(self) -> bool:
-        """Whether what is written now is sent."""
+        """Whether messages that are written now are sent."""
         return not self._endless and self._channel is not None and self._channel.readyState == "open"
 
     @property
     def paused(self) -> bool:
-        """Whether the peer has yet to take what was written."""
+        """Whether writing should pause, as too many bytes are unsent."""
         return self._channel is not None and self._channel.bufferedAmount > MAX_UNSENT_BYTES
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
