@@ -449,7 +449,7 @@ class Request:
     # notes of what happens to it
 
     def numbered(self, number: int) -> None:
-        """Note its place in the order in which requests opened."""
+        """Note the request's place in the order in which requests opened."""
         self.number = number
 
     def is_whole(self, *, input_kept: bool, answer_kept: bool, context: tuple[Message, ...] | None) -> None:

@@ -38,7 +38,10 @@ class UpgradeDecision:
 
 
 class Application(ABC):
-    """What the front door serves: answers HTTP requests and WebSocket handshakes. All methods run on the event loop."""
+    """Base class of the application behind the front door: answers HTTP requests and WebSocket handshakes.
+
+    All methods run on the event loop.
+    """
 
     @abstractmethod
     async def handle(self, exchange: HttpExchange) -> None:
