@@ -108,7 +108,7 @@ def size_of(part: DecodedPart) -> int:
 
 
 def joined(parts: list[DecodedPart], room: Room) -> list[DecodedPart]:
-    """Merge adjacent pieces of the same part, and drop empty pieces, except for tool results."""
+    """Return ``parts`` with adjacent pieces of the same part merged, and empty pieces dropped except tool results."""
     joined: list[DecodedPart] = []
     for (number, _), group in groupby(parts, key=lambda part: (part.part, type(part))):
         members = list(group)
@@ -249,7 +249,7 @@ def decode_request(
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """An InputSource of chunks that are all there."""
+    """An InputSource of given chunks, which need not be waited for."""
 
     chunks: Sequence[InputChunk]
 
@@ -359,7 +359,7 @@ class _Hop:
     slot_bytes: int | None = None
     #: The bytes of the decoded audio.
     audio_bytes: int = 0
-    #: The error that ended decoding behind ``parts``.
+    #: The error that ended decoding after ``parts``.
     error: OmniError | None = None
 
 

@@ -63,7 +63,7 @@ CAPABILITIES: Final = EngineCapabilities(
 
 
 class _ModelFree:
-    """The parts of an Engine that both engines share."""
+    """Base class of both engines: the methods of Engine that need no model."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -87,7 +87,7 @@ class _ModelFree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EchoSettings:
-    """Delays and durations in milliseconds.
+    """Settings of an EchoEngine; delays and durations are in milliseconds.
 
     ``fail_after_chunks`` makes each request fail after that many outputs; ``reply`` replaces the echo.
     """
@@ -170,7 +170,7 @@ class _Emission:
             raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
 
     async def _write_in_time(self, output: EngineOutput, following: Iterator[EngineOutput]) -> None:
-        """Write outputs in callbacks of timers, while there is a delay before each and the client reads."""
+        """Write ``output`` and ``following`` ones in timer callbacks, while there are delays and the client reads."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wait(output, following, done)
         try:
@@ -180,12 +180,12 @@ class _Emission:
                 self._timer.cancel()
 
     def _wait(self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[None]) -> None:
-        """Arm the timer of an output."""
+        """Start the timer for ``output``."""
         self.fail_as_configured()
         self._timer = done.get_loop().call_later(self._delay_sec, self._emit, output, following, done)
 
     def _emit(self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[None]) -> None:
-        """Write one output, inside the callback of its timer."""
+        """Write ``output`` in the callback of its timer, and start the next timer or set ``done``."""
         if done.done():  # cancelled in the same pass
             return
         self._emitted += 1
@@ -202,7 +202,7 @@ class _Emission:
 
 
 class _Echo:
-    """The echo of one request."""
+    """Turns the input of one request into the outputs that echo it."""
 
     def __init__(self, request: GenerationRequest, chunk_ms: int) -> None:
         self.answer = AnswerText(request.sampling)
@@ -266,7 +266,7 @@ class _Echo:
             yield from _words(self.answer.feed(text))
 
     def _whole(self, text: str) -> Iterator[TextOutput]:
-        """Yield ``text`` as one output, without the end that may be the beginning of a stop string."""
+        """Yield ``text`` as one output; an end that may be the beginning of a stop string is held back."""
         if self._writes and (passed := self.answer.feed(text)):
             yield TextOutput(passed)
 

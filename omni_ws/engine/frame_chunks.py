@@ -19,7 +19,7 @@ from omni_ws.profiler import events
 
 # How many codec frames are decoded at a time.
 
-#: The names in ``stage_params.code2wav``: the size of the first and of the largest chunk in frames.
+#: Parameters in ``stage_params.code2wav``: the size of the first and of the largest chunk, in frames.
 CODE2WAV_PARAMETERS: Final = frozenset({"first_frames", "largest_frames"})
 
 
@@ -202,7 +202,7 @@ class ChunkPace:
 
 
 class HasCodes(Protocol):
-    """An item of codec frames; the first axis of ``codes`` is frames."""
+    """An item of a Talker's output: codec frames, along the first axis of ``codes``."""
 
     @property
     def codes(self) -> Any: ...

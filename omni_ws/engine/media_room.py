@@ -127,7 +127,7 @@ class MediaRoom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A request that waits for a slot; ``admitted`` has a result when it is granted, an exception when refused."""
+    """A request that waits for a slot. ``admitted`` gets a result if the slot is granted, an exception if refused."""
 
     share: MediaShare
     size: int
