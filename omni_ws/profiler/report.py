@@ -22,7 +22,7 @@ UNACCOUNTED: Final = "(unaccounted)"
 
 
 def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[str, Any]:
-    """Builds the report as JSON data.
+    """Build the report as JSON data.
 
     ``run_id`` selects a run; None means the newest. Raises NoEvents if the run does not exist.
     """
@@ -50,7 +50,7 @@ def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[st
 
 
 def chosen_timelines(recording: EventFiles, run_id: str | None) -> dict[str, Timeline]:
-    """Returns the timelines of a run by request id. Raises NoEvents if the run does not exist."""
+    """Return the timelines of a run by request id. Raises NoEvents if the run does not exist."""
     return timelines(recording.of_run(_chosen(recording, run_id)))
 
 
@@ -149,7 +149,7 @@ def statistics(values: Iterable[float]) -> dict[str, Any]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Interpolates linearly between the neighbouring values."""
+    """Interpolate linearly between the neighbouring values."""
     position = (len(ordered) - 1) * share
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -249,12 +249,12 @@ class EventFiles(NamedTuple):
         return {name: counts[name] for name in sorted(counts, key=lambda name: -newest[name])}
 
     def of_run(self, run_id: str) -> list[ProfileEvent]:
-        """Returns the events of a run."""
+        """Return the events of a run."""
         return [event for event in self.events if (event.run_id or "") == run_id]
 
 
 def read(paths: Iterable[Path]) -> EventFiles:
-    """Reads files, and all event files of folders; tolerates damaged lines. Raises NoEvents if there are no events."""
+    """Read files, and all event files of folders; tolerate damaged lines. Raises NoEvents if there are no events."""
     paths, files = list(paths), list[Path]()
     for path in paths:
         if path.is_dir():
@@ -387,7 +387,7 @@ class Timeline:
         return "request_admission" in names and not names.isdisjoint(_ENDS)
 
     def first(self, name: str, **metadata: Any) -> ProfileEvent | None:
-        """Returns the first event with this name and this metadata."""
+        """Return the first event with this name and this metadata."""
         for event in self.events:
             if event.event_name == name and metadata.items() <= event.metadata.items():
                 return event
@@ -439,7 +439,7 @@ class Timeline:
 
 
 def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
-    """Groups events by request, ordered by their first event."""
+    """Group events by request, ordered by their first event."""
     grouped: defaultdict[str, list[ProfileEvent]] = defaultdict(list)
     for event in events:
         if event.request_id:
@@ -449,7 +449,7 @@ def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
 
 
 def gaps(line: Timeline) -> list[tuple[int, int]]:
-    """Returns the spans of a request that no interval and no hop accounts for."""
+    """Return the spans of a request that no interval and no hop accounts for."""
     spans = [(one.start, one.end) for one in line.intervals if one.explains]
     spans += [(hop.start, hop.end) for hop in line.hops]
     found: list[tuple[int, int]] = []
@@ -484,7 +484,7 @@ MOST_TIMELINES: Final = 20
 
 
 def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
-    """Renders the report."""
+    """Render the report."""
     return "\n".join(_lines(report, timelines)) + "\n"
 
 
@@ -562,7 +562,7 @@ _SHOWN_AS_BARS: Final = frozenset(
 
 
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
-    """Renders the page."""
+    """Render the page."""
     template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
     requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])[:MOST_REQUESTS]
     origin = min((line.events[0].timestamp_ns for line in lines.values()), default=0)
@@ -582,7 +582,7 @@ def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
 
 
 def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
-    """Converts a timeline to what the page draws, in milliseconds since the start of the request."""
+    """Convert a timeline to what the page draws, in milliseconds since the start of the request."""
 
     def ms(when: int) -> float:
         return round((when - line.start) / MS, 3)
@@ -620,7 +620,7 @@ _LANES: Final = 64
 
 
 def as_trace(lines: Iterable[Timeline]) -> dict[str, Any]:
-    """Builds the JSON object of the Trace Event Format.
+    """Build the JSON object of the Trace Event Format.
 
     Each request is a process, each stage a thread. Times are in microseconds.
     """
@@ -665,7 +665,7 @@ def _trace_of(process: int, line: Timeline, origin: int) -> Iterator[dict[str, A
 
 
 def _in_lanes(intervals: Iterable[Interval]) -> Iterator[tuple[int, Interval]]:
-    """Assigns intervals to threads, whose slices must be disjoint or nested."""
+    """Assign intervals to threads, whose slices must be disjoint or nested."""
     ends: dict[tuple[str, int], list[int]] = {}
     for interval in sorted(intervals, key=lambda one: (one.start, -one.end)):
         for lane in range(_LANES):

@@ -92,7 +92,7 @@ class OmniTalker:
             pass
 
     async def _begun_answer(self, source: AsyncIterator[TalkerItem]) -> list[TalkerItem]:
-        """Read the prompt and the first row of the answer; sets ``_speaks`` if there is such a row."""
+        """Return the items up to the first row of the answer; sets ``_speaks`` if there is such a row."""
         begun: list[TalkerItem] = []
         async for item in source:
             if isinstance(item, AnswerEnd):

@@ -127,7 +127,7 @@ class StepProcess:
             session.made.discard()
 
     async def occupation(self) -> Status:
-        """Return what occupies the process, once it has handled all earlier messages. Raises EngineFailed."""
+        """Return the Status of the process, after it has handled all earlier messages. Raises EngineFailed."""
         return await self._ask()
 
     async def trace(self, path: Path | None) -> None:
@@ -141,7 +141,7 @@ class StepProcess:
             raise self._failed(f"tracing the {self.role} failed: {status.error}")
 
     async def _ask(self, trace: str | msgspec.UnsetType | None = msgspec.UNSET) -> Status:
-        """Ask with a new number, and return the answer of the process. Raises EngineFailed."""
+        """Send an Ask with a new number, and return the Status that answers it. Raises EngineFailed."""
         if self.ready is None:
             raise self._failed(f"the {self.role} is not available")
         number, self._next_question = self._next_question, self._next_question + 1
@@ -366,7 +366,7 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and warm, or cannot be loaded: then ``error`` is set, for the operator."""
+    """A report that the model is loaded and warm, or, if ``error`` (for the operator) is set, that loading failed."""
 
     slots: int = 0
     memory_bytes: int = 0

@@ -99,7 +99,7 @@ ODE_STEPS: Final = 10
 
 
 class Qwen25Token2Wav(Vocoder["_Answer"]):
-    """The Vocoder. The seed defaults to 0; the name of the voice may be in upper or lower case.
+    """The Vocoder of Qwen2.5-Omni. The seed defaults to 0; the name of the voice may be in upper or lower case.
 
     A step either evaluates the DiT once or converts mel frames to samples, for up to ``batch`` sessions whose windows
     have the same length. Four windows keep a GPU busy: with more, a step only takes longer.
@@ -171,7 +171,7 @@ class Qwen25Token2Wav(Vocoder["_Answer"]):
 
 
 class _Answer(DecodedStream):
-    """One session: codes that windows have yet to read, the current window, and its mel frames.
+    """The state of one session: codes that later windows read, the current window, and its mel frames.
 
     A window is solved first (``solver``), then its mel frames are converted to samples (``vocoding``). ``done`` counts
     windows.

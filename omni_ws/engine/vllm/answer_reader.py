@@ -31,8 +31,8 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "re
 class AnswerReader:
     """Reads the ``choice``-th answer to a request, piece by piece.
 
-    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token`` makes
-    them of tokens and vLLM's entries of log-probabilities. They are None if not requested. With ``names_end`` the
+    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token``
+    creates the TokenLogprob of a token from vLLM's entry. They are None if not requested. With ``names_end`` the
     log-probabilities include the token that ends the answer. With ``wanted`` False the content is dropped: vLLM
     generates at least one token even if a request only wants an echo of its prompt.
     """
@@ -268,7 +268,7 @@ class SpokenTokens:
 
     @property
     def _takes_out(self) -> bool:
-        """Whether the model is generating thought or a tool call."""
+        """Whether the model is generating thought or a tool call, which ``splitter`` takes out of the text."""
         return self._thinking or (self._splitter is not None and self._splitter.called)
 
     def _of_text(self, aligned: AlignedTokens[Placed], text: str) -> tuple[Placed, ...]:

@@ -29,7 +29,7 @@ class Checkpoint:
     form: PromptForm
     #: The input modalities besides text.
     media: frozenset[Modality]
-    #: Of input audio, in Hz.
+    #: The sample rate of input audio, in Hz.
     sample_rate: int
     #: The maximum number of audio segments in a prompt.
     most_audio: int

@@ -217,7 +217,7 @@ class StreamedPrompt:
             await self._origin.model.forget_media()
 
     def _tell(self, prompt: Any) -> None:
-        """Tell the feed the next piece of the prompt."""
+        """Pass the next piece of the prompt to the TalkerFeed, if there is one."""
         if self._origin.feed is None:
             return
         if self.given.tokens:

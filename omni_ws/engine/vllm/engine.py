@@ -73,7 +73,7 @@ def shared_by_owner(request: GenerationRequest) -> str | None:
 
 
 class VllmEngine:
-    """The engine. Requests share cached prefixes if ``cache_salt`` returns the same value for both.
+    """The vLLM engine. Requests share cached prefixes if ``cache_salt`` returns the same value for both.
 
     ``readouts`` enables readouts of the residual stream for token sessions. ``trace_root`` is the folder for traces of
     torch's profiler; None disables them. Raises ConfigurationError.
@@ -373,7 +373,7 @@ class VllmEngine:
 async def _forced_speech(
     request: GenerationRequest, voice: OmniVoice, parts: ThinkerParts, text: AsyncIterator[str], out: OutputWriter
 ) -> None:
-    """Speak with an omni model's own voice. Raises InvalidValue."""
+    """Read ``text`` aloud with an omni model's own voice, see ForcedAnswer. Raises InvalidValue."""
     speaking = voice.stages(
         voice=request.voice, sampling=request.stage_sampling.get("talker"), parameters=request.stage_params
     )
@@ -428,7 +428,7 @@ class RequestStages:
         return (SpeechPart(own), SpeechPart(vocoder)) if goes_on else (own, vocoder)
 
     def finished(self) -> Finished:
-        """Return the end of the request, once all answers have ended."""
+        """Return the Finished of the request, after all answers have ended."""
         reasons = self._thinker.finish_reasons
         several = reasons if len(reasons) > 1 else ()
         return Finished(reasons[0], self.usage, several, warnings=self._thinker.warnings)

@@ -65,7 +65,7 @@ _DEFAULT_ARGS: Final[Mapping[str, Any]] = {
 
 
 def prepare_environment() -> None:
-    """Set the environment that vLLM reads when it is imported. To be called before that."""
+    """Set the environment variables that vLLM reads when it is imported. Call it before the import of vLLM."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if _SOCKETS not in os.environ:
@@ -75,7 +75,7 @@ def prepare_environment() -> None:
 
 
 def use_first_model_runner() -> None:
-    """Make vLLM use its first model runner, on whose internals the workers rely. To be called before vLLM's import."""
+    """Make vLLM use its first model runner, on whose internals our workers rely. Call it before the import of vLLM."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 
@@ -532,7 +532,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         return output
 
     def hand_to(self, consume: Take | None) -> None:
-        """Let ``consume`` take outputs while the iteration waits; with None all outputs go through the iteration."""
+        """Pass outputs to ``consume`` while the iteration waits; with None, pass all outputs through the iteration."""
         self._consume = consume
 
     def expect_output(self) -> None:
@@ -633,7 +633,7 @@ class OutputGroups:
 
     @staticmethod
     def now() -> float:
-        """The time of the event loop."""
+        """Return the time of the event loop, in seconds."""
         return asyncio.get_running_loop().time()
 
     def hold(self, outputs: ModelOutputs) -> None:

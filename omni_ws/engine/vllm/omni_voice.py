@@ -64,7 +64,7 @@ class OmniVoice:
 
     @property
     def state(self) -> EngineState:
-        """OK while both processes serve."""
+        """OK while both processes are running and ready."""
         states = {process.state for process in self.processes}
         if not states or EngineState.STARTING in states:
             return EngineState.STARTING

@@ -1,4 +1,4 @@
-"""Thinker: builds a prompt from the input while that arrives, and generates the answer."""
+"""Thinker: the Stage that builds a prompt while its input arrives, and generates the answer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ThinkerParts:
     thread: SoleThread
     #: The checkpoint's default sampling parameters.
     sampling: Mapping[str, Any]
-    #: Of input audio, in Hz.
+    #: The sample rate of input audio, in Hz.
     sample_rate: int
     #: The least length of a segment of input audio, see AudioSegmenter.
     shortest_segment_ms: int

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _ReadFromCache(Exception):
-    """Positions to be read out were found in the prefix cache, and therefore not computed."""
+    """Raised if positions to be read out were found in the prefix cache, and therefore not computed."""
 
 
 class TokenGenerator(TokenEngine):
@@ -141,7 +141,7 @@ class TokenGenerator(TokenEngine):
 
 @dataclass(slots=True)
 class _Call:
-    """One call: its parameters for vLLM, and the conversion of vLLM's outputs."""
+    """One TokenGeneration: its parameters for vLLM, and the conversion of vLLM's outputs."""
 
     generation: TokenGeneration
     model_ends: frozenset[int]

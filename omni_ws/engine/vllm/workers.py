@@ -52,7 +52,7 @@ class ReadoutWorker:
 
 
 class _Readout:
-    """The hooks of one worker, and its connection to the server."""
+    """The hooks of one ReadoutWorker, and its connection to the server."""
 
     def __init__(
         self, runner: Any, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int
@@ -140,9 +140,9 @@ def _decoder_layers(model: Any) -> Any:
 
 #: The key in ``extra_args`` with which requests ask for rows.
 ASKED: Final = "rows"
-#: The most rows of a message: the server does other things between two of them.
+#: The maximum number of rows in a message: between messages the server can do other work.
 _ROWS_AT_ONCE: Final = 256
-#: The steps whose rows may wait to be sent. Beyond it the model waits for the server.
+#: The number of steps whose rows may wait to be sent. Beyond it the model waits for the server.
 _STEPS_AHEAD: Final = 16
 
 
@@ -205,7 +205,7 @@ class _Message(NamedTuple):
 
 
 class _Rows:
-    """The wrapped forward of one worker, and its connection to the server."""
+    """The wrapped forward function of one RowsWorker, and its connection to the server."""
 
     def __init__(self, runner: Any, address: str, tokens: NDArray[np.int64] | None) -> None:
         self._runner = runner
