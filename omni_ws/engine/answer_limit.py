@@ -34,7 +34,7 @@ def count_history(history: Sequence[Message]) -> int:
 
 
 class WordCounter:
-    """Counts the words of a text that arrives in pieces, which may be cut within words."""
+    """A counter of the words in a text that arrives in pieces, which may be cut within words."""
 
     def __init__(self) -> None:
         self.words = 0
@@ -49,7 +49,7 @@ class WordCounter:
 
 
 class AnswerText:
-    """Cuts the text of an answer, which comes in pieces, at ``max_tokens`` or a stop string, and counts its words.
+    """A filter of an answer's text, in pieces, that cuts it at ``max_tokens`` or a stop string, and counts its words.
 
     ``max_tokens`` counts whitespace-separated words. Stop strings are removed, even across pieces: text that may be the
     beginning of a stop string is held back until the next piece. White space after the last word allowed is held back

@@ -237,7 +237,7 @@ class OutputFilter:
 
 
 class UsageMeter:
-    """Access to the usage so far of a request, which the server reports if the request is aborted before its Finished.
+    """Access to a request's usage so far, which the server reports if the request is aborted before its Finished.
 
     An engine that counts tokens sets ``read`` to a function that returns the usage so far, or None while there is none.
     The server calls it on the event loop, possibly after the abort.

@@ -97,7 +97,7 @@ class TextClause(NamedTuple):
 
 
 class ClauseSplitter:
-    """Splits text that arrives in pieces into clauses, at positions that further text cannot change.
+    """A splitter of text that arrives in pieces into clauses, at positions that further text cannot change.
 
     When no more text arrives for a while, ``looks_complete`` tells whether the text in progress looks like a whole
     sentence, and ``rest`` returns it as a clause.

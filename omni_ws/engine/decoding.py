@@ -290,7 +290,7 @@ async def decode_speech(
 
 
 class _Hops:
-    """Runs the decoding of one input, hop by hop, and returns the memory of the parts that were yielded."""
+    """The hops of one input: it runs the decoding hop by hop, and returns the memory of the parts that were yielded."""
 
     def __init__(
         self, decoder: InputDecoder, share: MediaShare, *, lane: Lane, executor: Executor, sample_rate: int
@@ -428,7 +428,7 @@ class SlotRequest:
 
 
 class InputDecoder:
-    """Decodes chunks in order. For use by one thread at a time.
+    """A decoder of all chunks of one input, in order. For use by one thread at a time.
 
     The generators yield a SlotRequest before each image and each piece of video. The caller gets a slot and resumes
     them, or closes them. Memory is reserved in ``room``.

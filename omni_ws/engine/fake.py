@@ -100,7 +100,7 @@ class EchoSettings:
 
 
 class EchoEngine(_ModelFree):
-    """Echoes its input: text word by word, audio unchanged, images and video as a count.
+    """An engine that echoes its input: text word by word, audio unchanged, images and video as a count.
 
     It answers while the input is still arriving.
     """
@@ -133,7 +133,7 @@ class EchoEngine(_ModelFree):
 
 
 class _Emission:
-    """Writes the outputs of one answer with the configured delays, and fails if that is configured.
+    """The writing of one answer, with the configured delays, and a failure if that is configured.
 
     During delays, the callback of a timer writes the next output, as in an engine that is called back when its model in
     another process has an output. A task wakes only while the client does not read.
@@ -202,7 +202,7 @@ class _Emission:
 
 
 class _Echo:
-    """Turns the input of one request into the outputs that echo it."""
+    """A converter of one request's input to the outputs that echo it."""
 
     def __init__(self, request: GenerationRequest, chunk_ms: int) -> None:
         self.answer = AnswerText(request.sampling)
@@ -377,7 +377,7 @@ def _cut(chunk: InputChunk) -> Iterator[InputChunk]:
 
 
 class ScriptedEngine(_ModelFree):
-    """Plays the same outputs for every request, once its input has ended.
+    """An engine that writes the same outputs for every request, after its input has ended.
 
     ``script`` may also contain exceptions, which are raised, and callables, by which tests synchronise: they are
     called, and their result is awaited if it is awaitable. Without a Finished the answer ends with ``stop``.

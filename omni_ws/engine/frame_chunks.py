@@ -86,7 +86,7 @@ _SMOOTHING = 0.3
 
 
 class ChunkPace:
-    """Decides how many codec frames of one answer to decode at a time, which trades latency for throughput.
+    """The decision how many codec frames of one answer to decode at a time, which trades latency for throughput.
 
     A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either
     side (``vllm.snac_decoder``). Decoding then costs ``frames + context``: single frames cost several times the work of

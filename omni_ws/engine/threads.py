@@ -199,7 +199,7 @@ class _Slice(NamedTuple):
 
 
 class ListeningThreads:
-    """Decodes audio and detects speech, with threads that all sessions share fairly. Thread-safe.
+    """The threads that decode audio and detect speech, which all sessions share fairly. Thread-safe.
 
     Work is done in slices of about ``SLICE_SEC`` of decoded audio. Each session has a Lane, and all lanes get the same
     share of decoded seconds, by fair queueing (start-time fair queueing, Goyal, Vin and Cheng, 1996) on a clock that

@@ -60,7 +60,7 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventRecorder:
-    """Writes ``<event_dir>/events_<stage>_<pid>.jsonl``, one file per stage, until ``close``. Thread-safe.
+    """A writer of ``<event_dir>/events_<stage>_<pid>.jsonl``, one file per stage, until ``close``. Thread-safe.
 
     The file of the coordinator is opened by the constructor, which raises OSError if that fails; that of another
     stage with its first event.
@@ -146,7 +146,7 @@ class EventRecorder:
 
 
 class SeveralRecorders:
-    """Records each event with all of them."""
+    """A recorder that passes each event to several recorders."""
 
     def __init__(self, recorders: Sequence[EventRecorder]) -> None:
         self._recorders = tuple(recorders)
@@ -164,7 +164,7 @@ _NOTHING: Final = nullcontext()
 
 
 def record_with(recorders: Sequence[EventRecorder]) -> None:
-    """Have events recorded by all of these from now on; by none of them, profiling is off."""
+    """Make ``recorders`` record all events from now on; with an empty sequence, profiling is off."""
     global recorder
     recorder = SeveralRecorders(recorders) if len(recorders) > 1 else next(iter(recorders), None)
 
@@ -176,7 +176,7 @@ def emit(stage: str, name: str, *, request_id: str | None = None, **metadata: An
 
 
 def span(stage: str, start: str = STAGE_START, end: str = STAGE_END, **metadata: Any) -> AbstractContextManager[None]:
-    """Context manager that records an event before and after its block, for the request of the current task."""
+    """Return a context manager that records an event before and after its block, for the current task's request."""
     return _NOTHING if recorder is None else _span(stage, start, end, metadata)
 
 

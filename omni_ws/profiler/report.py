@@ -64,7 +64,7 @@ def _chosen(recording: EventFiles, run_id: str | None) -> str:
 
 
 def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> list[dict[str, Any]]:
-    """Statistics by stage and interval, the largest total first; the last row is unaccounted time."""
+    """Return statistics by stage and interval, the largest total first; the last row is unaccounted time."""
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for line in lines:
         for interval in line.intervals:
@@ -77,7 +77,7 @@ def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> li
 
 
 def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
-    """Statistics of the hops between stages, the largest total first."""
+    """Return statistics of the hops between stages, the largest total first."""
     found: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
     for line in lines:
         for hop in line.hops:
@@ -90,7 +90,7 @@ def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def summary(line: Timeline) -> dict[str, Any]:
-    """Figures of one request; None for those that its events do not allow."""
+    """Return the figures of one request; None for a figure that its events do not allow to compute."""
     admission = line.first("request_admission")
     terminal = line.first("terminal_response")
     origin = _answer_origin(line)
@@ -123,7 +123,7 @@ ROLLUPS: Final = (
 
 
 def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Statistics of each figure over all requests."""
+    """Return statistics of each figure over all requests."""
     requests = list(requests)
     rows = []
     for name in ROLLUPS:
@@ -134,7 +134,7 @@ def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def statistics(values: Iterable[float]) -> dict[str, Any]:
-    """Count, total, average, percentiles and maximum; None instead of 0 if there are no values."""
+    """Return count, total, average, percentiles and maximum of ``values``; None instead of 0 if there are none."""
     ordered = sorted(values)
     if not ordered:
         return {"count": 0, "total_ms": None, "avg_ms": None, "p50_ms": None, "p95_ms": None, "max_ms": None}
@@ -149,7 +149,7 @@ def statistics(values: Iterable[float]) -> dict[str, Any]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Interpolate linearly between the neighbouring values."""
+    """Return the percentile of ``ordered`` values at ``share`` (0 to 1), with linear interpolation."""
     position = (len(ordered) - 1) * share
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -157,7 +157,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _answer_origin(line: Timeline) -> int:
-    """When the user starts to wait: at the end of the input, or, if the answer precedes it, at the start of work."""
+    """Return when the user starts to wait: at the end of the input, or at the start of work if it answers earlier."""
     ended = next(
         (line.at(one) for one in line.events if (one.stage, one.event_name) == ("input", "stage_complete")), None
     )
@@ -169,7 +169,7 @@ def _answer_origin(line: Timeline) -> int:
 
 
 def _written(line: Timeline, modality: str, choose: Callable[[list[int]], int]) -> int | None:
-    """When the first or last output of a modality was handed to the socket."""
+    """Return when the output of a modality that ``choose`` selects (first or last) was handed to the socket."""
     numbers = {
         event.metadata.get("chunk_id")
         for event in line.events
@@ -484,7 +484,7 @@ MOST_TIMELINES: Final = 20
 
 
 def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
-    """Render the report."""
+    """Return the report as text for a terminal; ``timelines`` limits the requests that are listed."""
     return "\n".join(_lines(report, timelines)) + "\n"
 
 
@@ -562,7 +562,7 @@ _SHOWN_AS_BARS: Final = frozenset(
 
 
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
-    """Render the page."""
+    """Return the report as a self-contained HTML page."""
     template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
     requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])[:MOST_REQUESTS]
     origin = min((line.events[0].timestamp_ns for line in lines.values()), default=0)

@@ -72,7 +72,7 @@ class Recognised:
 
 
 class LiveText(Protocol):
-    """Transcribes the utterances of one request while they are spoken. Used by one thread at a time."""
+    """A source of interim texts of one request's utterances while they are spoken. Used by one thread at a time."""
 
     def read(self, utterance: Utterance) -> str | None:
         """Return the preliminary text of ``utterance``, which has grown since the last call. May block.
@@ -87,7 +87,7 @@ class LiveText(Protocol):
 
 
 class Transcriber(Protocol):
-    """Transcribes the utterances of one request. Used on the event loop."""
+    """A recogniser's interface for the utterances of one request. Used on the event loop."""
 
     limits: UtteranceLimits
     #: Whether to transcribe an utterance at each pause that may be its end: the transcript is ready sooner, but the
@@ -257,7 +257,7 @@ Carried: TypeAlias = Callable[[bool], int]
 
 
 class ListenerSlots:
-    """Limits how many requests are listened to at once, to ``most`` and to what the machine can serve now.
+    """A limit on how many requests are listened to at once: ``most``, or fewer if the machine can serve fewer now.
 
     ``carried`` returns how many the machine can serve, with interim texts or without. While there are more requests
     than it can serve with interim texts, the slots are *crowded*, and no interim texts are made.

@@ -177,7 +177,7 @@ async def _transcripts(
 
 
 class Listener:
-    """Transcribes the audio of one request: samples in, transcripts out.
+    """The transcription of one request's audio: samples in, transcripts out.
 
     It holds one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
     ``holder`` share a slot. ``pace`` was created when the input began; speech is detected in ``executor``. Texts of
@@ -403,7 +403,7 @@ BACKLOG_MS: Final = 1500
 
 
 class AudioPace:
-    """Compares the duration of a request's audio with the clock, to tell live speech from audio that arrives faster."""
+    """A comparison of the duration of audio with the clock, to tell live speech from audio that arrives faster."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -539,7 +539,7 @@ class _OpenUtterance(Utterance):
 
 
 class UtteranceSplitter:
-    """Cuts a stream of audio into utterances, and has ``live_text`` make interim texts of the current one.
+    """A splitter of a stream of audio into utterances, which has ``live_text`` make interim texts of the current one.
 
     Where an utterance begins and ends depends on the samples alone, counted in windows from the start of the stream:
     equal audio gives equal utterances, whatever its pieces and their speed.

@@ -224,7 +224,7 @@ _KEPT: Final = 0.9
 
 
 class RecognitionCost:
-    """Estimates how many speakers this machine can serve, from the times of about the last ten texts. Thread-safe.
+    """An estimate of how many speakers this machine can serve, from the times of about ten texts. Thread-safe.
 
     On a machine that is busy with other work recognition takes longer, and the estimate decreases.
     """

@@ -207,7 +207,7 @@ STALLED_SEC: Final = 300.0
 
 
 class StallTimer:
-    """Cancels a part that neither takes input nor makes output for ``seconds``; None for no limit.
+    """A timer that cancels a part which neither takes input nor makes output for ``seconds``; None for no limit.
 
     The clock stops while the part waits for input, and between ``rest`` and ``wait``. A single timer checks it, so
     watching a part costs two assignments for each item.
@@ -352,7 +352,7 @@ class SpeculationOutcome(StrEnum):
 
 
 class AheadLoad:
-    """Decides whether an answer may be begun ahead, by how much concurrent answers delay one another's first output.
+    """The decision whether an answer may be begun ahead, by how much concurrent answers delay one another.
 
     An idle LLM may begin an answer ahead. A busy one may do so only if concurrent answers begin hardly later than
     single ones: an answer ahead, which may be discarded, must not delay an answer that a user waits for.

@@ -308,7 +308,7 @@ class _Stretch:
 
 
 class _TextBoundary:
-    """Inserts a space between typed text and a transcript that follow one another."""
+    """A filter that inserts a space between typed text and a transcript that follow one another."""
 
     def __init__(self) -> None:
         #: Whether the latest chunk was typed text (True) or a transcript (False); None for any other chunk or none.
@@ -416,7 +416,7 @@ class LlmStage(_EngineStage):
         self._given: _GivenInput | None = None
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Answer the input."""
+        """Have the LLM answer the input that ``source`` yields; its text also goes to ``sink``, the TTS."""
         self._outputs, self._sink = outputs, sink
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)

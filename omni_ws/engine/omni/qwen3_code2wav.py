@@ -130,7 +130,7 @@ _BEGIN: Final = 0
 
 
 class Code2WavGraphs:
-    """Runs ``network`` on arrays: on a GPU from CUDA graphs, with batches padded to a captured size.
+    """``network`` as a function of arrays: on a GPU run from CUDA graphs, with batches padded to a captured size.
 
     The padding are rows of the scratch slot. ``pieces`` has the limit on streams in a batch for each number of frames.
     """
@@ -441,7 +441,7 @@ Weights = Mapping[str, Tensor]
 
 
 class SlotMemory:
-    """Owns the tensors with the state of each slot: ``slots`` of them, and one for scratch."""
+    """The owner of all tensors with the state of slots: ``slots`` of them, and one for scratch."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.slots = slots

@@ -430,7 +430,7 @@ _THIRD = 1 / 3
 
 
 class RungeKutta:
-    """Solves a differential equation with the 3/8 rule of fourth order; the caller computes the derivatives.
+    """A solver of a differential equation, by the 3/8 rule of fourth order; the caller computes the derivatives.
 
     The caller evaluates the derivative at ``time`` and ``point``, and passes it to ``take``, until ``done``. ``value``
     is the solution at the last step done. The steps begin and end at ``times``; ``begin`` is the value at the first.

@@ -114,7 +114,7 @@ class Vocoder(ABC, Generic[Stream]):
 
     @abstractmethod
     def _most(self, work: tuple[bool, int]) -> int:
-        """Return how many sessions a step may do this work for."""
+        """Return for how many sessions at most a step may do ``work``."""
 
     @abstractmethod
     def _decode(self, work: tuple[bool, int], streams: Sequence[Stream]) -> None:

@@ -36,7 +36,7 @@ from omni_ws.errors import EngineOverloaded, InvalidValue
 
 
 class _Worker:
-    """Serves one model: handles messages of the server, runs steps, and sends the results."""
+    """The loop that serves one model: it handles messages of the server, runs steps, and sends the results."""
 
     def __init__(self, model: StepModel, link: ServerLink) -> None:
         self._model = model

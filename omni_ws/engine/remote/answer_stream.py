@@ -94,7 +94,7 @@ def _mended(value: Any, *, keeps: bool) -> Any:
 
 
 class ChatAnswer:
-    """Converts the events of one chat completion to outputs.
+    """A converter of the events of one chat completion to outputs.
 
     ``done`` is set by ``[DONE]``, or at the end of a stream that had a finish reason. If a server sends both
     ``content`` and the transcript of its audio, the one that comes first is used, since the text is the same. The
@@ -241,7 +241,7 @@ class _Kind(StrEnum):
 
 
 class _Choice:
-    """Converts one of the answers of a completion (OpenAI's *choices*); ``audio`` decodes the audio of all of them."""
+    """A converter of one answer of a completion (OpenAI's *choices*); ``audio`` decodes the audio of all answers."""
 
     def __init__(self, index: int, audio: UpstreamAudio) -> None:
         #: The upstream's finish reason; None before the end.
@@ -463,7 +463,7 @@ _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
 
 class Halves:
-    """Joins surrogate pairs that are split between pieces of a text, as from servers that cut text in UTF-16."""
+    """A joiner of surrogate pairs that are split between pieces of a text, as by servers that cut text in UTF-16."""
 
     def __init__(self) -> None:
         self._half = ""
@@ -559,7 +559,7 @@ class _Call:
 
 
 class UpstreamToolCallReader:
-    """Reads the tool calls of one answer from the upstream's events, and yields their pieces.
+    """A reader of the tool calls of one answer from the upstream's events, which yields them in pieces.
 
     Calls are distinguished by ID, or by index if they have none. A name after arguments of the same index begins a new
     call; a name before them continues or repeats the name. A call is yielded when its arguments begin, at the latest at
@@ -736,7 +736,7 @@ class _Place(Enum):
 
 
 class ThoughtFilter:
-    """Separates a thought, ``<think>…</think>`` at the beginning, from a text that arrives in pieces.
+    """A filter that separates a thought, ``<think>…</think>`` at the beginning, from a text that arrives in pieces.
 
     Tags later in the text are part of the answer. The white space around the thought is removed. The time is linear in
     the length of the text; it holds back less than a tag, or ``_MOST_HELD``.

@@ -139,7 +139,7 @@ _COMPRESSED: Final = (b"ID3", b"fLaC", b"OggS", b"\x1aE\xdf\xa3")
 
 
 class UpstreamAudio:
-    """Converts audio that an upstream sends in pieces to samples at one rate.
+    """A converter of audio that an upstream sends in pieces to samples at one rate.
 
     The audio may be raw 16-bit samples, one WAV stream, or pieces that are WAV files. ``sample_rate`` is that of raw
     samples. All outputs have the rate of the first audio.

@@ -83,7 +83,7 @@ class _Word(NamedTuple):
 
 
 class SpeakableText:
-    """Converts text to its spoken form, piece by piece.
+    """A converter of text to its spoken form, piece by piece.
 
     Markup, links, emoji and code are removed, and in English numbers, dates, units, abbreviations and signs are put
     into words. In another ``language`` (RFC 5646) only the language-independent changes are made. In a ``literal`` text
@@ -399,7 +399,7 @@ _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
 
 
 class WrittenWords:
-    """Converts words with times, and the ends of clauses, from the spoken form that a voice reads to the written text.
+    """A converter of word times and ends of clauses from the spoken form, which a voice reads, to the written text.
 
     A written word that is read as several ("$20") lasts from the first to the last of them, and is returned after the
     last. Words without a written form are returned as they are read. Each word returned has its position in the text.
@@ -565,7 +565,7 @@ _LINK_ENDS, _TAG_ENDS, _COMMENT_ENDS = ")", ">", "-->"
 
 
 class InlineMarkup:
-    """Removes markup from words: emphasis, links, code, tags, entities, emoji, LaTeX.
+    """A filter that removes markup from words: emphasis, links, code, tags, entities, emoji, LaTeX.
 
     Words are separated by white space. Markup that spans several words (code, a tag with attributes, the title of a
     link) is followed to its end, at most to the end of the line, except comments. Time is linear in the length of a
@@ -736,7 +736,7 @@ class TableWord(NamedTuple):
 
 
 class SpokenTable:
-    """Converts the lines of a table to sentences: "Alice: Age 30, City Paris." for a row.
+    """A converter of the lines of a table to sentences: "Alice: Age 30, City Paris." for a row.
 
     The first line is held back until the next one shows whether it has the names of the columns. These are said before
     each value except the first, which names the row, so that listeners know the column of a value.

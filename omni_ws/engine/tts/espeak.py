@@ -191,7 +191,7 @@ _CLOSING: Final = "\"'`.,:;!?)}]”’»、。，；：！？」』）"
 
 
 class WordTimes:
-    """Derives the words of one text, with their times, from the events that espeak-ng reports while it speaks.
+    """A converter of the events that espeak-ng reports while it speaks a text to the words of the text, with times.
 
     Times are in milliseconds from the start of the text's audio.
 

@@ -207,7 +207,7 @@ class _Word(NamedTuple):
 
 
 class HibariReader:
-    """Converts text into the phonemes that the network speaks, with the position of each word in them.
+    """A converter of text to the phonemes that the network speaks, with the position of each word in them.
 
     Uses the rules and the dictionary of the package hibari-tts.
     """
@@ -371,7 +371,7 @@ def hibari_g2p(*, british: bool = False) -> Any:
 
 
 class _UnknownWords:
-    """Pronounces words that are in no dictionary, with a network of the package, which is loaded for the first word."""
+    """A function from words that are in no dictionary to phonemes, by a network that is loaded for the first word."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -42,7 +42,7 @@ class VoiceFacts:
 
 
 class SynthesisListener(Protocol):
-    """Receives the audio and the words of a text while the text is being spoken."""
+    """A receiver of the audio and the words of a text while the text is being spoken."""
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
         """Take the next samples, little-endian; return whether to go on."""

@@ -27,7 +27,7 @@ from omni_ws.engine.tts.synthesiser import (
 
 
 class _Worker:
-    """Speaks one job at a time. A Cancel takes effect while the job is being spoken."""
+    """The worker's loop: it speaks one job at a time. A Cancel takes effect while the job is being spoken."""
 
     def __init__(self) -> None:
         self.link = ServerLink(ToWorker, at_once=self._note_cancellation)

@@ -124,7 +124,7 @@ def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modalit
 
 
 class _Renderer:
-    """Renders prompts with vLLM's own implementation of templates and placeholders.
+    """A renderer of prompts, by vLLM's own implementation of templates and placeholders.
 
     It asks the model for vLLM's renderer each time, since the model's process, and the renderer with it, may be
     replaced.

@@ -99,10 +99,10 @@ _SMOOTHING = 0.1
 
 
 class DecodeQueue:
-    """Decodes windows in batches. All methods belong to one event loop; ``decode`` runs in the queue's thread.
+    """A queue of windows to be decoded in batches, for use on one event loop. The queue's thread does the decoding.
 
-    ``decode`` gets up to ``batch`` windows at once. A request submits one window at a time, so the queue has no limit
-    of its own.
+    The function ``decode`` gets up to ``batch`` windows. The queue needs no limit, as a request submits one window at a
+    time.
 
     ``ms_per_frame`` is the average time from submission to result per frame of a window, in milliseconds; 0 before the
     first measurement.

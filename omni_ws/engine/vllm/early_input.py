@@ -44,7 +44,7 @@ _STREAMED_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyOrigin:
-    """Submits the prompts of one request to vLLM, early parts and the complete prompt alike.
+    """The submission of one request's prompts to vLLM, of early parts and the complete prompt alike.
 
     Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
     ``feed`` sends hidden states to the Talker, and chooses the salt of prompts whose states it needs; None if the model
@@ -248,7 +248,7 @@ class StreamedPrompt:
 
 
 class WarmedPrefix:
-    """Computes parts of the prompt ahead, so that the complete prompt finds them in the prefix cache.
+    """The early computation of parts of a prompt, so that the complete prompt finds them in the prefix cache.
 
     Used as a StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
     """
@@ -298,7 +298,7 @@ VIDEO_FRAMES: Final = 32
 
 
 class InputParts:
-    """Adds the parts of an input to ``draft``; audio at ``sample_rate`` Hz, in segments of ``shortest_segment_ms`` up.
+    """The parts of an input, which it adds to ``draft``; audio, at ``sample_rate`` Hz, is cut by an AudioSegmenter.
 
     Parts arrive one after the other, so only the last one is incomplete. The memory of media in the prompt is reserved
     in ``room``.
@@ -361,7 +361,7 @@ class InputParts:
 
 
 class VideoSampler:
-    """Selects frames evenly from a video of unknown length.
+    """An even selection of frames from a video of unknown length.
 
     It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of the frames that it keeps is
     reserved in ``room``.
@@ -427,7 +427,7 @@ PAUSE_RATIO: Final = 10 ** (-30 / 20)
 
 
 class AudioSegmenter:
-    """Cuts speech in progress into segments that a model can process before the speech ends.
+    """A splitter of speech in progress into segments that a model can process before the speech ends.
 
     It cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the first pause
     after ``shortest_ms``, or after ``longest_ms`` without a pause. The cuts depend on the samples alone, not on how

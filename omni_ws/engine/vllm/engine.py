@@ -467,7 +467,7 @@ def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> d
 
 
 class TorchTrace:
-    """Traces all ``models`` and ``processes``, one trace at a time.
+    """The traces of all ``models`` and ``processes``, one at a time.
 
     ``models`` are pairs of a model and the operator's arguments; the models were started with ``traced_arguments``.
     """

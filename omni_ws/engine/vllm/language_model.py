@@ -466,7 +466,7 @@ Take: TypeAlias = "Callable[[RequestOutput], bool]"
 
 
 class ModelOutputs(AsyncIterator["RequestOutput"]):
-    """Iterates over vLLM's outputs for one prompt, which is submitted when the first output is asked for.
+    """An iterator over vLLM's outputs for one prompt, which is submitted when the first output is requested.
 
     ``submit`` calls ``AsyncLLM.add_request``, ``translate`` maps vLLM's exceptions, and ``on_end`` is awaited at the
     end of a submitted request, with whether any output arrived. ``aclose`` aborts a request that still runs; call it
@@ -621,7 +621,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
 
 
 class OutputGroups:
-    """Lets outputs of all requests to a model wait for the next outputs, with one timer.
+    """A timer that groups outputs: it lets outputs of all requests to a model wait for the next outputs.
 
     A model computes all its requests in the same steps, so their outputs come at the same times. A fast model generates
     more tokens a second, for several answers, than anybody reads, hears or plays. Then sending each token by itself

@@ -44,7 +44,7 @@ _VOCODER: Final = "omni_ws.engine.omni.slot_talker:vocoder"
 
 
 class OmniVoice:
-    """Owns the processes of Talker and vocoder, and creates the stages that speak an answer.
+    """The owner of the processes of Talker and vocoder, which creates the stages that speak an answer.
 
     ``sessions`` is how many answers can be spoken at the same time. ``positions`` limits the prompt and the speech of
     an answer together, in positions of the Talker. ``kept_bytes`` limits the memory of the hidden states that are kept
@@ -144,7 +144,7 @@ class OmniVoice:
         await self.rows.channel.stop()
 
     def thinker_share(self) -> float | None:
-        """Return the share of a GPU's memory left to the Thinker; None without a GPU, or if it is set. Blocks."""
+        """Return the share of a GPU's memory for the Thinker; None without a GPU, or if the operator set it. Blocks."""
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args:
             return None

@@ -558,7 +558,7 @@ class PromptLimit:
 
 @dataclass(slots=True)
 class HistoryTrim:
-    """Decides which turns of ``history`` a prompt leaves out: the oldest, and whole turns only.
+    """The decision which turns of ``history`` a prompt leaves out: the oldest, and whole turns only.
 
     ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
 
@@ -629,7 +629,7 @@ _AUDIO_TOKENS_PER_SEC: Final = 25
 
 
 class MediaSizes:
-    """Estimates how many tokens media take, from the averages of the media that vLLM has processed.
+    """An estimate of how many tokens media take, from the averages of the media that vLLM has processed.
 
     vLLM expands placeholders when it processes a prompt, so the length of a prompt with media is only known afterwards.
     The first image and the first video are estimated as 0 tokens. Methods may be called from any thread.

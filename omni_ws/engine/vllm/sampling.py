@@ -325,7 +325,7 @@ class AnswerParts(NamedTuple):
 
 
 class AnswerSplitter:
-    """Separates the text of one answer from its tool calls and from thought, while it is being generated."""
+    """A splitter of one answer, while it is generated, into its text, its tool calls and its thought."""
 
     def __init__(self, use: ParserUse, parser: Any) -> None:
         self._use = use

@@ -76,7 +76,7 @@ _ARRIVAL_SEC: Final = 10.0
 
 
 class TalkerFeed:
-    """Puts the TalkerItems of one request into ``sink``, as soon as their tokens and rows have arrived.
+    """The feed of one request's TalkerItems into ``sink``, as soon as their tokens and rows have arrived.
 
     The caller passes the prompt to ``append`` and ``replace``, and the spoken tokens of the answer to ``say``. The
     rows arrive from vLLM's worker, for requests with sampling parameters of ``with_rows``. At the end of the context

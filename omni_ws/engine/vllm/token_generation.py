@@ -297,7 +297,7 @@ _ARRIVAL_SEC: Final = 10.0
 
 
 class ReadAhead:
-    """Iterates over vLLM's outputs; ``until`` reads one output ahead, and so notices a failure while it waits."""
+    """An iterator over vLLM's outputs; ``until`` reads one output ahead, and so notices a failure while it waits."""
 
     def __init__(self, outputs: ModelOutputs) -> None:
         self._outputs = outputs

@@ -27,7 +27,7 @@ from omni_ws.engine.vllm.worker_channel import SentReadouts, SentRows
 
 
 class ReadoutWorker:
-    """Projects the residual stream: a mixin of vLLM's worker (``worker_extension_cls``) with its ``model_runner``.
+    """A mixin of vLLM's worker (``worker_extension_cls``) that projects the residual stream of its ``model_runner``.
 
     A request asks with ``{"readout": {"key": "prompt-0-1f2e3d4c", "ranges": [(0, 12)]}}``. Each run of consecutive
     positions in a step is one message. vLLM has to run eagerly, since compiled graphs do not support hooks.
@@ -175,7 +175,7 @@ def _state_layer(runner: Any) -> int | None:
 
 
 class RowsWorker(ReadoutWorker):
-    """Sends the Thinker's hidden states, from which the Talker speaks. A mixin of vLLM's worker.
+    """A mixin of vLLM's worker that sends the Thinker's hidden states, from which the Talker speaks.
 
     It is also a ReadoutWorker, as vLLM takes only one mixin. A request asks with ``{"rows": "<key of the request>"}``.
     The Talker of Qwen2.5 reads the model's output; the Talker of Qwen3 reads an auxiliary output of the same forward,
@@ -321,7 +321,7 @@ class AskedRows:
 
 
 class StepWatch:
-    """Watches the steps of vLLM's model ``runner`` for requests that ask for their rows.
+    """A watch on the steps of vLLM's model ``runner`` for requests that ask for their rows.
 
     A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost one
     look-up.
