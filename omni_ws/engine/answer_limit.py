@@ -41,7 +41,7 @@ class WordCounter:
         self._inside_word = False
 
     def feed(self, text: str) -> None:
-        """Count the next piece."""
+        """Count the words in the next piece of the text."""
         if text:
             continues = self._inside_word and not text[0].isspace()
             self.words += count_words(text) - continues
@@ -83,7 +83,7 @@ class AnswerText:
                 return
 
     def feed(self, text: str) -> str:
-        """Return the text that may be sent now."""
+        """Add ``text``; return the text that may be sent now."""
         passed = self._fed(text)
         self._passed.feed(passed)
         return passed

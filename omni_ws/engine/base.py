@@ -185,7 +185,7 @@ class AnswerOptions:
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.image.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
-    #: Fields for the server behind a remote engine, by the names in ``wire.openai_fields.UPSTREAM_FIELDS``.
+    #: Fields for the upstream server of a remote engine, by the names in ``wire.openai_fields.UPSTREAM_FIELDS``.
     upstream: Mapping[str, str] = field(default_factory=dict)
 
 

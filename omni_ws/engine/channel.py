@@ -242,7 +242,7 @@ def _leave_first(
     tasks: Sequence[asyncio.Task[None]],
     cancel: Callable[[Sequence[asyncio.Task[None]]], None],
 ) -> None:
-    """Cancel all stages but the first."""
+    """Cancel all stages except the first, and discard its channel, because the answer was cut off."""
     channels[0].discard()
     cancel(tasks[1:])
 

@@ -88,7 +88,7 @@ class ServerLink:
         return self._received.get()
 
     def received(self) -> list[tuple[Any, bytes]]:
-        """Return the messages that have come, without waiting."""
+        """Return the messages that have arrived, without waiting."""
         # Nothing else takes any.
         return [self._received.get() for _ in range(self._received.qsize())]
 

@@ -69,7 +69,7 @@ class ToolResultPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image as uint8 RGB of shape (height, width, 3)."""
+    """An image; its pixels are uint8 RGB of shape (height, width, 3)."""
 
     pixels: NDArray[np.uint8]
     part: int
@@ -351,7 +351,7 @@ class _Hops:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """The result of a hop."""
+    """The result of a hop: the decoded ``parts``, and what ended the hop."""
 
     parts: deque[DecodedPart] = field(default_factory=deque)
     more: bool = True
@@ -484,7 +484,7 @@ class InputDecoder:
         return True
 
     def close(self) -> None:
-        """Release the decoders. Idempotent."""
+        """Release the decoder of the current part. Idempotent."""
         if self._audio is not None:
             self._audio.close()
         if self._video is not None:

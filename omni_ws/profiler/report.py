@@ -224,7 +224,7 @@ _MAX_LINE_BYTES: Final = 1 << 20
 
 
 class NoEvents(Exception):
-    """There are no events to report on; the message explains why."""
+    """Raised if there are no events to report on; the message explains why."""
 
 
 class EventFiles(NamedTuple):
@@ -249,7 +249,7 @@ class EventFiles(NamedTuple):
         return {name: counts[name] for name in sorted(counts, key=lambda name: -newest[name])}
 
     def of_run(self, run_id: str) -> list[ProfileEvent]:
-        """Return the events of a run."""
+        """Return the events of the run ``run_id``."""
         return [event for event in self.events if (event.run_id or "") == run_id]
 
 
@@ -439,7 +439,7 @@ class Timeline:
 
 
 def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
-    """Group events by request, ordered by their first event."""
+    """Return the timeline of each request in ``events``, by request id, ordered by their first event."""
     grouped: defaultdict[str, list[ProfileEvent]] = defaultdict(list)
     for event in events:
         if event.request_id:

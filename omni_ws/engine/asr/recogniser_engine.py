@@ -439,7 +439,7 @@ PIECE_SAMPLES = 3 * WINDOW_SAMPLES
 
 @dataclass(frozen=True, slots=True)
 class InterimText:
-    """A preliminary text of the current utterance."""
+    """An event: a preliminary text of the current utterance."""
 
     text: str
     start_ms: int
@@ -447,19 +447,19 @@ class InterimText:
 
 @dataclass(frozen=True, slots=True)
 class UtterancePaused:
-    """The speaker has paused. If the utterance ends with this pause, ``pcm`` is the whole utterance."""
+    """An event: the speaker has paused. If the utterance ends with this pause, ``pcm`` is the whole utterance."""
 
     pcm: Pcm16
 
 
 @dataclass(frozen=True, slots=True)
 class UtteranceResumed:
-    """The speaker has gone on after a pause."""
+    """An event: the speaker has gone on after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class UtteranceEnded:
-    """An utterance has ended; ``pcm`` is all of it."""
+    """An event: an utterance has ended; ``pcm`` is all of it."""
 
     pcm: Pcm16
     start_ms: int

@@ -258,7 +258,7 @@ class ComposedEngine:
         return replace(request, sampling={"max_tokens": limit, **request.sampling})
 
     async def _alone(self, role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
-        """Have one part handle the whole request."""
+        """Have one part handle the whole request; its failures name the ``role``."""
         self.active_requests += 1
         try:
             with failures_of(role, part, request_id=request.request_id):

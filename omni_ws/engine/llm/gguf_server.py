@@ -75,7 +75,7 @@ FromModel: TypeAlias = ModelServed | NotServed
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Load the model of the Order, and serve it until the standard input ends."""
     _be_first_to_go()
     # llama.cpp would listen on the port of this variable, which Google's containers set.
     os.environ.pop("AIP_MODE", None)

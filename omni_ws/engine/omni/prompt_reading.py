@@ -119,7 +119,7 @@ class WholePromptReader:
         return TalkerRows(tokens, item.states, item.hidden, np.full(len(tokens), NONE), item.positions)
 
     def end(self) -> tuple[TalkerRows, int]:
-        """Return the rows behind the prompt, and the position of the first row of the answer. Raises InvalidValue."""
+        """Return the rows after the prompt, and the position of the first row of the answer. Raises InvalidValue."""
         token, code = self._last
         return plain_rows([token], [code], self._position, self._hidden_size), self._position + 1
 

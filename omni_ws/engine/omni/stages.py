@@ -185,7 +185,7 @@ class VocoderStage:
         return self._chunks.audio_ms
 
     async def run(self, source: AsyncIterator[Codes], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Decode up to the end of ``source``."""
+        """Decode the codes that ``source`` yields, up to its end, and write the audio to ``outputs``."""
         async with self._chunks.reading(source):
             if await self._chunks.has_more():
                 async with self._process.open(self._settings) as session:

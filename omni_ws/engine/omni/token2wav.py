@@ -226,7 +226,7 @@ class _Answer(DecodedStream):
         return False, len(self.solver.value)
 
     def take_slope(self, slope: Tensor) -> None:
-        """Continue solving with the derivative."""
+        """Continue solving the window, with the derivative ``slope``."""
         assert self.solver is not None
         self.solver.take(slope)
         if self.solver.done:

@@ -46,7 +46,7 @@ class _Worker:
         self._trace: tuple[Any, str] | None = None
 
     def run(self) -> NoReturn:
-        """Serve until the server ends, and the process with it."""
+        """Serve until the server closes the input of this process, which ends the process."""
         while True:
             if not self._model.busy:
                 self._take(*self._link.receive())

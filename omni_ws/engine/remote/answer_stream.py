@@ -278,7 +278,7 @@ class _Choice:
 
     @property
     def unopened_thought(self) -> bool:
-        """Whether a thought lacked its opening tag."""
+        """Whether the answer had a closing tag of a thought without an opening one."""
         return self._thoughts.unopened
 
     @property
@@ -554,7 +554,7 @@ class _Call:
                 self.closed = self._depth == 0
 
     def rest(self) -> str:
-        """Return the rest of the arguments, at the end of the answer."""
+        """Return the arguments that are still held back, at the end of the answer; "{}" if there were none."""
         return self._halves.finish() if self.has_arguments else _NO_ARGUMENTS
 
 

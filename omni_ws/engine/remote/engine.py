@@ -1,4 +1,4 @@
-"""RemoteEngine: a language model, and a voice, behind any server that speaks the OpenAI API."""
+"""RemoteEngine: a language model, and a voice, on any servers with the OpenAI API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RemoteRecogniser: speech recognition behind any server that has ``/v1/audio/transcriptions``."""
+"""RemoteRecogniser: speech recognition by any server that has ``/v1/audio/transcriptions``."""
 
 from __future__ import annotations
 

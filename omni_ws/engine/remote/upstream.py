@@ -491,7 +491,7 @@ class Upstream:
             self.dialect = Dialect.OLLAMA
 
     async def _asks_ollama(self) -> bool:
-        """Return whether the server is Ollama; it is asked once."""
+        """Return whether the server is Ollama. Only the first call sends a request."""
         if self._is_ollama is None:
             _, content = await self._ask("GET", self._root + "/api/version")
             self._is_ollama = isinstance(content, dict) and isinstance(content.get("version"), str)

@@ -1,4 +1,4 @@
-"""RemoteVoice: a voice behind any server that has ``/v1/audio/speech``."""
+"""RemoteVoice: a voice on any server that has ``/v1/audio/speech``."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def ordinal(digits: str) -> str:
 
 
 def ordinal_of(name: str) -> str:
-    """Return the ordinal of a cardinal's name."""
+    """Return the ordinal form of a number's name: "twenty-one" becomes "twenty-first"."""
     cut = max(name.rfind(" "), name.rfind("-")) + 1
     last = name[cut:]
     regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
@@ -202,7 +202,7 @@ MODELS: Final = _words("models")
 
 # Dates, times of day, durations and decades
 #
-# A date in digits alone is read in the order that its form is known for: the year first means month and day behind it,
+# A date in digits alone is read in the order that is usual for its form: a year first is followed by month and day,
 # dots mean the day first, slashes and hyphens the American order. A number over 12 is a day wherever it stands.
 
 _MONTH: Final = "|".join(sorted(MONTH_NAMES, key=len, reverse=True))

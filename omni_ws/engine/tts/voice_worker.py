@@ -76,7 +76,7 @@ def _synthesiser(file: str | None) -> Synthesiser:
 
 
 def main() -> None:
-    """Speak until the standard input ends."""
+    """Run the voice worker until its standard input ends."""
     share_heaps(1)
     worker = _Worker()
     try:

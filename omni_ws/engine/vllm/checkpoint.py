@@ -24,7 +24,7 @@ from omni_ws.errors import EngineFailed, InvalidValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The properties of a checkpoint."""
+    """The properties of a model's checkpoint, read after the model was loaded."""
 
     form: PromptForm
     #: The input modalities besides text.
@@ -285,7 +285,7 @@ class OmniModel:
 
     @property
     def name(self) -> str:
-        """The model as clients see it."""
+        """The name of the model, as clients see it."""
         return Path(self.model).name if Path(self.model).is_dir() else self.model
 
     @property

@@ -63,7 +63,7 @@ class Code2Wav:
         return self._chunks.audio_ms
 
     async def run(self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Decode clause after clause, up to the end of ``source``."""
+        """Decode each clause, and write its audio to ``outputs``, up to the end of ``source``."""
         async with self._chunks.reading(source):
             while await self._chunks.has_more():
                 await self._decode_clause(outputs)
@@ -140,7 +140,7 @@ class DecodeQueue:
         return samples
 
     async def close(self) -> None:
-        """Wait for the current batch; the windows behind it fail. Idempotent."""
+        """Wait for the current batch; the waiting windows fail. Idempotent."""
         self._closed = True
         while self._waiting:
             _, done = self._waiting.popleft()

@@ -133,7 +133,7 @@ class EarlyBudget:
         return True
 
     def give_back(self, tokens: int) -> None:
-        """Return a slot and its tokens."""
+        """Return a slot and its cache tokens to the budget."""
         self.slots += 1
         self.tokens += tokens
 
@@ -344,7 +344,7 @@ class InputParts:
         return self._speech is not None or self._video is not None
 
     def close_part(self) -> None:
-        """Complete the current part."""
+        """Complete the current part, and add the rest of it to the draft."""
         speech, self._speech = self._speech, None
         video, self._video = self._video, None
         if speech is not None:

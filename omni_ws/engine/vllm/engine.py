@@ -542,7 +542,7 @@ class TorchTrace:
 
 
 async def _stopped(model: LanguageModel | StepProcess) -> None:
-    """End the trace of a model, and write it."""
+    """End the trace of a model or process, and wait until it is written."""
     if isinstance(model, StepProcess):
         await model.trace(None)
     else:

@@ -397,7 +397,7 @@ def _no_argument(name: str, known: tuple[str, ...]) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the message of the first cause, in one line."""
+    """Return the message of the innermost cause of ``error``, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:500] or type(error).__name__

@@ -138,7 +138,7 @@ class OmniVoice:
             log.info("the %s takes %.2f GB and serves %d answers at a time", process.role, took, process.ready.slots)
 
     async def stop(self) -> None:
-        """End both processes. Idempotent."""
+        """End both processes, and close the channel for hidden states. Idempotent."""
         processes, self.processes = self.processes, ()
         await asyncio.gather(*(process.stop() for process in processes))
         await self.rows.channel.stop()

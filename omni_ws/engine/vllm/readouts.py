@@ -54,7 +54,7 @@ def refused_args(args: Mapping[str, Any], required: Mapping[str, Any], *, purpos
 
 
 class Readouts:
-    """The readouts of one model. ``engine_args`` enable them; vLLM then runs without compiled graphs."""
+    """The readouts of one model. ``engine_args`` enable them in vLLM, and disable its compiled graphs."""
 
     engine_args: Mapping[str, Any] = {
         "worker_extension_cls": "omni_ws.engine.vllm.workers.ReadoutWorker",

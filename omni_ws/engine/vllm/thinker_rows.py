@@ -185,12 +185,12 @@ class TalkerFeed:
         self._changed.set()
 
     async def finish(self) -> None:
-        """Wait until the whole answer was handed on, then put its end."""
+        """Wait until the whole answer was put into the sink, then put an AnswerEnd."""
         await self.all_handed_on()
         self._put(AnswerEnd())
 
     async def all_handed_on(self) -> None:
-        """Wait until the prompt and all spoken tokens were handed on. Raises EngineFailed if rows do not arrive."""
+        """Wait until the prompt and all spoken tokens are in the sink. Raises EngineFailed if rows do not arrive."""
         try:
             async with asyncio.timeout(_ARRIVAL_SEC):
                 while self._handed_on < len(self._tokens) or self._said:
@@ -396,7 +396,7 @@ class KeptPrompt:
     def follow(self, identity: NDArray[np.int64]) -> int:
         """Replace the prompt by that of ``identity``; return the length of the prefix that both prompts share.
 
-        Rows behind that prefix are forgotten.
+        Rows after that prefix are dropped.
         """
         same = shared_prefix(self.identity, identity)
         if same < len(self.identity):

@@ -167,7 +167,7 @@ class _Call:
 
     @property
     def reads_out_prompt(self) -> bool:
-        """Whether readouts of the list are requested."""
+        """Whether readouts of the session's token list are requested."""
         first = self.generation.readout_ranges.first
         return first is not None and first < self.length
 
@@ -349,7 +349,7 @@ def _union(generation: TokenGeneration, length: int) -> Iterator[int]:
 
 
 def _with_single_pads(tokens: list[int], images: Sequence[TokenImage]) -> list[int]:
-    """Return the list with a single pad in each vision block."""
+    """Return the token list with a single pad token in each vision block."""
     single: list[int] = []
     copied = 0
     for image in images:
