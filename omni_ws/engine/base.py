@@ -323,13 +323,13 @@ class GenerationRequest:
     near: bool = False
     conversation: str | None = None  #: The id of the session; None for a single request, such as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)
-    #: Tells when the answer is no longer wanted.
+    #: The signal that the answer is no longer wanted, although the transcript is.
     cut: Cut = field(default_factory=Cut)
     #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
     #: The session's share of the ListeningThreads, which decode audio.
     lane: Lane = field(default_factory=Lane)
-    #: Reports a part of the input that was dropped to the client; the request goes on. Called on the event loop.
+    #: Tells the client that a part of the input was dropped; the request goes on. Called on the event loop.
     warn: Callable[[OmniError], None] = lambda error: None
 
     @property
@@ -630,7 +630,7 @@ class TokenEngine(ABC):
 
 
 class HasTokens(Protocol):
-    """An engine with ``EngineCapabilities.token_sessions``."""
+    """An engine that supports token sessions, see ``EngineCapabilities.token_sessions``."""
 
     @property
     def tokens(self) -> TokenEngine:

@@ -31,9 +31,9 @@ MAX_BACKOFF_SEC: Final = 30.0
 STABLE_AFTER_SEC: Final = 60.0
 
 _READ_BYTES: Final = 1 << 20
-#: The newest lines of a process's log, which are kept for the reason of its end.
+#: How many of the last lines of a process's log are kept, to find the reason if the process ends.
 _LAST_LINES: Final = 5
-#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
+#: How many characters of a line are kept. llama.cpp quotes templates and prompts, which may be long.
 _MOST_CHARACTERS: Final = 500
 
 

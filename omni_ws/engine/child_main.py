@@ -27,11 +27,11 @@ if sys.platform == "linux":
 
 _LENGTHS: Final = struct.Struct("<II")
 HEAD_BYTES: Final = _LENGTHS.size
-#: The longest header, and the longest body. A larger length shows that the bytes are no messages.
+#: The limit on the length of a header, and of a body. A larger length shows that the bytes are no messages.
 MAX_PART_BYTES: Final = 1 << 30
 
 
-#: How much of the server's messages the pipe holds.
+#: The size of the buffer of the input pipe, in bytes.
 _INPUT_BYTES: Final = 1 << 20
 
 

@@ -89,7 +89,7 @@ class _ModelFree:
 class EchoSettings:
     """Settings of an EchoEngine; delays and durations are in milliseconds.
 
-    ``fail_after_chunks`` makes each request fail after that many outputs; ``reply`` replaces the echo.
+    ``fail_after_chunks`` makes each request fail after so many outputs; ``reply`` is answered in place of the echo.
     """
 
     first_chunk_delay_ms: int = 0

@@ -242,7 +242,7 @@ class StretchedText:
 
     def _take(self, work: Future[str], next_length: int) -> None:
         self._reading, self._next = None, next_length
-        if not work.cancelled() and work.exception() is None:  # the settled text will report a failure
+        if not work.cancelled() and work.exception() is None:  # the final text will report a failure
             self._text = work.result()
 
 

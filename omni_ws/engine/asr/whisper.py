@@ -49,7 +49,8 @@ T = TypeVar("T")
 
 #: More speakers than any core can serve.
 _MOST_PER_CORE: Final = 32
-#: Urgencies: a speaker waits for the settled text, and has the next interim one soon anyway. Recordings can wait.
+#: Urgencies: a speaker waits for the final text; interim texts are less urgent, as the next one follows soon;
+#: recordings can wait.
 _SETTLED: Final = 0
 _INTERIM: Final = 1
 _RECORDING: Final = 2

@@ -66,15 +66,15 @@ LEAST_CONTEXT_SEC: Final = 12
 MOST_CONTEXT_SEC: Final = 30
 #: Silence that is added after the audio: without it the last word is easily lost.
 _SILENCE_SEC: Final = 1.0
-#: The longest audio.
+#: The longest audio that ``transcribe`` accepts.
 LONGEST_SEC: Final = MOST_CONTEXT_SEC - _SILENCE_SEC
 #: More tokens than anybody says in a second, which ends an output that repeats itself. A token of English is a word or
 #: a part of one; in other languages it may be a part of a letter.
 _TOKENS_PER_SEC: Final = 8
 _TOKENS_PER_SEC_ELSEWHERE: Final = 24
 _TOKENS_AT_LEAST: Final = 12
-#: The tokens that a model has room for. CTranslate2 keeps one half of ``max_length`` for the answer, and leaves the
-#: other half to a prompt, as Whisper does.
+#: The limit on tokens of a model. CTranslate2 reserves one half of ``max_length`` for the output, and the other half
+#: for a prompt, as Whisper does.
 _ROOM: Final = 448
 _MS_PER_ALIGNED_FRAME: Final = 20
 

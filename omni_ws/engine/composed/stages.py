@@ -510,7 +510,7 @@ class _GivenInput:
         #: A timeout that is used to cancel the LLM's request.
         self.withdrawal: asyncio.Timeout | None = None
         self.has_tool_result = False
-        #: Counts the words of its text.
+        #: The number of words in its text so far.
         self.words = 0
         self._source = source
         self._empty = must_have_content

@@ -160,7 +160,7 @@ class Asked:
     text: str
     talk: Talk
     now: datetime
-    #: The seed of random choices: the same for the same conversation at the same time.
+    #: The generator of random choices: it makes the same ones for the same conversation at the same time.
     chance: Random
     #: Whether the message has images, which are described before the answer.
     pictured: bool = False

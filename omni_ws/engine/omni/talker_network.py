@@ -69,7 +69,7 @@ class TalkerNetwork(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the tensors on the device."""
+        """The size of all tensors of the network on the device, in bytes."""
         return held_bytes(vars(self), {id(self._embeddings)})
 
     @property

@@ -72,7 +72,7 @@ class RemoteLlmSettings(UpstreamSettings):
     #: The voices of a model that speaks.
     voices: tuple[str, ...] = ()
     audio_format: str = "pcm16"
-    #: Of raw audio that arrives without its rate, in Hz.
+    #: The sample rate, in Hz, of raw audio whose rate the server does not report.
     audio_sample_rate: int = 24_000
 
 
@@ -82,7 +82,7 @@ class RemoteTtsSettings(UpstreamSettings):
 
     #: The voices that clients may choose, the default first.
     voices: tuple[str, ...] = ()
-    #: Of raw audio that arrives without its rate, in Hz.
+    #: The sample rate, in Hz, of raw audio whose rate the server does not report.
     audio_sample_rate: int = 24_000
 
 

@@ -138,7 +138,7 @@ class PromptDraft:
         return True
 
     def costs_history(self, tokens: int) -> bool:
-        """Whether a prompt of so many tokens, besides its media, is too long for the whole history."""
+        """Whether a prompt of ``tokens`` tokens and its media is too long to keep the whole history."""
         if self.limit is None or not self.context.history:
             return False
         return tokens + self._media_tokens > self.limit.prompt
