@@ -180,7 +180,7 @@ class StreamedPrompt:
     async def _computed(self, prompt: Any) -> bool:
         """Wait until the model has computed ``prompt``; returns False if vLLM ended the request.
 
-        When interrupted, the state of the request is unknown, and its slot is released.
+        If the wait is interrupted, the state of the request is unknown, so its slot is released.
         """
         try:
             await self._next.put((prompt, self._origin.with_rows(prefill_parameters()), False))

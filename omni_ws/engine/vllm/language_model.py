@@ -99,7 +99,7 @@ def check_vllm() -> None:
 
 
 class LanguageModel:
-    """A model with its vLLM process.
+    """A model that vLLM runs in a separate process.
 
     ``role`` names it in messages. ``args`` are vLLM's engine arguments, which are passed on unchanged; ``setting`` is
     the configuration key that holds them, for messages. ``prepare`` is awaited after each load, also after a restart.
@@ -336,7 +336,8 @@ class _Running(NamedTuple):
 def _watched(llm: AsyncLLM) -> _Running:
     """Return the client with a small process that kills the model's processes when this one dies.
 
-    They would not notice that this process has died, and occupy the GPU. ``_shut_down`` dismisses the small process.
+    Otherwise the model's processes would not notice the death of this one, and keep the GPU. ``_shut_down`` ends the
+    small process.
     """
     reaper = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _REAPER_SCRIPT, *(str(process.pid) for process in _processes(llm))],

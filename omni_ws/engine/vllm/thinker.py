@@ -439,7 +439,7 @@ class Thinker:
     async def _submit(
         self, work: EarlyWork, draft: PromptDraft, whole: Excerpt
     ) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
-        """Submit the complete prompt, with less of the history when it turns out to be too long.
+        """Submit the complete prompt, with less of the history if it turns out to be too long.
 
         Returns the prompt, the work that submitted it, and the outputs.
         """

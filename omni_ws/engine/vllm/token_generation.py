@@ -38,7 +38,7 @@ class _ReadFromCache(Exception):
 
 
 class TokenGenerator(TokenEngine):
-    """Token sessions of a running model. ``channel`` is None if readouts are disabled.
+    """The TokenEngine of a model that runs on vLLM. ``channel`` is None if readouts are disabled.
 
     vLLM cannot compute a prompt without generating a token after it, so a list that fills the context is refused.
     """

@@ -340,9 +340,9 @@ class StepWatch:
         runner.execute_model = execute_model
 
     def asked(self) -> Iterator[AskedRows]:
-        """Yield the rows of the step that is about to run. To be called once, where the model's forward is called.
+        """Yield the rows of the step that is about to run. Call it once for each step, just before the model's forward.
 
-        Only there, after input preparation, are the rows in the order in which the model gets them. A forward outside
+        Only then, after input preparation, are the rows in the order in which the model gets them. A forward outside
         a step, as when the runner warms up, has no rows.
         """
         scheduled, self._scheduled = self._scheduled, None
