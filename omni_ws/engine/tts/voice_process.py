@@ -1,4 +1,4 @@
-"""VoiceProcess: speaks clause by clause with hibari or espeak-ng, in a process of its own."""
+"""VoiceProcess: a Voice that speaks clause by clause, with hibari or espeak-ng in a separate process."""
 
 from __future__ import annotations
 
@@ -43,59 +43,58 @@ WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
 #: hibari takes a second of CPU time to start, and a busy machine far longer.
 START_TIMEOUT = 30.0
-#: A clause is spoken some hundred times faster than it is heard; a worker that is silent for so long hangs.
+#: A clause is synthesised some hundred times faster than it is played; a worker without output for so long hangs.
 SILENCE_TIMEOUT = 10.0
 
-#: So many deaths without a finished job in between, and the voice counts as broken.
+#: After so many deaths of the worker without a finished job in between, the voice counts as broken.
 UNHEALTHY_AFTER = 3
 
-#: So many are languages rather than persons, and the first is no name to tell.
+#: A synthesiser with at least so many voices has languages rather than persons, and its default is not worth naming.
 MANY_VOICES = 20
 
 HOW_TO_GET_ONE = install_command("espeak")
 
 
 class _Job:
-    """A clause to be spoken, and what has been spoken of it."""
+    """A clause to be spoken, and its audio so far."""
 
     def __init__(self, asked: Speak) -> None:
         self.asked = asked
-        #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
+        #: Unbounded, so that a slow reader delays no other job; the length of the clause limits its size.
         self.output: Channel[AudioOutput] = Channel(0, cost=lambda spoken: len(spoken.samples))
         self.withdrawn = False
-        #: Words that were told and wait for audio, and the rate of the audio so far; 0 before the first.
+        #: Words that wait for the next audio, and the sample rate of the audio so far, 0 before the first.
         self._words: tuple[Word, ...] = ()
         self._sample_rate = 0
 
     def withdraw(self) -> None:
-        """Put out nothing more: nobody listens."""
+        """Drop all further audio: nobody reads it."""
         self.withdrawn = True
 
     def take_words(self, words: list[SpokenWord]) -> None:
-        """Keep words for the next audio."""
+        """Keep ``words`` until the next audio."""
         self._words += tuple(Word(*word) for word in words)
 
     def take_audio(self, samples: Samples, sample_rate: int) -> None:
-        """Put out audio, with the words that were told before it."""
+        """Queue audio as an output, with the words that came before it."""
         self._sample_rate = sample_rate
         words, self._words = self._words, ()
         if not self.withdrawn:
             self.output.put_nowait(AudioOutput(samples, sample_rate, words))
 
     def end(self) -> None:
-        """Put out the last words of the text, which may be told after its last sample."""
+        """Queue the last words, which may come after the last audio, and end the outputs."""
         if self._words and self._sample_rate and not self.withdrawn:
             self.output.put_nowait(AudioOutput(NO_SAMPLES, self._sample_rate, self._words))
         self.output.close()
 
 
 class VoiceProcess:
-    """A Voice, hibari or espeak-ng: owns the worker process, gives it one job at a time, and starts it again.
+    """A Voice, hibari or espeak-ng: owns the worker process, gives it one job at a time, and restarts it if it dies.
 
-    It speaks for any number of callers; their texts take turns in the order in which they came. Where ``choice`` is
-    AUTO and there is no synthesiser, it starts all the same, and can do nothing. ``default_voice`` is one of the voices
-    of the synthesiser, None for its usual one; ``file`` is what hibari speaks from, None for the one in the cache of
-    weights.
+    It serves any number of callers; their texts are spoken in the order of arrival. If ``choice`` is AUTO and there is
+    no synthesiser, it starts nevertheless, but cannot speak. ``default_voice`` is one of the voices of the synthesiser,
+    None for its usual one; ``file`` is the file of the hibari voice, None for the one in the cache of weights.
     """
 
     hosts: tuple[str, ...] = ()
@@ -106,7 +105,7 @@ class VoiceProcess:
     ) -> None:
         self.name = "synthesis"
         self.model = choice.value
-        #: What speaks; None before ``start`` and where there is no voice.
+        #: The description of the synthesiser; None before ``start``, and if there is no voice.
         self.facts: VoiceFacts | None = None
         #: Why there is no voice.
         self.reason = ""
@@ -117,7 +116,7 @@ class VoiceProcess:
         self._current: _Job | None = None
         self._next_number = 1
         self._child: Child | None = None
-        #: Whether the process has said that it is ready: it may take longer to start than to speak.
+        #: Whether the process has reported that it is ready. It may take longer to start than to speak.
         self._ready = False
         self._keeper: asyncio.Task[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -146,7 +145,7 @@ class VoiceProcess:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """The default first; empty where there is no voice."""
+        """The names of the voices, the default first; empty if there is no voice."""
         if self.facts is None:
             return ()
         default = self.facts.voices[0] if self._default_voice is None else self._named(self._default_voice)
@@ -154,7 +153,7 @@ class VoiceProcess:
 
     @property
     def languages(self) -> Mapping[str, str]:
-        """The language of each voice."""
+        """The language of each voice, by its name."""
         return {} if self.facts is None else self.facts.languages
 
     @property
@@ -165,12 +164,12 @@ class VoiceProcess:
         return {**wider, **first}
 
     def _named(self, voice: str) -> str:
-        """Return the name of a voice, which may be given by its language."""
+        """Return the name of ``voice``, which may be given by its language."""
         return voice if voice in self.languages else self.aliases.get(voice, voice)
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker; None while none runs."""
+        """The process ID of the worker; None while none runs."""
         return None if self._child is None else self._child.pid
 
     @property
@@ -179,7 +178,7 @@ class VoiceProcess:
 
     @property
     def jobs(self) -> int:
-        """Texts that are being spoken or wait for it."""
+        """The number of clauses that are being spoken or wait."""
         return len(self._waiting) + (self._current is not None and not self._current.withdrawn)
 
     def describe(self) -> tuple[str, ...]:
@@ -189,7 +188,7 @@ class VoiceProcess:
         return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source})",)
 
     async def start(self) -> None:
-        """Find a voice and start its worker. Finding none is no error, unless one was asked for by name."""
+        """Find a synthesiser and start its worker. Raises EngineFailed if there is none and ``choice`` is not AUTO."""
         if self._choice is VoiceChoice.NONE:
             self.reason = "switched off"
             return
@@ -214,7 +213,7 @@ class VoiceProcess:
         self._keeper = asyncio.create_task(keeping, name="voice worker")
 
     async def stop(self) -> None:
-        """End the worker; speech under way fails with EngineFailed. Idempotent."""
+        """End the worker; jobs in progress fail with EngineFailed. Idempotent."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -224,14 +223,14 @@ class VoiceProcess:
         self._fail_all("the engine has stopped")
 
     def check(self, voice: str) -> str:
-        """Return the name of a voice. Raises InvalidValue for one that is not there."""
+        """Return the name of ``voice``. Raises InvalidValue if there is no such voice."""
         name = self._named(voice)
         if name not in self.languages:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
         return name
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
-        """See Voice. Raises UnsupportedParameter where there is none."""
+        """See Voice. Raises UnsupportedParameter if there is no voice."""
         if self.facts is None:
             (reason,) = self.describe()
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
@@ -249,10 +248,10 @@ class VoiceProcess:
     async def say(
         self, text: str, *, voice: str | None = None, speed: float = 1.0
     ) -> AsyncGenerator[AudioOutput, None]:
-        """Speak one clause, ``speed`` times as fast as the voice does by itself; words count from its beginning.
+        """Yield the audio of one clause; the times of words count from its beginning.
 
-        Closing the iterator takes the job back, at once and wherever it stands.
-        Raises EngineFailed where there is no voice or the worker dies with this text.
+        ``speed`` is relative to the voice's own. Closing the generator cancels the job, whether it waits or is being
+        spoken. Raises EngineFailed if there is no voice, or the worker dies while it speaks this text.
         """
         if self._keeper is None:
             raise EngineFailed("there is no voice")
@@ -288,7 +287,7 @@ class VoiceProcess:
                 self._child.send(Cancel(job.asked.job))
 
     def _watch(self) -> None:
-        """A sign of life: the clock starts anew while a job runs."""
+        """Restart the timer that detects a hanging worker, if a job runs."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
@@ -300,7 +299,7 @@ class VoiceProcess:
             self._child.kill()
 
     async def _until_death(self) -> str:
-        """Take what the worker says, until it dies; a text that it was speaking then is not tried again."""
+        """Receive the worker's messages until it dies, and return why. The job that it was speaking then fails."""
         assert self._child is not None
         try:
             while True:
@@ -333,7 +332,7 @@ class VoiceProcess:
             job.output.fail(EngineFailed(message))
 
     async def _launch(self) -> VoiceFacts:
-        """Start a worker, and return what it says of its voice. Raises NoVoice, and EngineFailed."""
+        """Start a worker, and return its description of the synthesiser. Raises NoVoice or EngineFailed."""
         file = () if self._file is None else (str(self._file),)
         try:
             child = await Child.start("the voice worker", WORKER_MODULE, self._choice.value, *file, kinds=FromWorker)
@@ -383,14 +382,14 @@ class VoiceProcess:
 
 # The voice hibari: whether this machine has what it needs. Loads none of its packages.
 
-#: Its network and its rules are no interface: another version may not fit.
+#: The package's network and rules are no public interface: another version may not work.
 VERSION: Final = "0.2.1"
 
 
 def hibari_file(file: Path | None = None) -> Path:
-    """Return the file of the voice: ``file``, else the one in the cache of weights. Fetches nothing.
+    """Return the file of the voice: ``file``, or else the one in the cache of weights. Downloads nothing.
 
-    Blocks: it reads the file whole where it has not been seen before. Raises NoVoice, which says what to do.
+    Blocks: it reads the whole file the first time. Raises NoVoice, whose message says what to do.
     """
     try:
         installed = version("hibari-tts")

@@ -1,6 +1,6 @@
-"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker espeak``, or ``hibari FILE``.
+"""The voice worker, the process that speaks: ``python -m omni_ws.engine.tts.voice_worker [hibari FILE | espeak]``.
 
-A process of its own, because the synthesisers keep global state, may crash, and one of them is GPLv3.
+It is a separate process because the synthesisers keep global state, may crash, and one of them is GPLv3.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from omni_ws.engine.tts.synthesiser import (
 
 
 class _Worker:
-    """Speaks one text at a time. A cancellation is seen while a text is being spoken."""
+    """The worker's loop: it speaks one job at a time. A Cancel takes effect while the job is being spoken."""
 
     def __init__(self) -> None:
         self.link = ServerLink(ToWorker, at_once=self._note_cancellation)
-        #: One job is under way at a time, so the newest cancellation is the only one that can matter.
+        #: The job that was cancelled last. One job runs at a time, so earlier cancellations do not matter.
         self._cancelled = 0
         self._job = 0
 
@@ -66,9 +66,9 @@ class _Worker:
 
 
 def _synthesiser(file: str | None) -> Synthesiser:
-    """Hibari, where there is a file for it, else espeak-ng. Raises NoVoice."""
+    """Return hibari if there is a ``file`` for it, or else espeak-ng. Raises NoVoice."""
     if file is not None:
-        # What hibari needs takes a second to import, which no other voice waits for.
+        # The packages that hibari needs take a second to import, for which espeak-ng should not wait.
         from omni_ws.engine.tts.hibari import Hibari
 
         return Hibari(Path(file))
@@ -76,7 +76,7 @@ def _synthesiser(file: str | None) -> Synthesiser:
 
 
 def main() -> None:
-    """Speak until the standard input ends."""
+    """Run the voice worker until its standard input ends."""
     share_heaps(1)
     worker = _Worker()
     try:
@@ -85,7 +85,7 @@ def main() -> None:
         worker.link.send(VoiceReady(None, str(reason)))
         return
     worker.link.send(VoiceReady(synthesiser.facts))
-    # Loading takes more than what was loaded.
+    # Loading takes more memory than the loaded voice.
     return_freed_memory()
     worker.run(synthesiser)
 

@@ -126,7 +126,7 @@ class VllmRecogniser(LanguageModel):
         return bool(self._class.supports_explicit_language_detection) and not self._english_only
 
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
-        """Return the language that is spoken."""
+        """Return the language that is spoken in ``pcm``, as the model detects it."""
         parameters = self._parameters(1)
         tokenizer = self.llm.get_tokenizer()
         parameters.allowed_token_ids = self._class.get_language_token_ids(tokenizer)
