@@ -125,7 +125,7 @@ class InputChunk(Struct, frozen=True, gc=False):
 
     @property
     def only_names(self) -> bool:
-        """Whether the chunk does nothing but name a request: it has a ``ref``, no content, and does not end the input."""
+        """Whether the chunk only names a request: it has no content, and does not end the input."""
         return self.ref is not None and not self.has_content and not self.end_of_input
 
     @property

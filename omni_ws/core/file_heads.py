@@ -127,7 +127,7 @@ def _iso(window: bytes) -> FileKind | Look | None:
 
 
 def _behind_tag(window: bytes, *, final: bool) -> FileKind | Look | None:
-    """Return the kind of a file that begins with an ID3 tag: by what follows the tag, or MP3 if that is too far away."""
+    """Return the kind of a file that begins with an ID3 tag: by what follows the tag, or MP3 if that is far away."""
     size = id3_bytes(window)
     if isinstance(size, Look):
         return None if size is Look.END else size

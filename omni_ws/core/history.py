@@ -416,7 +416,7 @@ class HistoryItems:
         return place is not None and first < len(self._items) and place >= self._items[first].place
 
     def calls_beside(self, call_id: str) -> tuple[str, ...]:
-        """The calls of the answer that has this one; none where it is not here."""
+        """Return the ids of all calls of the answer that made this call; none if the call is unknown."""
         if (place := self._calls.get(call_id)) is None:
             return ()
         return tuple(call.id for index in range(*self._range(place)) for call in self._items[index].message.tool_calls)
@@ -463,7 +463,7 @@ class HistoryItems:
         self._make_room()
 
     def revise(self, request_id: str, message: Message) -> bool:
-        """Replace what a request left in the role of ``message``. Returns False if the request has no place any more.
+        """Replace the message of this role that a request left. Return False if the request is forgotten.
 
         If the request left no message of this role, ``message`` is added at the place of the request.
         """

@@ -57,7 +57,7 @@ _PLAYED_KEPT: Final = 8
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """The contents of a Ledger, for serialisation. The first ``known`` entries can be found by id, the others cannot."""
+    """The contents of a Ledger, for serialisation. Only the first ``known`` entries can be found by their ids."""
 
     history: HistoryState
     entries: list[LedgerEntry]
@@ -165,7 +165,7 @@ class Ledger:
         self._drop_details()
 
     def late_transcript(self, request_id: str, text: str) -> bool:
-        """Add a transcript that arrives after the final of its request. Return False if the request is no longer kept."""
+        """Add a transcript that arrives after the final of its request. Return False if the request is forgotten."""
         entry = self._entries.get(request_id)
         if entry is None or not entry.finished or not entry.input_kept:
             return False
@@ -283,7 +283,7 @@ class Ledger:
         return 0 if entry in self._line[self._at :] else entry.sent_ms
 
     def due_ms(self, entry: LedgerEntry, start_ms: float, now: float) -> float:
-        """Return the milliseconds until the audio at ``start_ms`` of the answer is played, after all audio before it."""
+        """Return the milliseconds until the audio at ``start_ms`` of the answer is played, after all before it."""
         position = self.position_ms(entry, now)
         before = 0.0
         for other in self._line[self._at :]:
@@ -483,7 +483,7 @@ class Ledger:
         return self.history.messages(answering, more=more)
 
     def knows_call(self, call_id: str) -> bool:
-        """Return whether a model can be given the result of a call: the call is in the history, or in a running answer."""
+        """Return whether a model can be given the result of a call: the history or a running answer has the call."""
         return self.history.sees_call(call_id) or any(
             one.id == call_id for entry in self._entries.values() if not entry.finished for one in entry.calls.values()
         )

@@ -56,7 +56,7 @@ class ByteBudget:
         self.used -= size
 
     def charge_decoded(self, size: int) -> None:
-        """Add ``size``, which may be negative, to the bytes of decoded media. Called under the lock of ``MediaRoom``."""
+        """Add ``size``, perhaps negative, to the bytes of decoded media. Called under the lock of ``MediaRoom``."""
         self.decoded += size
 
     def over_half(self, more: int = 0) -> bool:
@@ -257,7 +257,7 @@ class DailyUse:
     changed: Callable[[], None] = lambda: None
 
     def reserve(self, key_name: str | None, now: float) -> None:
-        """Reserve an amount for a request that begins now. Raises the error of ``refusal``, reserving nothing."""
+        """Reserve an amount for a request that begins now; or raise the error of ``refusal``, reserving nothing."""
         if key_name is None or key_name not in self.limits:
             return
         if (refusal := self.refusal(key_name, now)) is not None:

@@ -318,7 +318,7 @@ class InputAppended(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InputEnded:
-    """The event that the input is complete. ``error`` is set if the input was empty, so that the request never starts."""
+    """The event that the input is complete. ``error`` is set if the input was empty: the request never starts."""
 
     error: EmptyInput | None = None
 

@@ -1,6 +1,6 @@
-"""What the server sends: JSON frames on the native WebSocket, and server-sent events as OpenAI streams use them.
+"""The messages of the server: JSON frames on the native WebSocket, and server-sent events as in OpenAI's API.
 
-Unset fields of frames are omitted.
+Fields of frames that are not set are omitted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _ServerFrame(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What the engine and the server support."""
+    """The abilities of the engine and the server."""
 
     input_modalities: list[str]
     output_modalities: list[str]
@@ -51,10 +51,10 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One part of the engine: the name of what does its work, and of its model.
+    """One part of the engine: the name of the component that does its work, and of its model.
 
-    ``hosts`` are the names of the other machines that the part sends its input to. The frame has
-    no such field where there are none.
+    ``hosts`` are the names of the other machines to which the part sends its input; the field is omitted if there are
+    none.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """The parts of the engine; null where there is none, or the LLM does that work itself."""
+    """The parts of the engine; null for a part that is missing, or whose work the LLM does itself."""
 
     asr: Part | None = None
     llm: Part | None = None
@@ -83,7 +83,7 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
 class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
     """The session has begun. ``resume_token`` is null if it cannot be resumed.
 
-    ``advice`` is one line about what would make the parts better, for a person who can change them.
+    ``advice`` is one line, for a person who can change the parts, about what would improve them.
     """
 
     session_id: str
@@ -101,7 +101,7 @@ class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
 
 
 class SessionResumedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_resumed"):
-    """The session continues with input chunk ``next_sequence_id``; ``replayed`` outputs are sent again, or late."""
+    """The session continues with the input chunk ``next_sequence_id``; ``replayed`` missed outputs follow."""
 
     session_id: str
     resume_token: str
@@ -110,7 +110,7 @@ class SessionResumedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
 
 
 class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
-    """The effective configuration, from the next request on."""
+    """The configuration in effect from the next request on."""
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
@@ -123,13 +123,13 @@ class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
 
 
 class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
-    """The work on a request has started; ``sequence_id`` is the chunk that triggered it."""
+    """Work on a request has started; ``sequence_id`` is the number of the chunk that triggered the start."""
 
     request_id: str
     trigger: str
     sequence_id: int | None
     input_mode: str
-    # The client's name for the request, and the speech turn that opened or joined it.
+    # The client's name for the request, and the id of the speech turn that opened or joined it.
     ref: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
 
@@ -145,7 +145,7 @@ class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="histor
 class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
     """Speech started at ``audio_ms`` of the audio that turn detection received.
 
-    ``request_id`` is the request that it opens or joins; null where it belongs to none.
+    ``request_id`` is the request that the speech opens or joins; null if it belongs to none.
     """
 
     audio_ms: int
@@ -156,7 +156,7 @@ class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_st
 class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
     """Speech stopped at ``audio_ms`` of the audio that turn detection received.
 
-    ``request_id`` is the request that it opened or joined; null where no answer to that will come.
+    ``request_id`` is the request that the speech opened or joined; null if that gets no answer.
     """
 
     audio_ms: int
@@ -165,7 +165,7 @@ class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_st
 
 
 class WordTime(Struct, frozen=True):
-    """A word and its time in the audio."""
+    """A word with its start and end in the audio."""
 
     text: str
     start_ms: int
@@ -173,7 +173,7 @@ class WordTime(Struct, frozen=True):
 
 
 class UsageFields(Struct, frozen=True, kw_only=True):
-    """What a request used."""
+    """The tokens, bytes and audio that a request used."""
 
     input_tokens: int
     output_tokens: int
@@ -184,7 +184,7 @@ class UsageFields(Struct, frozen=True, kw_only=True):
 
 
 class WarningFields(Struct, frozen=True, kw_only=True):
-    """What was done otherwise than asked in an answer that has not failed."""
+    """A deviation from what was asked, in an answer that has not failed."""
 
     code: str
     message: str
@@ -198,7 +198,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     sequence_id: int
     modality: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    # Of a tool call, ``index`` is in each piece, ``id`` and ``name`` are in the first; ``arguments`` are concatenated.
+    # Of a tool call: ``index`` is in each piece, ``id`` and ``name`` in the first; ``arguments`` are to be
+    # concatenated.
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
@@ -208,21 +209,22 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     sample_rate: int | UnsetType = UNSET
     start_ms: int | UnsetType = UNSET
     interim: bool | UnsetType = UNSET
-    # Of a transcript behind the final of its request: what had not been written down by then.
+    # Of a transcript: that it follows the final of its request, with words that were recognised after it.
     late: bool | UnsetType = UNSET
     words: list[WordTime] | UnsetType = UNSET
     final: bool | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
     usage: UsageFields | UnsetType = UNSET
-    # Of a final: what was done otherwise than asked.
+    # Of a final: the deviations from what was asked.
     warnings: list[WarningFields] | UnsetType = UNSET
-    # Of a final: the client's name for the request. Of a final and of a transcript: the speech turn.
+    # ``ref`` is in finals: the client's name for the request. ``turn_id`` is in finals and transcripts: the speech
+    # turn.
     ref: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
 
 
 class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
-    """An OutputChunkFrame of text alone. Made and encoded in half the time, as nearly all frames are these two."""
+    """An OutputChunkFrame with text only. Encoded in half the time; nearly all frames are of this or the next class."""
 
     request_id: str
     sequence_id: int
@@ -231,7 +233,7 @@ class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
 
 
 class _AudioFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
-    """An OutputChunkFrame of audio without words."""
+    """An OutputChunkFrame with audio that has no word times."""
 
     request_id: str
     sequence_id: int
@@ -243,7 +245,7 @@ class _AudioFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
 
 
 class ErrorFields(Struct, frozen=True, kw_only=True):
-    """What went wrong."""
+    """The content of an error frame."""
 
     code: str
     message: str
@@ -256,13 +258,13 @@ class ErrorFields(Struct, frozen=True, kw_only=True):
 
 
 class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
-    """An error of a chunk, of a request, or of the session."""
+    """Reports an error about a chunk, a request, or the session."""
 
     error: ErrorFields
 
 
 class SessionClosingFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
-    """The server will close the session in ``time_left_ms``."""
+    """The server will close the session in ``time_left_ms`` milliseconds."""
 
     reason: str
     retryable: bool
@@ -297,12 +299,12 @@ _decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder(Server
 
 
 def encode_frame(frame: ServerFrame) -> bytes:
-    """Return a frame as JSON, with bytes as base64."""
+    """Encode a frame as JSON, with bytes as base64."""
     return _encoder.encode(frame)
 
 
 def encode_output(chunk: OutputChunk) -> bytes:
-    """Return the frame of an output as JSON, with audio as base64."""
+    """Encode an output as the JSON of its frame, with audio as base64."""
     if not chunk.words:
         if chunk.modality is OutputModality.TEXT:
             return _encoder.encode(_TextFrame(chunk.request_id, chunk.sequence_id, "text", chunk.text))
@@ -353,12 +355,12 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
 
 
 def unset(value: str | None) -> str | UnsetType:
-    """Return the value of a field of a frame: UNSET, which omits the field, for None."""
+    """Return ``value``, or UNSET for None, which omits the field of a frame."""
     return UNSET if value is None else value
 
 
 def decode_server_frame(data: bytes | str) -> ServerFrame:
-    """Decode a server's frame, for clients. Raises InvalidFrame."""
+    """Decode a frame of the server, for clients. Raises InvalidFrame."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -381,18 +383,19 @@ def error_frame(error: OmniError) -> ErrorFrame:
     )
 
 
-# Server-sent events.
+# Server-sent events
 
 DONE: Final = b"data: [DONE]\n\n"
-#: A comment, which clients ignore while it keeps proxies from timing out. Between events with ids it stands before the
-#: next one, as a line: readers that take an id for a part of every later event take an empty line for one without data.
+#: A comment, which clients ignore, and which keeps proxies from timing out. Between events with ids it is a line before
+#: the next event: some readers apply an id to every later event, and would take an empty line for an event without
+#: data.
 HEARTBEAT: Final = b": keep-alive\n"
-#: The same by itself, for readers that look at what is between empty lines.
+#: The same as a block of its own, for readers that look at the text between empty lines.
 HEARTBEAT_BLOCK: Final = HEARTBEAT + b"\n"
 
 
 def event(data: Any, *, name: str | None = None) -> bytes:
-    """Encode an event with a JSON object as its data, given as an object or as its JSON.
+    """Encode a server-sent event; ``data`` is a JSON object, as an object or encoded.
 
     Only errors have a ``name``.
     """
