@@ -61,7 +61,7 @@ class FinishReason(StrEnum):
 
 
 class Task(StrEnum):
-    """The work asked for: ``chat`` answers the input, ``speech`` reads it aloud, ``transcribe`` writes it down."""
+    """``chat`` answers the input, ``speech`` reads its text aloud, ``transcribe`` writes its audio down."""
 
     CHAT = "chat"
     SPEECH = "speech"
@@ -80,7 +80,7 @@ class StartTrigger(StrEnum):
 
 
 class InputMode(StrEnum):
-    """Whether input that arrives after the start of a request extends the request or is only counted."""
+    """Whether input that arrives after the start extends the request or is only counted."""
 
     EXTEND = "extend"
     SNAPSHOT = "snapshot"

@@ -160,11 +160,11 @@ class SessionConfigFrame(Struct, frozen=True, tag_field="type", tag="session_con
 
 
 class FinishFrame(Struct, frozen=True, tag_field="type", tag="finish"):
-    """Ends the input of the open request."""
+    """The end of the request's input."""
 
 
 class CancelFrame(Struct, frozen=True, tag_field="type", tag="cancel"):
-    """Cancels a request; without ``request_id`` both the one that is being answered and the one whose input is open."""
+    """Cancels a request; without ``request_id`` the one being answered and the one whose input is open."""
 
     request_id: str | None = None
 
@@ -176,9 +176,9 @@ class HistoryTruncateFrame(Struct, frozen=True, tag_field="type", tag="history_t
 
 
 class OutputAckFrame(Struct, frozen=True, tag_field="type", tag="output_ack"):
-    """Acknowledges outputs up to ``sequence_id``, and reports that ``played_ms`` of an answer's audio were played.
+    """Acknowledges outputs up to ``sequence_id``; ``played_ms`` of the answer to ``request_id`` were heard.
 
-    Without ``request_id`` the answer is the one that plays according to the server; ``sequence_id`` is required then.
+    Without ``request_id`` it is about the answer that plays by the server's line, and ``sequence_id`` is required.
     """
 
     sequence_id: SequenceId | None = None
@@ -187,7 +187,7 @@ class OutputAckFrame(Struct, frozen=True, tag_field="type", tag="output_ack"):
 
 
 class PingFrame(Struct, frozen=True, tag_field="type", tag="ping"):
-    """Asks for a pong that repeats ``t``."""
+    """Asks for a pong, which repeats ``t``."""
 
     t: Any = None
 

@@ -29,7 +29,7 @@ class _ServerFrame(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """The abilities of the engine and the server."""
+    """What the engine and the server support."""
 
     input_modalities: list[str]
     output_modalities: list[str]
@@ -51,10 +51,10 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One part of the engine: the name of the component that does its work, and of its model.
+    """One part of the engine: the name of what does its work, and of its model.
 
-    ``hosts`` are the names of the other machines to which the part sends its input; the field is omitted if there are
-    none.
+    ``hosts`` are the names of the other machines that the part sends its input to. The frame has
+    no such field where there are none.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """The parts of the engine; null for a part that is missing, or whose work the LLM does itself."""
+    """The parts of the engine; null where there is none, or the LLM does that work itself."""
 
     asr: Part | None = None
     llm: Part | None = None
@@ -83,7 +83,7 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
 class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
     """The session has begun. ``resume_token`` is null if it cannot be resumed.
 
-    ``advice`` is one line, for a person who can change the parts, about what would improve them.
+    ``advice`` is one line about what would make the parts better, for a person who can change them.
     """
 
     session_id: str
@@ -101,7 +101,7 @@ class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
 
 
 class SessionResumedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_resumed"):
-    """The session continues with the input chunk ``next_sequence_id``; ``replayed`` missed outputs follow."""
+    """The session continues with input chunk ``next_sequence_id``; ``replayed`` outputs are sent again, or late."""
 
     session_id: str
     resume_token: str
@@ -110,7 +110,7 @@ class SessionResumedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
 
 
 class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
-    """The configuration in effect from the next request on."""
+    """The effective configuration, from the next request on."""
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
@@ -123,7 +123,7 @@ class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
 
 
 class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
-    """Work on a request has started; ``sequence_id`` is the number of the chunk that triggered the start."""
+    """The work on a request has started; ``sequence_id`` is the chunk that triggered it."""
 
     request_id: str
     trigger: str
@@ -145,7 +145,7 @@ class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="histor
 class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
     """Speech started at ``audio_ms`` of the audio that turn detection received.
 
-    ``request_id`` is the request that the speech opens or joins; null if it belongs to none.
+    ``request_id`` is the request that it opens or joins; null where it belongs to none.
     """
 
     audio_ms: int
@@ -156,7 +156,7 @@ class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_st
 class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
     """Speech stopped at ``audio_ms`` of the audio that turn detection received.
 
-    ``request_id`` is the request that the speech opened or joined; null if that gets no answer.
+    ``request_id`` is the request that it opened or joined; null where no answer to that will come.
     """
 
     audio_ms: int
@@ -165,7 +165,7 @@ class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_st
 
 
 class WordTime(Struct, frozen=True):
-    """A word with its start and end in the audio."""
+    """A word and its time in the audio."""
 
     text: str
     start_ms: int
@@ -173,7 +173,7 @@ class WordTime(Struct, frozen=True):
 
 
 class UsageFields(Struct, frozen=True, kw_only=True):
-    """The tokens, bytes and audio that a request used."""
+    """What a request used."""
 
     input_tokens: int
     output_tokens: int
@@ -184,7 +184,7 @@ class UsageFields(Struct, frozen=True, kw_only=True):
 
 
 class WarningFields(Struct, frozen=True, kw_only=True):
-    """A deviation from what was asked, in an answer that has not failed."""
+    """What was done otherwise than asked in an answer that has not failed."""
 
     code: str
     message: str
@@ -245,7 +245,7 @@ class _AudioFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
 
 
 class ErrorFields(Struct, frozen=True, kw_only=True):
-    """The content of an error frame."""
+    """What went wrong."""
 
     code: str
     message: str
@@ -258,13 +258,13 @@ class ErrorFields(Struct, frozen=True, kw_only=True):
 
 
 class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
-    """Reports an error about a chunk, a request, or the session."""
+    """An error of a chunk, of a request, or of the session."""
 
     error: ErrorFields
 
 
 class SessionClosingFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
-    """The server will close the session in ``time_left_ms`` milliseconds."""
+    """The server will close the session in ``time_left_ms``."""
 
     reason: str
     retryable: bool

@@ -80,7 +80,7 @@ StartPolicyName: TypeAlias = Literal["on_first_chunk", "on_end_only", "on_min_le
 
 
 class StartPolicyConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a request starts; ``on_min_length`` without minimums uses the default ones."""
+    """When a request starts; ``on_min_length`` without a minimum uses its default ones."""
 
     type: StartPolicyName
     min_audio_ms: NonNegative | None = None
@@ -101,7 +101,7 @@ SURE: Mapping[Eagerness, float] = {"low": 0.95, "medium": 0.9, "high": 0.5, "aut
 
 
 class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
-    """Turn detection on the input audio; with ``semantic_vad`` a model judges whether the speaker has finished."""
+    """Voice activity detection on the input audio; with ``semantic_vad`` a model tells who has finished."""
 
     type: TurnDetectionType
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
@@ -132,7 +132,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
 
 
 class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The sampling parameters; null stands for the engine's default."""
+    """The sampling parameters; null is the engine's default."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -148,7 +148,7 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionConfig(Struct, frozen=True, kw_only=True, weakref=True):
-    """The effective configuration of a session, with the field names of the wire."""
+    """The effective configuration of a session, by the names of the wire."""
 
     model: str | None = None
     voice: str | None = None
