@@ -1,4 +1,4 @@
-"""Connections to a server: how a session is opened or resumed, the frames on them, and their errors."""
+"""Connections to a server: opening and resuming a session, encoding of frames, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_URL: Final = "ws://127.0.0.1:8080/v1/streaming_input"
 BINARY: Final = Subprotocol("omni.v1+binary")
 JSON: Final = Subprotocol("omni.v1+json")
-#: Largest frame accepted from a server; many times a second of the highest audio rate in base64.
+#: The largest frame that is accepted from a server: many times a second of audio at the highest rate, in base64.
 MAX_FRAME_BYTES: Final = 64 << 20
 
 _SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -57,7 +57,7 @@ _Opened = TypeVar("_Opened")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Address of a server, and the options of a connection to it.
+    """The address of a server, and the options of a connection to it.
 
     ``binary`` offers binary audio frames. ``ssl`` is for ``wss`` only; None means the system's certificates.
     ``open_timeout`` is in seconds and covers the handshake and the first frames.
@@ -115,7 +115,7 @@ async def resume_session(
 ) -> ResumedConnection | OpenedConnection:
     """Resumes a session after the output ``last_output``.
 
-    If the server can no longer replay what was missed, it opens a fresh session instead, which gets ``config``.
+    If the server can no longer replay the missed outputs, it opens a fresh session instead, which gets ``config``.
     Raises what ``open_session`` raises, and SessionNotFound if the session has ended.
     """
     wanted = urlencode({"session_id": session_id, "resume_token": resume_token, "last_output": last_output})
@@ -125,7 +125,7 @@ async def resume_session(
 
 
 async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnection], Awaitable[_Opened]]) -> _Opened:
-    """Connects to ``url`` and does what ``finish`` does, within the time-out; otherwise the connection is closed."""
+    """Connects to ``url`` and returns the result of ``finish``. On failure or time-out, closes the connection."""
     try:
         async with asyncio.timeout(endpoint.open_timeout):
             websocket = await _handshake(endpoint, url)
@@ -141,14 +141,14 @@ async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnecti
 
 
 def _address(endpoint: Endpoint) -> str:
-    """The server's address for messages, without the resume token that the URL of a connection may contain."""
+    """Returns the server's address for messages, without the resume token that the URL of a connection may contain."""
     return websocket_url(endpoint.url)
 
 
 async def _finish_resume(
     websocket: ClientConnection, config: Mapping[str, Any]
 ) -> ResumedConnection | OpenedConnection:
-    """Reads the first frames after a resume."""
+    """Reads the first frames after a resume: those of the resumed session, or of a fresh one."""
     try:
         message = await websocket.recv()
         frame = None if isinstance(message, bytes) else read_frame(message)
@@ -180,14 +180,14 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
             subprotocols=[BINARY, JSON] if endpoint.binary else [JSON],
             compression=None,  # audio does not compress
             open_timeout=None,
-            ping_interval=None,  # the session knows what a pong may have to wait for
+            ping_interval=None,  # the session has its own keep-alive, which knows what a pong may have to wait for
             max_size=MAX_FRAME_BYTES,
             **options,
         )
     except InvalidStatus as refusal:
         raise error_from_response(refusal.response.status_code, bytes(refusal.response.body or b"")) from None
     except InvalidURI as error:
-        # What the error says of the address is what ``url`` is, with its resume token.
+        # The library's message would quote ``url`` with its resume token.
         raise InvalidValue(f"not a WebSocket URL: {_address(endpoint)}: {error.msg}", param="url") from None
     except (InvalidHandshake, WebSocketException) as error:
         raise ConnectionFailed(f"{_address(endpoint)} does not speak WebSocket: {error}") from error
@@ -219,7 +219,7 @@ async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether the host is this machine, to which no proxy leads."""
+    """Returns whether the host is this machine, for which no proxy is used."""
     if host is None or host == "localhost":
         return True
     try:
@@ -228,7 +228,7 @@ def _is_loopback(host: str | None) -> bool:
         return False
 
 
-# Frames.
+# Frames
 
 _MAX_U32: Final = 2**32 - 1
 _SERVER_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
@@ -259,12 +259,12 @@ def encode_config(fields: Mapping[str, Any]) -> bytes:
 
 
 def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]:
-    """Returns a function that encodes a numbered chunk, and tells whether the frame is a text frame."""
+    """Returns a function that encodes a numbered chunk, and returns the frame with whether it is a text frame."""
     return _smallest_frame if binary else _text_frame
 
 
 def _smallest_frame(chunk: InputChunk) -> tuple[bytes, bool]:
-    """Encodes a binary frame, unless its header has no field for something that the chunk carries."""
+    """Encodes a chunk as a binary frame or, if the binary header lacks a field for something in it, as a text frame."""
     has_no_field = chunk.format is not None or chunk.tool_call_id is not None or chunk.ref is not None
     if has_no_field or (chunk.timestamp_ms or 0) > _MAX_U32:
         return _text_frame(chunk)
@@ -293,7 +293,7 @@ def _text_frame(chunk: InputChunk) -> tuple[bytes, bool]:
 
 
 def _as_text(chunk: InputChunk) -> str | None:
-    """Decodes a text payload; returns None for another modality, and for text cut within a character."""
+    """Decodes a text payload; returns None for another modality, and for text that is cut within a character."""
     if chunk.modality is not Modality.TEXT:
         return None
     try:
@@ -302,11 +302,11 @@ def _as_text(chunk: InputChunk) -> str | None:
         return None
 
 
-# Errors: those of the server, by their codes, and those of the connection.
+# Errors: those of the server, by their codes, and those of the connection
 
 
 class ConnectionFailed(ConnectionError):
-    """No session could be opened.
+    """The session could not be opened.
 
     Nothing listens at the address, it did not answer in time, or it does not speak this protocol.
     """
@@ -315,12 +315,13 @@ class ConnectionFailed(ConnectionError):
 class ConnectionLost(ConnectionError):
     """The session ended early, without an error from the server.
 
-    The connection broke and was not re-established, the server is going away, or the session was closed by its owner.
+    The connection broke and could not be re-established, the server is going away, or the application closed the
+    session.
     """
 
 
 class ServerError(OmniError):
-    """An error from the server whose code is unknown to this version; ``code`` is as received."""
+    """An error from the server whose code this version does not know; ``code`` is as received."""
 
     def __init__(self, message: str, *, code: str, retryable: bool = False) -> None:
         super().__init__(message)
@@ -333,7 +334,7 @@ class ServerError(OmniError):
 
 
 _BY_CODE: Final = {error.wire.code: error for error in leaves()}
-#: For responses without an error code, such as those of proxies.
+#: Error classes by HTTP status, for responses without an error code, such as those of proxies.
 _BY_STATUS: Final = {
     error.wire.http_status: error
     for error in (_BY_CODE[code] for code in ("unauthenticated", "origin_not_allowed", "not_found", "upgrade_required"))
