@@ -1,4 +1,4 @@
-"""``omni-ws readout-vectors``: computes the files that enable readouts, from example prompts of each concept."""
+"""``omni-ws readout-vectors``: computes the files that enable readouts, from example prompts for each concept."""
 
 from __future__ import annotations
 
