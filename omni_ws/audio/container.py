@@ -83,8 +83,7 @@ def parse_audio_mime(content_type: str, *, default: AudioFormat | None = None) -
     """Parse a media type such as ``audio/pcm;rate=16000;channels=2``. Unknown parameters are ignored.
 
     If rate or channels are missing, they are those of ``default`` (16,000 Hz mono without it), or 8,000 Hz mono for
-    G.711.
-    Raises InvalidValue or UnsupportedFormat, naming the parameter.
+    G.711. Raises InvalidValue or UnsupportedFormat, naming the parameter.
     """
     default = default or AudioFormat()
     media, parameters = _split(content_type)

@@ -501,7 +501,7 @@ def _answer_to(question: Future[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """The next piece of a stream, with the arguments of ``SpeechWatch.hear``; without ``data``, more of the last."""
+    """The arguments of ``SpeechWatch.hear`` for the next piece of a stream; no ``data``: the rest of the last piece."""
 
     watch: SpeechWatch
     data: bytes | None

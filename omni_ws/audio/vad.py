@@ -132,7 +132,7 @@ class _SharedNetwork:
     """The network of all streams, with memory for concurrent users. Thread-safe."""
 
     def __init__(self) -> None:
-        """Raises EngineFailed."""
+        """Load the network. Raises EngineFailed."""
         library = runtime_library()
         try:
             self._network = OnnxNetwork(library, library.with_name("silero_vad.onnx"))

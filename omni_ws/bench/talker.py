@@ -261,7 +261,7 @@ class SpokenQuestion:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """Yield the pieces to send: the recording; for an open microphone, in silence that goes on after it."""
+        """Yield the pieces to send: the recording; for an open microphone, with silence before it and after it."""
         recording = pieces(self.audio, piece_ms=PIECE_MS)
         if not self.is_open:
             return recording

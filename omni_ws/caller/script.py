@@ -134,7 +134,7 @@ class Timetable:
         self._changed = asyncio.Event()
 
     def now(self) -> float:
-        """Milliseconds since the start, at recorded speed."""
+        """Return the milliseconds since the start."""
         return (time.monotonic() - self._began) * 1000
 
     def change(self) -> None:

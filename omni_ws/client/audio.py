@@ -189,8 +189,8 @@ def read_standard_input() -> bytes:
 async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
     """Yields the results of ``read`` until one is empty. Raises the OSError of ``read``.
 
-    ``read`` is called in a daemon thread, so it does not block the event loop, and the process can exit while
-    ``read`` still waits.
+    ``read`` is called in a daemon thread, so it does not block the event loop, and the process can exit while ``read``
+    still waits.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()

@@ -623,7 +623,7 @@ class HistoryItems:
                 self._items[index] = replace(item, message=said)
 
     def _seen_tokens(self) -> int:
-        """The tokens of what a request sees, counted from the first step that fits."""
+        """The tokens that a request may see: all, less as many whole steps as are needed to fit ``max_tokens``."""
         total = self._left_behind + self._tokens
         stride = max(1, int(self.max_tokens * _STRIDE))
         strides = max(0, math.ceil((total - self.max_tokens) / stride))

@@ -169,8 +169,8 @@ class InputStream:
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> Sequence[StreamEvent]:
         """Receive one chunk, in the order of arrival, and return the events that it causes.
 
-        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded,
-        after which the same chunk may be sent again; InvalidValue if chunks with and without numbers are mixed;
+        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded, after
+        which the same chunk may be sent again; InvalidValue if chunks with and without numbers are mixed;
         SessionConflict after the end of a single request.
         """
         self._last_activity = now

@@ -351,7 +351,7 @@ class Ledger:
     def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
         """Cut an answer: the client plays nothing more of it. ``at_ms`` is where it stopped, if that is known.
 
-        ``unheard``: the speaker continued, as for an answer that is held: if no audio was sent, nothing was heard.
+        ``unheard``: the speaker continued, as for an answer that is held; if no audio was sent, nothing was heard.
         Idempotent.
         """
         self._advance(now)

@@ -342,8 +342,7 @@ class RequestInput:
     """The state machine of one request's input.
 
     RequestInput takes chunks in order and returns events: GenerationStarted once, InputAppended for each later chunk,
-    InputEnded
-    at the end. The transitions are those of ``InputState``.
+    InputEnded at the end. The transitions are those of ``InputState``.
 
     Under ``InputMode.SNAPSHOT`` the input is fixed at the start: chunks after it are counted in ``bytes_after_start``
     and cause no event.

@@ -67,7 +67,10 @@ def composed_engine(config: ServerConfig) -> Engine:
 
 
 def _thinks_ahead(config: ServerConfig) -> bool:
-    """Whether to begin answers that may not be needed: not with an LLM on a server, which may charge for them."""
+    """Whether to begin answers that may not be needed: by default not with parts on other machines.
+
+    A remote LLM or voice may charge for these answers.
+    """
     if config.llm.speculate is not None:
         return config.llm.speculate
     urls = [part.choice.url for part in (config.llm, config.tts) if part.choice.url is not None]
@@ -157,7 +160,7 @@ def llm_of(config: ServerConfig) -> Engine:
 
 
 def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
-    """Creates an engine of vLLM's model alone, for token sessions and traces."""
+    """Creates an engine of vLLM's model alone, with readouts for token sessions and a folder for traces."""
     from omni_ws.engine.vllm.engine import VllmEngine
 
     readouts = None

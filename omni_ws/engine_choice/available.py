@@ -171,7 +171,7 @@ def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
 
 
 def _wanted_names(config: ServerConfig) -> Iterator[str]:
-    """Yield their names, the most useful first."""
+    """Yield the names of these weights, the most useful first."""
     if config.engine is EngineName.FAKE:
         return
     asr, tts = config.asr.choice, config.tts.choice

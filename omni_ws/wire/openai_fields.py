@@ -34,7 +34,7 @@ _TALKER_SAMPLING: Final = {
     f"talker_{name}": name for name in ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
 }
 
-#: The default values of parameters. Clients send them to any engine, so they are dropped, and refused by none.
+#: The default values of sampling parameters. Clients send them to any engine, so they are dropped, not refused.
 _NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
     "logit_bias": {},
     "presence_penalty": 0,

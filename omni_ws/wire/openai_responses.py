@@ -401,7 +401,7 @@ class Completion:
         self._unsent = [_Unsent() for _ in range(options.choices)]
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        """Yield the chunk of the output before this one, if there is one."""
+        """Hold back the text of this output; yield the chunk with the text that was held back before, if any."""
         if chunk.modality is not OutputModality.TEXT:
             return
         if chunk.text and self._unsent[chunk.choice].text:

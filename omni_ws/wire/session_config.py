@@ -222,9 +222,8 @@ def outline(config: SessionConfig) -> SessionConfig:
 def has_field(path: str) -> bool:
     """Return whether ``session_config`` has the field ``path``, such as ``sampling.max_tokens``.
 
-    Clients use it to detect typos.
-
-    Any path below a field without fixed fields (``stage_params.talker``) counts as a field.
+    Clients use the function to detect typos. Any path below a field without fixed fields (``stage_params.talker``)
+    counts as a field.
     """
     kinds: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(SessionConfig)]
     for name in path.split("."):

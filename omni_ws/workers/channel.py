@@ -90,9 +90,10 @@ class _Waiting:
 
 
 class ProcessChannel:
-    """One end of a socket. ``received`` is called with each message, and ``closed`` when the other end is closed.
+    """One end of the channel between the supervisor and a worker, which sends and receives messages.
 
-    Messages that cannot be sent yet are queued; ``waiting`` is their number. ``on_room`` is called when none is left.
+    ``received`` is called with each message, and ``closed`` when the other end is closed. Messages that cannot be sent
+    yet are queued; ``waiting`` is their number. ``on_room`` is called when none is left.
     """
 
     def __init__(
