@@ -93,14 +93,14 @@ class App(Application):
         return replace(decision, connection=connect)
 
     async def serve_websocket(self, connection: ServerConnection) -> None:
-        """Runs the endpoint that accepted the handshake: the handler of the websockets library."""
+        """Run the endpoint that accepted the handshake: the handler of the websockets library."""
         await self._serving.pop(connection)(connection)
 
     def allows_origin(self, request: HttpRequest) -> bool:
         return access.is_allowed_origin(request, self.config.allow_origin)
 
     def allows_host(self, request: HttpRequest) -> bool:
-        """Returns whether the ``Host`` of a request is allowed: any host if there are API keys.
+        """Return whether the ``Host`` of a request is allowed: any host if there are API keys.
 
         With keys, DNS rebinding gains an attacker nothing. A request of HTTP/1.0, which no browser sends, may have no
         ``Host``.
@@ -111,29 +111,29 @@ class App(Application):
     # life cycle
 
     async def open_ports(self) -> None:
-        """Opens the ports of front ends that have ports of their own. Raises OSError if one is taken."""
+        """Open the ports of front ends that have ports of their own. Raises OSError if one is taken."""
         for front_end in self.front_ends:
             await front_end.open_ports()
 
     def drain(self, time_left: float) -> None:
-        """Refuses new sessions, and lets open requests finish within ``time_left`` seconds."""
+        """Refuse new sessions, and let open requests finish within ``time_left`` seconds."""
         self.sessions.admission.draining = True
         for front_end in self.front_ends:
             front_end.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
-        """Ends every session now, with this error as the reason."""
+        """End every session now, with this error as the reason."""
         self.sessions.admission.draining = True
         for front_end in self.front_ends:
             front_end.end_all(error)
 
     async def wait_ended(self) -> None:
-        """Waits until the engine has released the sessions that ``end_all`` ended."""
+        """Wait until the engine has released the sessions that ``end_all`` ended."""
         for front_end in self.front_ends:
             await front_end.wait_ended()
 
     async def close(self) -> None:
-        """Waits until no session is left, then releases shared resources. All connections must be closed."""
+        """Wait until no session is left, then release shared resources. All connections must be closed."""
         for front_end in self.front_ends:
             await front_end.wait_closed()
         if self.recordings is not None:

@@ -48,7 +48,7 @@ def run() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, 1 for a failure, 2 for wrong usage."""
+    """Run one command and return its exit status: 0, 1 for a failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _parser().parse_args(arguments[:1])
     module, _ = _COMMANDS[arguments[0]]
@@ -124,7 +124,7 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def with_usage_errors(serve: Callable[[], int]) -> int:
-    """Returns the exit status of ``serve``; reports a ConfigurationError and returns USAGE_ERROR for it."""
+    """Return the exit status of ``serve``; report a ConfigurationError and return USAGE_ERROR for it."""
     try:
         return serve()
     except ConfigurationError as error:
@@ -149,7 +149,7 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
 
 
 def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
-    """Returns the exit status of a server; reports the error of one that fails to start. Raises ConfigurationError."""
+    """Return the exit status of a server; report the error of one that fails to start. Raises ConfigurationError."""
     try:
         return serve()
     except KeyboardInterrupt:
@@ -162,7 +162,7 @@ def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
 
 
 def _fetched(config: ServerConfig) -> bool:
-    """Fetches weights, and returns whether to start the server: False only if the user interrupted the fetch."""
+    """Fetch weights, and return whether to start the server: False only if the user interrupted the fetch."""
     from omni_ws.tools.weights import fetch_for_start
 
     try:

@@ -402,7 +402,7 @@ class EngineFailed(EngineError):
             self.message, self.private = f"{self.message}: {self.private}", ""
 
     def identify(self, error_id: str) -> None:
-        """Adds to the error, and to its message, the error id under which the log has details."""
+        """Add to the error, and to its message, the error id under which the log has details."""
         self.error_id = error_id
         self.message = f"{self.message}; error id {error_id}"
 
@@ -414,7 +414,7 @@ class UpstreamInvalid(EngineError):
 
 
 def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
-    """Yields every class with an error code, in the order of definition."""
+    """Yield every class with an error code, in the order of definition."""
     for child in base.__subclasses__():
         if "wire" in vars(child):
             yield child
@@ -422,14 +422,14 @@ def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
 
 
 def websocket_close_code(error: OmniError) -> int | None:
-    """Returns the code with which a WebSocket session is closed after ``error``; None if it stays open."""
+    """Return the code with which a WebSocket session is closed after ``error``; None if it stays open."""
     if isinstance(error, EngineFailed) and error.fatal:
         return 1011
     return error.wire.websocket_close
 
 
 def ends_session(error: OmniError) -> bool:
-    """Returns whether a WebSocket session ends if one of its requests fails with this error.
+    """Return whether a WebSocket session ends if one of its requests fails with this error.
 
     A request that finds no capacity ends alone: a session is closed as busy only if it cannot be opened at all. A
     request whose whole input is too large ends alone, too.
@@ -440,7 +440,7 @@ def ends_session(error: OmniError) -> bool:
 
 
 def http_status(error: OmniError) -> int | None:
-    """Returns the HTTP status for ``error``; None if the error cannot occur in an HTTP response."""
+    """Return the HTTP status for ``error``; None if the error cannot occur in an HTTP response."""
     if isinstance(error, EngineFailed) and error.fatal:
         return 503
     return error.wire.http_status

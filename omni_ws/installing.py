@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def this_python() -> str:
-    """Returns the running interpreter, quoted for a shell in the current folder."""
+    """Return the running interpreter, quoted for a shell in the current folder."""
     executable = Path(sys.executable)
     try:
         return shlex.quote(str(executable.relative_to(Path.cwd())))
@@ -20,17 +20,17 @@ def this_python() -> str:
 
 
 def install_command(extra: str) -> str:
-    """Returns the command that installs the packages of an extra beside omni_ws."""
+    """Return the command that installs the packages of an extra beside omni_ws."""
     return f"{this_python()} -m pip install 'omni_ws[{extra}]'"
 
 
 def fetch_command(weights: str) -> str:
-    """Returns the command that fetches weights of a model, by their name in ``requirements/weights.lock``."""
+    """Return the command that fetches weights of a model, by their name in ``requirements/weights.lock``."""
     return f"{this_python()} -m omni_ws weights fetch {weights}"
 
 
 def wrong_python(missing: ModuleNotFoundError, arguments: str) -> str:
-    """Returns the message about a package that the running interpreter lacks."""
+    """Return the message about a package that the running interpreter lacks."""
     return (
         f"this Python ({sys.executable}) lacks the package {missing.name}; "
         f"use the project's own, which 'make venv' creates: .venv/bin/python {arguments}"

@@ -76,7 +76,7 @@ def _word(value: object) -> str:
 
 
 def _whole(text: str) -> str:
-    """Returns the text with each lone surrogate, which cannot be encoded, replaced by its name."""
+    """Return the text with each lone surrogate, which cannot be encoded, replaced by its name."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -85,7 +85,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel, worker: str | None = None) -> None:
-    """Logs of this process go to standard error; the lines of a ``worker`` have its name."""
+    """Send the logs of this process to standard error; the lines of a ``worker`` have its name."""
     handler = logging.StreamHandler()
     form = JsonFormatter if log_format == "json" else TextFormatter
     handler.setFormatter(form(worker=worker))

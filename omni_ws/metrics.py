@@ -231,7 +231,7 @@ class Metrics:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
     def families(self) -> list[Metric]:
-        """Collects all metrics.
+        """Collect all metrics.
 
         The metrics of the default registry are included: those of the process, and of libraries such as vLLM.
         """
@@ -241,7 +241,7 @@ class Metrics:
 
 
 def rendered(families: Iterable[Metric], accept: str) -> Callable[[], tuple[bytes, str]]:
-    """Returns a function that encodes metrics: it returns the body and its media type for the Accept header ``accept``.
+    """Return a function that encodes metrics: it returns the body and its media type for the Accept header ``accept``.
 
     The function may run in another thread.
     """

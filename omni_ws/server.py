@@ -70,7 +70,7 @@ def create_app(
     turn_model: TurnModel | None = None,
     group: WorkerGroup | None = None,
 ) -> App:
-    """Creates the front ends for a running engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
+    """Create the front ends for a running engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
 
     ``model_name`` is the first name under which the model is served and announced; those of the configuration follow.
     ``group`` is the group of workers to which a worker belongs.
@@ -83,7 +83,7 @@ def create_app(
 
 
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
-    """Runs a server until SIGTERM, SIGINT or SIGHUP, and returns the exit status. Blocks. Raises as ``serve`` does.
+    """Run a server until SIGTERM, SIGINT or SIGHUP, and return the exit status. Blocks. Raises as ``serve`` does.
 
     When the server can answer, ``listening`` is called with its port.
     """
@@ -96,7 +96,7 @@ def launch_server(config: ServerConfig | None = None, *, listening: Callable[[in
 
 
 def run_worker(config: ServerConfig, keys: tuple[ApiKey, ...], join: Callable[[], Worker]) -> int:
-    """Runs the worker that ``join`` returns, which is called on the event loop. Otherwise like ``launch_server``."""
+    """Run the worker that ``join`` returns, which is called on the event loop. Otherwise like ``launch_server``."""
 
     async def work() -> int:
         return await serve(config, keys=keys, worker=join())
@@ -132,7 +132,7 @@ class RunningServer:
         self._last_words_timeout = LAST_WORDS_SEC
 
     def hurry(self) -> None:
-        """Shortens the time-outs of ``close``, after a second signal."""
+        """Shorten the time-outs of ``close``, after a second signal."""
         self._close_timeout = self._last_words_timeout = AT_ONCE_SEC
 
     @property
@@ -142,7 +142,7 @@ class RunningServer:
         return port
 
     async def drain(self, timeout: float) -> None:
-        """Refuses new sessions, and lets open requests finish within ``timeout`` seconds.
+        """Refuse new sessions, and let open requests finish within ``timeout`` seconds.
 
         The port stays open meanwhile, so that clients and health checks learn that the server is draining.
         """
@@ -158,7 +158,7 @@ class RunningServer:
             logger.warning("not all answers finished within %g seconds; cancelling the rest", timeout)
 
     async def close(self) -> None:
-        """Ends every session, request and connection."""
+        """End every session, request and connection."""
         self._server.close(close_connections=False)
         going = ShuttingDown("the server is shutting down")
         self.app.end_all(going)
@@ -180,7 +180,7 @@ class RunningServer:
 
 @asynccontextmanager
 async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
-    """Serves ``app`` on its configured address during the block. Raises OSError if the port is taken.
+    """Serve ``app`` on its configured address during the block. Raises OSError if the port is taken.
 
     A ``worker`` gets its connections from the supervisor.
     """
@@ -266,7 +266,7 @@ async def serve(
     keys: tuple[ApiKey, ...] | None = None,
     worker: Worker | None = None,
 ) -> int:
-    """Runs a server to its end, and returns the exit status. When it can answer, ``listening`` is called with its port.
+    """Run a server to its end, and return the exit status. When it can answer, ``listening`` is called with its port.
 
     If the server does not end soon after a second signal, ``last_resort`` is called with the exit status, from a
     thread, since the event loop may be blocked. A ``worker`` gets its keys from the supervisor. Raises
@@ -300,7 +300,7 @@ async def _serve_until(
     listening: Callable[[int], object] | None = None,
     worker: Worker | None = None,
 ) -> None:
-    """Serves until ``stop`` is set, then drains; ``at_once`` cuts the start and the drain short."""
+    """Serve until ``stop`` is set, then drain; ``at_once`` cuts the start and the drain short."""
     # The ports open before the engine starts: health checks are answered, and a taken port fails before models load.
     async with tracing(app.config) as spans, listen(app, worker) as server, serve_tokens(app) as token_service:
         if spans is not None:
@@ -339,7 +339,7 @@ async def _serve_until(
 
 @asynccontextmanager
 async def tracing(config: ServerConfig) -> AsyncIterator[Observer | None]:
-    """Yields the observer that exports spans, which runs during the block; None without ``tracing``."""
+    """Yield the observer that exports spans, which runs during the block; None without ``tracing``."""
     if not config.tracing:
         yield None
         return
@@ -396,7 +396,7 @@ DEFAULT_GRPC_PORT: Final = 50051
 
 @asynccontextmanager
 async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
-    """Serves gRPC during the block. Calls are refused until ``begin`` is called.
+    """Serve gRPC during the block. Calls are refused until ``begin`` is called.
 
     Yields None without the packages for gRPC, or for an engine without token sessions. Raises ConfigurationError if
     ``grpc.port`` is set in that case, and OSError if the port is taken.
@@ -429,7 +429,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
 
 
 def _grpc_port(config: ServerConfig) -> int:
-    """Returns the port for gRPC: any free one if the server's port is any free one, as the default may be taken."""
+    """Return the port for gRPC: any free one if the server's port is any free one, as the default may be taken."""
     if config.grpc.port is not None:
         return config.grpc.port
     return DEFAULT_GRPC_PORT if config.port else 0

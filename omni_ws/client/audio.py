@@ -34,7 +34,7 @@ class Pcm16:
 
 
 def read_wav(path: str | PathLike[str]) -> Pcm16:
-    """Reads a WAV file with integer samples of 8, 16, 24 or 32 bits.
+    """Read a WAV file with integer samples of 8, 16, 24 or 32 bits.
 
     Raises UnreadableAudio for any other file, and OSError if the file cannot be opened.
     """
@@ -50,7 +50,7 @@ def read_wav(path: str | PathLike[str]) -> Pcm16:
 
 
 def write_wav(path: str | PathLike[str], audio: Pcm16) -> None:
-    """Writes a WAV file with 16-bit samples."""
+    """Write a WAV file with 16-bit samples."""
     with open(path, "wb") as file, wave.open(file, "wb") as writer:
         writer.setnchannels(audio.channels)
         writer.setsampwidth(2)
@@ -59,7 +59,7 @@ def write_wav(path: str | PathLike[str], audio: Pcm16) -> None:
 
 
 def _to_16_bit(data: bytes, width: int) -> bytes:
-    """Keeps the two most significant bytes of each sample."""
+    """Keep the two most significant bytes of each sample."""
     data = data[: len(data) // width * width]
     if width == 2:
         return data
@@ -76,14 +76,14 @@ def _to_16_bit(data: bytes, width: int) -> bytes:
 
 
 def pieces(audio: Pcm16, *, piece_ms: int = 20) -> Iterator[bytes]:
-    """Splits audio into pieces of ``piece_ms`` milliseconds, on frame boundaries. The last piece may be shorter."""
+    """Split audio into pieces of ``piece_ms`` milliseconds, on frame boundaries. The last piece may be shorter."""
     size = max(1, audio.sample_rate * piece_ms // 1000) * 2 * audio.channels
     for start in range(0, len(audio.samples), size):
         yield audio.samples[start : start + size]
 
 
 async def paced(items: Iterable[bytes], *, interval: float) -> AsyncGenerator[bytes, None]:
-    """Yields one item every ``interval`` seconds, the first after one interval, as a microphone does.
+    """Yield one item every ``interval`` seconds, the first after one interval, as a microphone does.
 
     Due times count from the start, so delays do not accumulate: after a hold-up, the late items follow at once.
     """
@@ -130,7 +130,7 @@ class PlaybackBuffer:
         return self._buffered == 0 and self._ended
 
     def write(self, audio: bytes) -> None:
-        """Appends audio to the buffer."""
+        """Append audio to the buffer."""
         with self._lock:
             if audio:
                 self._chunks.append(memoryview(audio))
@@ -138,19 +138,19 @@ class PlaybackBuffer:
                 self._ended = False
 
     def end(self) -> None:
-        """Marks the end of an answer: the rest of the buffer is played without waiting for more."""
+        """Mark the end of an answer: the rest of the buffer is played without waiting for more."""
         with self._lock:
             self._ended = True
 
     def clear(self) -> None:
-        """Drops all buffered audio, for a barge-in."""
+        """Drop all buffered audio, for a barge-in."""
         with self._lock:
             self._chunks.clear()
             self._buffered = self.played_bytes = 0
             self._filling = self._ended = True
 
     def read(self, size: int) -> bytes:
-        """Returns exactly ``size`` bytes, padded with silence. Blocks no longer than a copy takes."""
+        """Return exactly ``size`` bytes, padded with silence. Blocks no longer than a copy takes."""
         with self._lock:
             if self._filling and self._buffered and (self._ended or self._buffered >= self.prefill_bytes):
                 self._filling = False
@@ -182,12 +182,12 @@ _QUEUED: Final = 8
 
 
 def read_standard_input() -> bytes:
-    """Reads up to 64 KiB from standard input, without Python's buffer, whose lock a pending read would hold forever."""
+    """Read up to 64 KiB from standard input, without Python's buffer, whose lock a pending read would hold forever."""
     return os.read(0, 1 << 16)
 
 
 async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
-    """Yields the results of ``read`` until one is empty. Raises the OSError of ``read``.
+    """Yield the results of ``read`` until one is empty. Raises the OSError of ``read``.
 
     ``read`` is called in a daemon thread, so it does not block the event loop, and the process can exit while ``read``
     still waits.

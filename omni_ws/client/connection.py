@@ -84,7 +84,7 @@ ResumedConnection: TypeAlias = tuple[ClientConnection, SessionResumedFrame]
 
 
 def websocket_url(url: str) -> str:
-    """Completes a URL: ``http`` becomes ``ws``, and an empty path becomes ``/v1/streaming_input``.
+    """Complete a URL: ``http`` becomes ``ws``, and an empty path becomes ``/v1/streaming_input``.
 
     Raises InvalidValue if it is not a WebSocket URL.
     """
@@ -113,7 +113,7 @@ async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedC
 async def resume_session(
     endpoint: Endpoint, session_id: str, resume_token: str, last_output: int, config: Mapping[str, Any]
 ) -> ResumedConnection | OpenedConnection:
-    """Resumes a session after the output ``last_output``.
+    """Resume a session after the output ``last_output``.
 
     If the server can no longer replay the missed outputs, it opens a fresh session instead, which gets ``config``.
     Raises what ``open_session`` raises, and SessionNotFound if the session has ended.
@@ -125,7 +125,7 @@ async def resume_session(
 
 
 async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnection], Awaitable[_Opened]]) -> _Opened:
-    """Connects to ``url`` and returns the result of ``finish``. On failure or time-out, closes the connection."""
+    """Connect to ``url`` and return the result of ``finish``. On failure or time-out, close the connection."""
     try:
         async with asyncio.timeout(endpoint.open_timeout):
             websocket = await _handshake(endpoint, url)
@@ -141,14 +141,14 @@ async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnecti
 
 
 def _address(endpoint: Endpoint) -> str:
-    """Returns the server's address for messages, without the resume token that the URL of a connection may contain."""
+    """Return the server's address for messages, without the resume token that the URL of a connection may contain."""
     return websocket_url(endpoint.url)
 
 
 async def _finish_resume(
     websocket: ClientConnection, config: Mapping[str, Any]
 ) -> ResumedConnection | OpenedConnection:
-    """Reads the first frames after a resume: those of the resumed session, or of a fresh one."""
+    """Read the first frames after a resume: those of the resumed session, or of a fresh one."""
     try:
         message = await websocket.recv()
         frame = None if isinstance(message, bytes) else read_frame(message)
@@ -196,7 +196,7 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
 
 
 async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]) -> OpenedConnection:
-    """Reads the first frames of a fresh session: ``session_created``, then the reply to ``config``."""
+    """Read the first frames of a fresh session: ``session_created``, then the reply to ``config``."""
     created: SessionCreatedFrame | None = None
     try:
         while True:
@@ -219,7 +219,7 @@ async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether the host is this machine, for which no proxy is used."""
+    """Return whether the host is this machine, for which no proxy is used."""
     if host is None or host == "localhost":
         return True
     try:
@@ -236,7 +236,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_frame(message: str) -> ServerFrame | None:
-    """Decodes a text frame; returns None if its type is unknown to this version.
+    """Decode a text frame; return None if its type is unknown to this version.
 
     Raises InvalidFrame if it is not a frame.
     """
@@ -251,7 +251,7 @@ def read_frame(message: str) -> ServerFrame | None:
 
 
 def encode_config(fields: Mapping[str, Any]) -> bytes:
-    """Encodes a ``session_config`` frame. Raises InvalidValue for a value that JSON cannot express."""
+    """Encode a ``session_config`` frame. Raises InvalidValue for a value that JSON cannot express."""
     try:
         return _encode({**fields, "type": "session_config"})
     except (TypeError, ValueError) as error:
@@ -259,12 +259,12 @@ def encode_config(fields: Mapping[str, Any]) -> bytes:
 
 
 def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]:
-    """Returns a function that encodes a numbered chunk, and returns the frame with whether it is a text frame."""
+    """Return a function that encodes a numbered chunk to a frame and whether that is a text frame."""
     return _smallest_frame if binary else _text_frame
 
 
 def _smallest_frame(chunk: InputChunk) -> tuple[bytes, bool]:
-    """Encodes a chunk as a binary frame or, if the binary header lacks a field for something in it, as a text frame."""
+    """Encode a chunk as a binary frame or, if the binary header lacks a field for something in it, as a text frame."""
     has_no_field = chunk.format is not None or chunk.tool_call_id is not None or chunk.ref is not None
     if has_no_field or (chunk.timestamp_ms or 0) > _MAX_U32:
         return _text_frame(chunk)
@@ -293,7 +293,7 @@ def _text_frame(chunk: InputChunk) -> tuple[bytes, bool]:
 
 
 def _as_text(chunk: InputChunk) -> str | None:
-    """Decodes a text payload; returns None for another modality, and for text that is cut within a character."""
+    """Decode a text payload; return None for another modality, and for text that is cut within a character."""
     if chunk.modality is not Modality.TEXT:
         return None
     try:
@@ -342,12 +342,12 @@ _BY_STATUS: Final = {
 
 
 def is_retryable(error: OmniError) -> bool:
-    """Returns whether a later attempt may succeed."""
+    """Return whether a later attempt may succeed."""
     return error.retryable if isinstance(error, ServerError) else error.wire.retryable
 
 
 def error_from_fields(fields: ErrorFields) -> OmniError:
-    """Converts the content of an ``error`` frame to an exception."""
+    """Convert the content of an ``error`` frame to an exception."""
     error = _build(_BY_CODE.get(fields.code), fields.code, fields.message, retryable=fields.retryable)
     return error.about(
         param=fields.param,
@@ -359,7 +359,7 @@ def error_from_fields(fields: ErrorFields) -> OmniError:
 
 
 def error_from_response(status: int, body: bytes) -> OmniError:
-    """Converts an HTTP response that refuses the handshake to an exception."""
+    """Convert an HTTP response that refuses the handshake to an exception."""
     try:
         fields = orjson.loads(body)["error"]
         code, message = str(fields["code"]), str(fields["message"])

@@ -231,7 +231,7 @@ T = TypeVar("T")
 
 
 def output_event(frame: OutputChunkFrame) -> Event | None:
-    """Converts an ``output_chunk``; returns None if its modality is unknown to this version.
+    """Convert an ``output_chunk``; return None if its modality is unknown to this version.
 
     Raises InvalidFrame if a required field is missing.
     """
@@ -298,7 +298,7 @@ def _required(value: T | UnsetType, name: str) -> T:
 
 
 def optional(value: str | UnsetType) -> str | None:
-    """Returns the value of a field of a frame; None if it is absent."""
+    """Return the value of a field of a frame; None if it is absent."""
     return None if isinstance(value, UnsetType) else value
 
 
@@ -326,7 +326,7 @@ class TranscriptView:
         self.interim = ""
 
     def add(self, chunk: TranscriptChunk) -> None:
-        """Applies a piece: an interim one replaces ``interim``, a settled one is appended and clears ``interim``."""
+        """Apply a piece: an interim one replaces ``interim``, a settled one is appended and clears ``interim``."""
         if chunk.interim:
             self.interim = chunk.text
         else:
@@ -394,7 +394,7 @@ class AnswerBuilder:
         self.errors: list[OmniError] = []
 
     def add(self, event: Event) -> None:
-        """Adds an event. Events that are not part of an answer are ignored."""
+        """Add an event. Events that are not part of an answer are ignored."""
         match event:
             case Reconnected():
                 self._restart()
@@ -451,7 +451,7 @@ class AnswerCollector:
         self._whole: deque[Answer] = deque()
 
     def add(self, event: Event) -> None:
-        """Adds an event. Events that are not part of an answer are ignored."""
+        """Add an event. Events that are not part of an answer are ignored."""
         match event:
             case Reconnected():
                 self._building.clear()
@@ -469,14 +469,14 @@ class AnswerCollector:
                 self._building.setdefault(event.request_id or "", AnswerBuilder()).add(event)
 
     def take(self, ref: str | None) -> Answer | None:
-        """Removes and returns the answer to the request ``ref``, or with None the oldest; None without one."""
+        """Remove and return the answer to the request ``ref``, or with None the oldest; None without one."""
         found = next((answer for answer in self._whole if ref is None or answer.ref == ref), None)
         if found is not None:
             self._whole.remove(found)
         return found
 
     def drop(self, request_id: str) -> None:
-        """Discards the part of an answer that has been assembled."""
+        """Discard the part of an answer that has been assembled."""
         self._building.pop(request_id, None)
 
     def _keep(self, answer: Answer) -> None:
@@ -512,21 +512,21 @@ class EventQueue:
         self._writable = asyncio.Event()
 
     async def put(self, event: Event) -> None:
-        """Appends an event; waits while the queue is full."""
+        """Append an event; wait while the queue is full."""
         while self.queued >= self.capacity and not self.closed:
             self._writable.clear()
             await self._writable.wait()
         self.put_nowait(event)
 
     def put_nowait(self, event: Event) -> None:
-        """Appends an event even if the queue is full. Drops it if the queue is closed."""
+        """Append an event even if the queue is full. Drops it if the queue is closed."""
         if not self.closed:
             self._events.append(event)
             self.queued += event_bytes(event)
             self._readable.set()
 
     async def get(self) -> Event | None:
-        """Removes and returns the next event; None once the queue is closed and empty."""
+        """Remove and return the next event; None once the queue is closed and empty."""
         while not self._events:
             if self.closed:
                 return None
@@ -537,7 +537,7 @@ class EventQueue:
         return event
 
     def discard(self, unwanted: Callable[[Event], bool]) -> None:
-        """Removes the queued events for which ``unwanted`` returns true."""
+        """Remove the queued events for which ``unwanted`` returns true."""
         kept: deque[Event] = deque()
         for event in self._events:
             if unwanted(event):
@@ -547,7 +547,7 @@ class EventQueue:
         self._events = kept
 
     def close(self) -> None:
-        """Closes the queue, and wakes up the waiting ``get`` and ``put`` calls."""
+        """Close the queue, and wake up the waiting ``get`` and ``put`` calls."""
         self.closed = True
         self._readable.set()
         self._writable.set()
@@ -559,7 +559,7 @@ class EventQueue:
 
 
 def event_bytes(event: Event) -> int:
-    """Estimates the memory that an event takes, in bytes."""
+    """Estimate the memory that an event takes, in bytes."""
     match event:
         case AudioChunk(audio=audio):
             return EVENT_OVERHEAD_BYTES + len(audio)

@@ -61,7 +61,7 @@ class PendingTruncation:
         self.resent = True
 
     def note_refusal(self, error: OmniError) -> bool:
-        """Records a refusal. Returns whether the refusal is final, as the frame was sent only once."""
+        """Record a refusal. Return whether the refusal is final, as the frame was sent only once."""
         self.refusal = error
         return not self.resent
 
@@ -104,7 +104,7 @@ class IncomingFrames:
         return self.config.output_audio if self.config else self._created.output_audio
 
     def expect_configuration(self) -> asyncio.Future[SessionUpdatedFrame]:
-        """Returns a future for the reply to a ``session_config`` that is about to be sent.
+        """Return a future for the reply to a ``session_config`` that is about to be sent.
 
         Replies arrive in the order of these frames, so a future stays queued even if its caller is cancelled.
         """
@@ -113,17 +113,17 @@ class IncomingFrames:
         return reply
 
     def expect_truncation(self, request_id: str, frame: bytes) -> asyncio.Future[int]:
-        """Returns a future for the reply to a ``history_truncate``: the number of dropped requests."""
+        """Return a future for the reply to a ``history_truncate``: the number of dropped requests."""
         reply = asyncio.get_running_loop().create_future()
         self._truncations.append(PendingTruncation(request_id, frame, reply))
         return reply
 
     def awaits_truncation(self, frame: bytes) -> bool:
-        """Returns whether this ``history_truncate`` frame has no reply yet."""
+        """Return whether this ``history_truncate`` frame has no reply yet."""
         return any(pending.frame is frame for pending in self._truncations)
 
     def truncations_resent(self) -> bool:
-        """Marks the pending truncations as sent twice; returns whether there are any.
+        """Mark the pending truncations as sent twice; return whether there are any.
 
         A refusal of such a truncation only counts after both copies were answered: see ``settle_truncations``.
         """
@@ -132,7 +132,7 @@ class IncomingFrames:
         return bool(self._truncations)
 
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
-        """Returns a number for a new ping, and a future that its pong completes."""
+        """Return a number for a new ping, and a future that its pong completes."""
         number = self._next_ping
         self._next_ping += 1
         pong = self._pings[number] = asyncio.get_running_loop().create_future()
@@ -144,7 +144,7 @@ class IncomingFrames:
         return bool(self._configurations)
 
     def fail(self, error: Exception) -> None:
-        """Fails every waiting call with this error: the session is over."""
+        """Fail every waiting call with this error: the session is over."""
         self.fail_pings(error)
         for pending in self._truncations:
             pending.fail(error)
@@ -156,7 +156,7 @@ class IncomingFrames:
                 reply.set_exception(error)
 
     def fail_pings(self, error: Exception) -> None:
-        """Fails the waiting pings with this error: their connection is gone."""
+        """Fail the waiting pings with this error: their connection is gone."""
         waiting = [*self._pings.values()]
         self._pings.clear()
         for pong in waiting:
@@ -164,12 +164,12 @@ class IncomingFrames:
                 pong.set_exception(error)
 
     def resumed(self) -> None:
-        """Prepares for a resumed connection, on which the server repeats the frames that followed the last output."""
+        """Prepare for a resumed connection, on which the server repeats the frames that followed the last output."""
         self._repeated = self._since_output
         self.closing = self.last_error = None
 
     def receive(self, message: str | bytes) -> Event | None:
-        """Processes one message; returns its event, or None if it has none.
+        """Process one message; return its event, or None if it has none.
 
         Raises InvalidFrame if it is not a frame of this protocol.
         """
@@ -234,7 +234,7 @@ class IncomingFrames:
         return self._output(started)
 
     def _audio(self, message: bytes) -> Event | None:
-        """Decodes binary audio. Its header has no request id: it belongs to the last ``response_started``."""
+        """Decode binary audio. Its header has no request id: it belongs to the last ``response_started``."""
         frame = decode_output_audio(message)
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
         request = self._outgoing.find(self._answering)
@@ -245,7 +245,7 @@ class IncomingFrames:
         return None if request is not None and request.muted else event
 
     def _output(self, event: Event | None) -> Event | None:
-        """Returns the event; None if the application has abandoned its request."""
+        """Return the event; None if the application has abandoned its request."""
         match event:
             case None:
                 return None
@@ -277,7 +277,7 @@ class IncomingFrames:
             pending.reply.set_result(frame.dropped_requests)
 
     def _truncation_refused(self, error: OmniError) -> None:
-        """Assigns a refusal to the oldest truncation that has none. One that was sent twice may still succeed."""
+        """Assign a refusal to the oldest truncation that has none. One that was sent twice may still succeed."""
         pending = next((one for one in self._truncations if one.refusal is None), None)
         if pending is None:
             return
@@ -286,7 +286,7 @@ class IncomingFrames:
             pending.fail(error)
 
     def settle_truncations(self, answered: asyncio.Future[None]) -> None:
-        """Fails the refused truncations once a pong shows that everything sent before its ping has been answered."""
+        """Fail the refused truncations once a pong shows that everything sent before its ping has been answered."""
         if answered.cancelled() or answered.exception() is not None:
             return
         for pending in [*self._truncations]:
@@ -295,7 +295,7 @@ class IncomingFrames:
                 pending.fail(pending.refusal)
 
     def _error(self, fields: ErrorFields) -> Event | None:
-        """Assigns an error to the ``session_config`` or ``history_truncate`` it refuses, or returns it as an event.
+        """Assign an error to the ``session_config`` or ``history_truncate`` it refuses, or return it as an event.
 
         Errors do not say which ``session_config`` they refuse: an error that belongs to nothing else is taken as the
         refusal of the oldest one. The refusal of a truncation has ``param`` ``request_id``, and no request id.

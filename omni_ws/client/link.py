@@ -161,13 +161,13 @@ class Link:
             raise self.ending.error
 
     def write_soon(self, frame: bytes, is_text: bool) -> None:
-        """Queues a frame for the socket. Frames are written in the order of these calls."""
+        """Queue a frame for the socket. Frames are written in the order of these calls."""
         self._outbox.append((frame, is_text))
         self._outbox_bytes += len(frame)
         self._outbox_changed.set()
 
     def send_control(self, kind: SentKind, frame: bytes) -> None:
-        """Queues a frame that has no number; after a resume it is sent again if it may have been lost."""
+        """Queue a frame that has no number; after a resume it is sent again if it may have been lost."""
         self._remember(SentFrame(self.outgoing.next_sequence_id, kind, frame, is_text=True))
         self.write_soon(frame, True)
 
@@ -176,7 +176,7 @@ class Link:
             self._sent.add(frame)
 
     def send(self, chunk: InputChunk) -> int:
-        """Numbers and queues a chunk; returns its number, or -1 if its request has already ended and it is dropped."""
+        """Number and queue a chunk; return its number, or -1 if its request has already ended and it is dropped."""
         numbered = self.outgoing.add(chunk, output_audio=self.incoming.output_audio)
         if numbered is None or numbered.sequence_id is None:
             return -1
@@ -186,7 +186,7 @@ class Link:
         return numbered.sequence_id
 
     async def wait_for_room(self, size: int) -> None:
-        """Waits until ``size`` bytes may be sent: the send buffer, the window and the server's credit allow it.
+        """Wait until ``size`` bytes may be sent: the send buffer, the window and the server's credit allow it.
 
         Credit is advisory. If there is none, and no acknowledgement is due that could grant some, the method probes for
         credit, and after ``credit_patience_sec`` it returns without credit.
@@ -209,22 +209,22 @@ class Link:
                 self._probe_credit()
 
     def _probe_credit(self) -> None:
-        """Repeats an accepted chunk without payload: the server drops it, and acknowledges it with its credit."""
+        """Repeat an accepted chunk without payload: the server drops it, and acknowledges it with its credit."""
         known = self.outgoing.acknowledged_sequence_id - 1
         if known >= 0 and not self._outbox:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
 
     def want(self, fields: Mapping[str, Any]) -> None:
-        """Adds fields that the server has accepted to the configuration of a later fresh session."""
+        """Add fields that the server has accepted to the configuration of a later fresh session."""
         self.wanted = merge(self.wanted, fields)
 
     def cancel(self, request_id: str | None) -> None:
-        """Sends a ``cancel`` frame."""
+        """Send a ``cancel`` frame."""
         kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
         self.send_control(kind, msgspec.json.encode(CancelFrame(request_id)))
 
     def stop(self, request: OutgoingRequest) -> None:
-        """Cancels one request by its id, as soon as the server has told the id."""
+        """Cancel one request by its id, as soon as the server has told the id."""
         is_open, is_alone = request is self.outgoing.receiving, len(self.outgoing.requests) == 1
         self.outgoing.stop(request)
         if request.request_id is not None or (is_alone and not self.outgoing.open_microphone):
@@ -235,7 +235,7 @@ class Link:
             self.send_control(SentKind.FINISH, msgspec.json.encode(FinishFrame()))
 
     def abandon(self, request: OutgoingRequest) -> None:
-        """Drops the events of a request, those in the queue and those still to arrive. Does not cancel it."""
+        """Drop the events of a request, those in the queue and those still to arrive. Does not cancel it."""
         request.mute()
         request_id = request.request_id
         if request_id is not None:
@@ -244,7 +244,7 @@ class Link:
     # connection
 
     async def close(self, *, flush: bool) -> None:
-        """Closes the session: flushes queued frames if wanted, closes the connection and ends the tasks. Idempotent."""
+        """Close the session: flush queued frames if wanted, close the connection, and end the tasks. Idempotent."""
         if flush and self.ending is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.close_timeout):
@@ -270,7 +270,7 @@ class Link:
             await self._progress.wait()
 
     async def _run(self) -> None:
-        """Runs the connection, and replaces it as long as that is possible."""
+        """Run the connection, and replace it as long as that is possible."""
         ending = Ending(ConnectionLost("the client failed"), orderly=False, retryable=False)
         delays = iter(self.limits.reconnect_delays)
         try:
@@ -307,7 +307,7 @@ class Link:
         return self.outgoing.advances, self._kept_alive, output
 
     async def _run_connection(self) -> Ending:
-        """Reads and writes until the connection is closed. Returns how it ended."""
+        """Read and write until the connection is closed. Return how it ended."""
         name = self._task.get_name()
         writer = asyncio.create_task(self._write(), name=f"{name}, writing")
         watch = asyncio.create_task(self._watch(), name=f"{name}, keeping alive")
@@ -323,7 +323,7 @@ class Link:
         return ending
 
     async def _watch(self) -> bool:
-        """Pings a server that has become silent; if there is no sign of life, drops the connection and returns True."""
+        """Ping a server that has become silent; if there is no sign of life, drop the connection and return True."""
         while True:
             signs = self._signs
             await asyncio.sleep(self.limits.keepalive_sec)
@@ -396,7 +396,7 @@ class Link:
             self.write_soon(msgspec.json.encode(OutputAckFrame(last)), True)
 
     async def _reopen(self, delays: Iterator[float], ending: Ending) -> OpenedConnection | ResumedConnection:
-        """Resumes the session, or opens a fresh one if it has ended.
+        """Resume the session, or open a fresh one if it has ended.
 
         Raises the error that makes further attempts useless, or ConnectionLost after the last attempt.
         """
@@ -433,13 +433,13 @@ class Link:
 
     @property
     def _wanted_again(self) -> Mapping[str, Any]:
-        """Returns the configuration of a fresh session, without a greeting that has ended."""
+        """Return the configuration of a fresh session, without a greeting that has ended."""
         if not self.outgoing.greeted:
             return self.wanted
         return {name: value for name, value in self.wanted.items() if name != "greeting"}
 
     def _start_over(self, opened: OpenedConnection) -> None:
-        """Sends all unfinished requests again, to a fresh session.
+        """Send all unfinished requests again, to a fresh session.
 
         Never awaits, so that no other frame is queued in between.
         """
@@ -466,7 +466,7 @@ class Link:
         self._progress.set()
 
     def _continue_session(self, websocket: ClientConnection, resumed: SessionResumedFrame) -> None:
-        """Sends the frames that did not arrive again, in their order, after a resume.
+        """Send the frames that did not arrive again, in their order, after a resume.
 
         Never awaits, so that no other frame is queued in between.
         """
@@ -487,7 +487,7 @@ class Link:
         self._progress.set()
 
     def _may_resend(self, sent: SentFrame) -> bool:
-        """Returns whether sending a frame again is harmless if it has already arrived."""
+        """Return whether sending a frame again is harmless if it has already arrived."""
         match sent.kind:
             case SentKind.CONFIG:
                 return self.incoming.awaits_configuration
@@ -500,7 +500,7 @@ class Link:
 
 
 def call_is_gone(ref: str | None = None) -> SessionConflict:
-    """Returns the error for the result of a tool call that an earlier session made."""
+    """Return the error for the result of a tool call that an earlier session made."""
     return SessionConflict("an earlier session made this call, and it is lost", param="tool_call_id", ref=ref)
 
 
@@ -509,7 +509,7 @@ def _input_not_kept() -> ConnectionLost:
 
 
 def _ending_of(websocket: ClientConnection, closing: Closing | None, last_error: ErrorEvent | None) -> Ending:
-    """Determines how a connection ended, from its close code, ``session_closing`` and the last error frame."""
+    """Determine how a connection ended, from its close code, ``session_closing`` and the last error frame."""
     code = websocket.close_code
     if closing is not None:
         kind = _REASONS.get(closing.reason)

@@ -50,7 +50,7 @@ class OutgoingRequest:
     kept_bytes: int = 0
 
     def add(self, number: int, chunk: InputChunk) -> None:
-        """Records a chunk that is sent with this number."""
+        """Record a chunk that is sent with this number."""
         self.live_chunks += 1
         self.has_results = self.has_results or chunk.tool_call_id is not None
         self.last_sequence_id = number
@@ -60,7 +60,7 @@ class OutgoingRequest:
             self.kept_bytes += len(chunk.payload)
 
     def take_back(self, number: int) -> None:
-        """Removes a chunk that was refused."""
+        """Remove a chunk that was refused."""
         self.live_chunks -= 1
         if self.kept is not None and (gone := self.kept.pop(number, None)) is not None:
             self.kept_bytes -= len(gone.payload)
@@ -72,7 +72,7 @@ class OutgoingRequest:
         self.input_open = False
 
     def reopen_input(self) -> None:
-        """Records that the input continues: the chunk that carried the end was refused."""
+        """Record that the input continues: the chunk that carried the end was refused."""
         self.input_open = True
 
     def cancel(self) -> None:
@@ -80,31 +80,31 @@ class OutgoingRequest:
         self.input_open = False
 
     def cancel_later(self) -> None:
-        """Marks the request to be cancelled once the server has told its id."""
+        """Mark the request to be cancelled once the server has told its id."""
         self.cancel_when_named = True
 
     def assign(self, request_id: str) -> bool:
-        """Sets the id that the server has told. Returns whether the request is to be cancelled now."""
+        """Set the id that the server has told. Return whether the request is to be cancelled now."""
         self.request_id = request_id
         cancels, self.cancel_when_named = self.cancel_when_named, False
         return cancels
 
     def mute(self) -> None:
-        """Marks the request so that its events are dropped from now on."""
+        """Mark the request so that its events are dropped from now on."""
         self.muted = True
 
     def finish(self, request_id: str) -> None:
-        """Records that the Final of the request has arrived."""
+        """Record that the Final of the request has arrived."""
         self.request_id = request_id
         self.finished = True
         self.keep_nothing()
 
     def orphan(self) -> None:
-        """Records that the request ended on a connection that is lost."""
+        """Record that the request ended on a connection that is lost."""
         self.orphaned = True
 
     def begin_again(self, first_sequence_id: int) -> list[InputChunk]:
-        """Resets the request for a fresh session. Returns its input so far."""
+        """Reset the request for a fresh session. Return its input so far."""
         chunks = list((self.kept or {}).values())
         self.kept, self.kept_bytes, self.live_chunks = {}, 0, 0
         self.first_sequence_id, self.request_id = first_sequence_id, None
@@ -150,13 +150,13 @@ class OutgoingInput:
         self._known: set[int] = set()
 
     def configured(self, turn_detection: object | None) -> None:
-        """Records the turn detection that is in effect from now on."""
+        """Record the turn detection that is in effect from now on."""
         self.open_microphone = turn_detection is not None
 
     # flow control
 
     def has_room(self, size: int) -> bool:
-        """Returns whether window and credit allow another ``size`` bytes."""
+        """Return whether window and credit allow another ``size`` bytes."""
         if self.credit_bytes is not None and self.unacknowledged_bytes + size > self.credit_bytes:
             return False
         return not self._unacknowledged or self.unacknowledged_bytes + size <= self.window_bytes
@@ -174,7 +174,7 @@ class OutgoingInput:
     # sending
 
     def add(self, chunk: InputChunk, *, output_audio: OutputAudioConfig) -> InputChunk | None:
-        """Returns the chunk with its number; None if its request has ended, so that the chunk must not be sent."""
+        """Return the chunk with its number; None if its request has ended, so that the chunk must not be sent."""
         request = self.receiving
         self.last_ref = None
         if request is None and self.open_microphone and chunk.modality is Modality.AUDIO:
@@ -202,7 +202,7 @@ class OutgoingInput:
         self._limit_kept()
 
     def _count(self, size: int) -> int:
-        """Allocates the number of a chunk, and counts its bytes as unacknowledged."""
+        """Allocate the number of a chunk, and count its bytes as unacknowledged."""
         number = self.next_sequence_id
         self.next_sequence_id += 1
         self._unacknowledged.append((number, size))
@@ -210,12 +210,12 @@ class OutgoingInput:
         return number
 
     def _limit_kept(self) -> None:
-        """Drops the kept input of the largest requests until the rest fits into ``keep_bytes``."""
+        """Drop the kept input of the largest requests until the rest fits into ``keep_bytes``."""
         while sum(request.kept_bytes for request in self.requests) > self.keep_bytes:
             max(self.requests, key=lambda request: request.kept_bytes).keep_nothing()
 
     def finish(self) -> bool:
-        """Ends the open input without another chunk; returns whether the server has to be told.
+        """End the open input without another chunk; return whether the server has to be told.
 
         Raises EmptyInput if the server refused every chunk of the input, so that no answer follows.
         """
@@ -233,7 +233,7 @@ class OutgoingInput:
         return not request.orphaned
 
     def cancel(self, request_id: str | None) -> None:
-        """Marks requests as the server will: the one with this id, or with None the first and the open request."""
+        """Mark requests as the server will: the one with this id, or with None the first and the open request."""
         if request_id is not None:
             named = self.find(request_id)
             targets = [] if named is None else [named]
@@ -246,7 +246,7 @@ class OutgoingInput:
             self.stop(target)
 
     def stop(self, target: OutgoingRequest) -> None:
-        """Marks a request as cancelled."""
+        """Mark a request as cancelled."""
         target.cancel()
         self.greeted = self.greeted or target.is_greeting
         if target.live_chunks == 0 and target in self.requests:
@@ -257,7 +257,7 @@ class OutgoingInput:
     # Replies of the server
 
     def acknowledge(self, next_sequence_id: int, credit_bytes: int) -> None:
-        """Applies an ``input_ack``. ``credit_bytes`` counts from ``next_sequence_id``."""
+        """Apply an ``input_ack``. ``credit_bytes`` counts from ``next_sequence_id``."""
         while self._unacknowledged and self._unacknowledged[0][0] < next_sequence_id:
             number, size = self._unacknowledged.popleft()
             self.unacknowledged_bytes -= size
@@ -268,9 +268,9 @@ class OutgoingInput:
     def started(
         self, request_id: str, sequence_id: int | None, *, ref: str | None = None, turn_id: str | None = None
     ) -> OutgoingRequest | None:
-        """Assigns the id of a request that the server has started; returns the request.
+        """Assign the id of a request that the server has started; return the request.
 
-        Returns None for a request that the server opened itself. Without a name the number of a chunk identifies the
+        Return None for a request that the server opened itself. Without a name the number of a chunk identifies the
         request. If the server tells neither, it is the oldest request.
         """
         request = self._named(request_id, ref=ref, turn_id=turn_id)
@@ -287,7 +287,7 @@ class OutgoingInput:
         return request
 
     def _named(self, request_id: str, *, ref: str | None, turn_id: str | None) -> OutgoingRequest | None:
-        """Returns the unfinished request with this id, or else the one that was sent with this name."""
+        """Return the unfinished request with this id, or else the one that was sent with this name."""
         self._names = self._names or ref is not None or turn_id is not None
         unnamed = (request for request in self.requests if request.request_id is None and request.ref == ref)
         return self.find(request_id) or (None if ref is None else next(unnamed, None))
@@ -298,7 +298,7 @@ class OutgoingInput:
             self.to_cancel.append(request_id)
 
     def speech_ended(self, request_id: str | None) -> None:
-        """Ends the input of the open request if the speech that has ended joined it."""
+        """End the input of the open request if the speech that has ended joined it."""
         if self.receiving is not None and request_id is not None and self.receiving.request_id == request_id:
             self._input_ended(self.receiving)
 
@@ -307,29 +307,29 @@ class OutgoingInput:
         self.receiving = None
 
     def greeting_started(self, request_id: str, output_audio: OutputAudioConfig) -> None:
-        """Adds the greeting: a request that the server makes itself, and answers before all others."""
+        """Add the greeting: a request that the server makes itself, and answers before all others."""
         greeting = OutgoingRequest(
             -1, None, output_audio, request_id, input_open=False, live_chunks=1, is_greeting=True
         )
         self.requests.appendleft(greeting)
 
     def find(self, request_id: str) -> OutgoingRequest | None:
-        """Returns the unfinished request with this id."""
+        """Return the unfinished request with this id."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
     def waiting(self, ref: str | None) -> OutgoingRequest | None:
-        """Returns the unfinished request named ``ref``, or with None the one that is answered first."""
+        """Return the unfinished request named ``ref``, or with None the one that is answered first."""
         return next((request for request in self.requests if ref is None or request.ref == ref), None)
 
     def ref_of(self, sequence_id: int | None) -> str | None:
-        """Returns the name of the unfinished request to which a chunk belongs."""
+        """Return the name of the unfinished request to which a chunk belongs."""
         if sequence_id is None:
             return None
         spans = (one for one in self.requests if one.first_sequence_id <= sequence_id <= one.last_sequence_id)
         return next((one.ref for one in spans), None)
 
     def final(self, request_id: str, *, ref: str | None = None, turn_id: str | None = None) -> OutgoingRequest | None:
-        """Removes and returns the request that has ended.
+        """Remove and return the request that has ended.
 
         The id of a request that never started is unknown here. If the server names no requests, it is then the first
         request without an id: answers arrive in order.
@@ -348,7 +348,7 @@ class OutgoingInput:
         return request
 
     def refused(self, sequence_id: int) -> bool:
-        """Removes a refused chunk, whose number is used up; returns whether its request gets no Final as things are."""
+        """Remove a refused chunk, whose number is used up; return whether its request gets no Final as things are."""
         request = next((r for r in reversed(self.requests) if r.first_sequence_id <= sequence_id), None)
         if request is None or sequence_id > request.last_sequence_id:
             return False
@@ -374,9 +374,9 @@ class OutgoingInput:
         return [request for request in self.requests if request.kept is None and not request.cancelled]
 
     def restart(self, *, max_chunk_bytes: int) -> tuple[list[InputChunk], list[OutgoingRequest]]:
-        """Renumbers the input of unfinished requests from 0, for a fresh session with this limit on a chunk.
+        """Renumber the input of unfinished requests from 0, for a fresh session with this limit on a chunk.
 
-        Returns the chunks to send, and the requests that end here because they were cancelled, or have results of tool
+        Return the chunks to send, and the requests that end here because they were cancelled, or have results of tool
         calls that the earlier session made.
         """
         acknowledged, known_before = self.acknowledged_sequence_id, self._known
@@ -415,7 +415,7 @@ PIECE_BYTES: Final = 64 << 10
 
 
 def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
-    """Yields the chunk in pieces of at most ``most`` bytes; the last piece has the chunk's end of input.
+    """Yield the chunk in pieces of at most ``most`` bytes; the last piece has the chunk's end of input.
 
     Audio, text and video files can be cut. An image and the result of a tool are always one chunk, however large.
     """
@@ -470,12 +470,12 @@ class SentFrames:
         self._frames.append(frame)
 
     def accepted(self, next_sequence_id: int) -> None:
-        """Drops the frames that were sent before the chunk ``next_sequence_id``."""
+        """Drop the frames that were sent before the chunk ``next_sequence_id``."""
         while self._frames and self._frames[0].place < next_sequence_id:
             self._frames.popleft()
 
     def to_resend(self, next_sequence_id: int, wanted: Callable[[SentFrame], bool]) -> list[SentFrame]:
-        """Returns the frames from the chunk ``next_sequence_id`` on, which did not arrive.
+        """Return the frames from the chunk ``next_sequence_id`` on, which did not arrive.
 
         A frame without a number may have arrived: ``wanted`` decides whether it is returned.
         """

@@ -48,7 +48,7 @@ async def connect(
     open_timeout: float = 10,
     limits: ClientLimits = ClientLimits(),  # noqa: B008  # frozen
 ) -> AsyncIterator[ClientSession]:
-    """Opens a session, which is closed at the end of the block.
+    """Open a session, which is closed at the end of the block.
 
     Raises ConnectionFailed if no server answers, and the error of the server if it refuses the session or ``config``.
 
@@ -134,9 +134,9 @@ class ClientSession:
     # sending
 
     async def configure(self, **fields: Any) -> SessionUpdatedFrame:
-        """Changes configuration fields from the next request on; None restores a default.
+        """Change configuration fields from the next request on; None restores a default.
 
-        Returns the configuration in effect. Raises the error of the server if it refuses; nothing has changed then.
+        Return the configuration in effect. Raises the error of the server if it refuses; nothing has changed then.
         """
         frame = encode_config(fields)
         self._link.check_open()
@@ -149,7 +149,7 @@ class ClientSession:
     async def send_audio(
         self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None, ref: str | None = None
     ) -> int:
-        """Sends audio in the format of ``input_audio``; returns its sequence number.
+        """Send audio in the format of ``input_audio``; return its sequence number.
 
         Chunks may be cut anywhere; large ones are sent in pieces, and the number is that of the last piece. ``end``
         ends the input of the request. ``ref`` is your name for the request that the chunk opens, of 1 to 64 characters.
@@ -161,14 +161,14 @@ class ClientSession:
         return await self.send_chunk(chunk)
 
     async def send_text(self, text: str, *, end: bool = False, ref: str | None = None) -> int:
-        """Sends text, in pieces if it is long; returns the number of the last. ``end`` ends the input of the request.
+        """Send text, in pieces if it is long; return the number of the last. ``end`` ends the input of the request.
 
         ``ref`` is your name for the request, if the text opens one.
         """
         return await self.send_chunk(InputChunk(Modality.TEXT, text.encode(), end_of_input=end, ref=ref))
 
     async def send_tool_result(self, call_id: str, result: str, *, end: bool = False, ref: str | None = None) -> int:
-        """Sends the result of a tool call of an earlier answer; it may be empty.
+        """Send the result of a tool call of an earlier answer; it may be empty.
 
         ``end`` ends the input, which starts the next request to the model; it would also end speech that has just
         begun. Without it, servers that name requests start the request once all calls of that answer have their
@@ -188,13 +188,13 @@ class ClientSession:
         timestamp_ms: int | None = None,
         ref: str | None = None,
     ) -> int:
-        """Sends one image. ``format`` is its MIME type; with None the server detects it. ``ref``: see ``send_text``."""
+        """Send one image. ``format`` is its MIME type; with None the server detects it. ``ref``: see ``send_text``."""
         return await self.send_chunk(
             InputChunk(Modality.IMAGE, image, format=format, timestamp_ms=timestamp_ms, end_of_input=end, ref=ref)
         )
 
     async def send_chunk(self, chunk: InputChunk) -> int:
-        """Numbers and sends a chunk of any modality; returns its sequence number.
+        """Number and send a chunk of any modality; return its sequence number.
 
         Numbers start over in a fresh session. -1 means that the request had already ended and the chunk was dropped.
         A large chunk of audio, text or a video file is sent in pieces, all with its timestamp; the number is that of
@@ -208,7 +208,7 @@ class ClientSession:
         return number
 
     async def _send(self, chunk: InputChunk) -> tuple[int, str | None]:
-        """Sends a chunk; returns its number, and the name of its request."""
+        """Send a chunk; return its number, and the name of its request."""
         if chunk.timestamp_ms is not None and chunk.timestamp_ms < 0:
             raise ValueError("timestamp_ms must not be negative")
         if chunk.ref is not None and not 1 <= len(chunk.ref) <= MAX_REF_CHARACTERS:
@@ -231,7 +231,7 @@ class ClientSession:
             raise PayloadTooLarge(f"a chunk may hold {limit} bytes, this one has {largest}", param="payload")
 
     async def finish(self) -> None:
-        """Ends the input of the open request. Does nothing if none is open.
+        """End the input of the open request. Does nothing if none is open.
 
         Raises EmptyInput if the server refused every chunk of it.
         """
@@ -241,7 +241,7 @@ class ClientSession:
                 self._link.send_control(SentKind.FINISH, _encode(FinishFrame()))
 
     async def cancel(self, request_id: str | None = None, *, ref: str | None = None) -> None:
-        """Cancels the request with this id or name, and ends its input. Its Final still arrives.
+        """Cancel the request with this id or name, and end its input. Its Final still arrives.
 
         With neither, it cancels the running and the open request. While a microphone is open, that includes speech that
         has just begun: pass an id or a name. A name also works before the request has an id.
@@ -256,9 +256,9 @@ class ClientSession:
         self._link.cancel(request_id)
 
     async def truncate_history(self, request_id: str) -> int:
-        """Drops a request and all later ones from the history; the next request sees only what was before them.
+        """Drop a request and all later ones from the history; the next request sees only what was before them.
 
-        Returns the number of requests that were dropped, 0 if an earlier truncation dropped this one. Raises
+        Return the number of requests that were dropped, 0 if an earlier truncation dropped this one. Raises
         SessionConflict while a request is open or being answered, and InvalidValue for a request that the history
         does not have; nothing has changed then.
         """
@@ -269,7 +269,7 @@ class ClientSession:
         return await reply
 
     async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:
-        """Acknowledges all output received so far.
+        """Acknowledge all output received so far.
 
         ``played_ms`` reports how much of the answer to ``request_id`` has been played: the server paces audio by it,
         and computes what was heard before a barge-in. Without ``request_id`` it is about the answer that plays
@@ -281,7 +281,7 @@ class ClientSession:
             self._link.write_soon(_encode(frame), True)
 
     async def ping(self) -> float:
-        """Pings the server. Returns the round-trip time in seconds, including the time in the queue of frames."""
+        """Ping the server. Return the round-trip time in seconds, including the time in the queue of frames."""
         self._link.check_open()
         number, pong = self._link.incoming.expect_pong()
         loop = asyncio.get_running_loop()
@@ -293,7 +293,7 @@ class ClientSession:
     # receiving
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yields all events until the session ends.
+        """Yield all events until the session ends.
 
         Raises the error that ended the session, unless it ended in order: by ``close``, or after a Closing event.
         """
@@ -304,7 +304,7 @@ class ClientSession:
             raise ending.error
 
     async def response(self, ref: str | None = None) -> AsyncIterator[Event]:
-        """Yields events up to and including the next Final or, with ``ref``, the Final of the request of this name.
+        """Yield events up to and including the next Final or, with ``ref``, the Final of the request of this name.
 
         Events of other requests are among them. Raises the error that ends the session, and that of an ErrorEvent with
         ``blocks_request`` (for the request of this name).
@@ -320,7 +320,7 @@ class ClientSession:
         self._link.check_open()
 
     async def answer(self, ref: str | None = None) -> Answer:
-        """Returns the answer to the request of this name or, without ``ref``, the next answer.
+        """Return the answer to the request of this name or, without ``ref``, the next answer.
 
         Raises the error with which the request ended. Answers to other requests that arrive meanwhile are kept for
         later calls. Transcripts that arrive after the Final (``late``) are not in the answer. If the call is cancelled,
@@ -345,12 +345,12 @@ class ClientSession:
         return answer
 
     async def ask_text(self, text: str, *, ref: str | None = None) -> Answer:
-        """Sends a text as a whole request named ``ref``; returns the answer to this request."""
+        """Send a text as a whole request named ``ref``; return the answer to this request."""
         _, name = await self._send(InputChunk(Modality.TEXT, text.encode(), end_of_input=True, ref=ref))
         return await self.answer(name)
 
     # closing
 
     async def close(self, *, flush: bool = True) -> None:
-        """Closes the session. Writes queued frames first unless ``flush`` is False. Idempotent."""
+        """Close the session. Writes queued frames first unless ``flush`` is False. Idempotent."""
         await self._link.close(flush=flush)

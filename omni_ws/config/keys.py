@@ -49,12 +49,12 @@ def key_name(key: ApiKey | None) -> str | None:
 
 
 def digest(key: str) -> bytes:
-    """Returns the 32 bytes of the SHA-256 digest of the key's UTF-8 text."""
+    """Return the 32 bytes of the SHA-256 digest of the key's UTF-8 text."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
-    """Returns the single key, named ``api_key``, and those of the keys file.
+    """Return the single key, named ``api_key``, and those of the keys file.
 
     Raises ConfigurationError if the file is invalid.
     """
@@ -67,7 +67,7 @@ def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
 
 
 def load_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Reads a keys file, which holds at least one key.
+    """Read a keys file, which holds at least one key.
 
     Raises ConfigurationError with every problem in it.
     """
@@ -95,7 +95,7 @@ def load_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def _key(entry: Mapping[str, Any]) -> ApiKey:
-    """Builds the key of an entry of the keys file that has no problems."""
+    """Build the key of an entry of the keys file that has no problems."""
     limits = {name: value for name, value in entry.items() if name not in ("key", "key_sha256")}
     if "input_bytes_per_sec" in limits:
         limits["input_bytes_per_sec"] = parse_size(limits["input_bytes_per_sec"])
@@ -104,7 +104,7 @@ def _key(entry: Mapping[str, Any]) -> ApiKey:
 
 
 def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the problems of an entry of the keys file. The keys themselves never appear in a message."""
+    """Yield the problems of an entry of the keys file. The keys themselves never appear in a message."""
     known = [*(f.name for f in fields(ApiKey)), "key"]
     for name, value in entry.items():
         if name not in known:
@@ -120,7 +120,7 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wanted(name: str, value: object) -> str | None:
-    """Returns what a valid value for the field ``name`` is, for a message; None if ``value`` is valid."""
+    """Return what a valid value for the field ``name`` is, for a message; None if ``value`` is valid."""
     match name:
         case "name" | "key":
             return None if isinstance(value, str) and value.strip() else "a non-empty text"

@@ -42,11 +42,11 @@ class LoadedConfig:
     origins: Mapping[str, str]
 
     def origin(self, key: str) -> str:
-        """Returns where the value of a setting is from, such as ``command line --port`` or ``default``."""
+        """Return where the value of a setting is from, such as ``command line --port`` or ``default``."""
         return self.origins.get(key, "default")
 
     def render(self) -> str:
-        """Formats the configuration as a TOML file with the origin of each value as a comment; secrets are masked."""
+        """Format the configuration as a TOML file with the origin of each value as a comment; secrets are masked."""
         return render_values(self.config, self.origins)
 
 
@@ -55,7 +55,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     toml: str | Path | None = None,
 ) -> LoadedConfig:
-    """Loads the configuration.
+    """Load the configuration.
 
     ``argv`` has the flags of settings only. ``toml`` is the path of a file or, as ``str``, its content. Raises
     ConfigurationError with every problem in all sources.
@@ -73,7 +73,7 @@ def load(
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges two trees. Where both have a value, ``above`` wins; tables are merged key by key."""
+    """Merge two trees. If both have a value, ``above`` wins; tables are merged key by key."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)
@@ -82,7 +82,7 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:
-    """Yields a line for each invalid value: setting, value, origin and reason."""
+    """Yield a line for each invalid value: setting, value, origin and reason."""
     for detail in error.errors(include_url=False, include_context=False):
         reason = detail["msg"].removeprefix("Value error, ")
         setting = _blamed(detail["loc"])
@@ -95,7 +95,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[s
 
 
 def _blamed(location: tuple[int | str, ...]) -> Setting | None:
-    """Returns the setting at the location of a pydantic error; None if the violated rule spans several settings."""
+    """Return the setting at the location of a pydantic error; None if the violated rule spans several settings."""
     names = tuple(part for part in location if isinstance(part, str))
     return next((s for n in range(len(names), 0, -1) if (s := SETTINGS.get(".".join(names[:n])))), None)
 
@@ -115,7 +115,7 @@ class Layer:
     problems: list[str] = field(default_factory=list)
 
     def set(self, path: tuple[str, ...], value: object, *, origin: str) -> None:
-        """Stores a value, or appends it for a repeated list flag. A path through another value is a problem."""
+        """Store a value, or append it for a repeated list flag. A path through another value is a problem."""
         key = ".".join(path)
         branch = self.tree
         for part in path[:-1]:
@@ -129,7 +129,7 @@ class Layer:
         self.origins[key] = origin
 
     def set_text(self, setting: Setting, text: str, *, origin: str) -> None:
-        """Stores a value given as text, and checks its syntax; types are validated after all layers are merged."""
+        """Store a value given as text, and check its syntax; types are validated after all layers are merged."""
         try:
             value = _from_text(setting, text)
         except ValueError as error:
@@ -157,7 +157,7 @@ def _from_text(setting: Setting, text: str) -> object:
 
 
 def toml_layer(source: str | Path | None) -> Layer:
-    """Reads a configuration file (Path) or its content (str)."""
+    """Read a configuration file (Path) or its content (str)."""
     layer = Layer()
     if source is None:
         return layer
@@ -176,7 +176,7 @@ def toml_layer(source: str | Path | None) -> Layer:
 
 
 def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
-    """Reads a TOML document, which error messages call ``name``.
+    """Read a TOML document, which error messages call ``name``.
 
     Raises ConfigurationError if it cannot be read or is not TOML.
     """
@@ -191,7 +191,7 @@ def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
 
 
 def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the leaves of a tree with their paths.
+    """Yield the leaves of a tree with their paths.
 
     Free-form tables, those of plug-ins included, are descended into; any other table at a setting is a leaf.
     """
@@ -208,7 +208,7 @@ def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Reads the environment variables with the prefix ``OMNI_WS_``. An unknown variable is a problem."""
+    """Read the environment variables with the prefix ``OMNI_WS_``. An unknown variable is a problem."""
     layer = Layer()
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     for name in sorted(environ):
@@ -225,13 +225,13 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def _inside(names: Sequence[str]) -> tuple[str, ...] | None:
-    """Returns the path for the parts of a variable's name if it leads into a free-form setting; otherwise None."""
+    """Return the path for the parts of a variable's name if it leads into a free-form setting; otherwise None."""
     path = tuple(name.replace("-", "_") for name in names)
     return path if all(path) and setting_at(path) is not None and ".".join(path) not in SETTINGS else None
 
 
 def command_line_layer(argv: Sequence[str]) -> Layer:
-    """Reads the flags in ``argv``, which has the flags of settings only.
+    """Read the flags in ``argv``, which has the flags of settings only.
 
     Takes ``--flag value`` and ``--flag=value``, with hyphens or underscores, and ``--vllm.args.<name>`` for a key in a
     free-form setting. A switch, and a flag for a key in a free-form setting, may have no value.
@@ -266,7 +266,7 @@ def command_line_layer(argv: Sequence[str]) -> Layer:
 
 
 def add_flags(parser: argparse.ArgumentParser, *, only_often: bool) -> None:
-    """Adds the flags to the parser for the help, one group for each section: either frequent flags, or all."""
+    """Add the flags to the parser for the help, one group for each section: either frequent flags, or all."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for setting in SETTINGS.values():
         if only_often and not setting.often:

@@ -60,7 +60,7 @@ class _StartPolicyObject(Section):
 
 
 def _checked_policy(policy: object) -> object:
-    """Validates a start policy: a name, or an object, which may be written as JSON. Raises ValueError."""
+    """Validate a start policy: a name, or an object, which may be written as JSON. Raises ValueError."""
     if isinstance(policy, str) and policy.lstrip().startswith("{"):
         policy = msgspec.json.decode(policy)
     names = get_args(StartPolicyName)
@@ -175,7 +175,7 @@ class MediaDomain:
 
     @classmethod
     def parse(cls, entry: str) -> MediaDomain:
-        """Parses ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
+        """Parse ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
 
         A prefix ``http://`` allows plain HTTP as well; ``https://`` is the default. Raises ValueError.
         """
@@ -191,7 +191,7 @@ class MediaDomain:
         return cls(name if network is None else None, network, int(port) if port else None, scheme == "http")
 
     def lists(self, scheme: str, host: str, port: int) -> bool:
-        """Returns whether the entry covers this scheme, host and port."""
+        """Return whether the entry covers this scheme, host and port."""
         if (scheme == "http" and not self.plain_http) or port != (self.port or DEFAULT_PORTS.get(scheme)):
             return False
         if self.name is not None:
@@ -200,7 +200,7 @@ class MediaDomain:
         return address is not None and self.holds(address)
 
     def holds(self, address: Address) -> bool:
-        """Returns whether the entry is a network that contains this address."""
+        """Return whether the entry is a network that contains this address."""
         return self.network is not None and address in self.network
 
 
@@ -208,19 +208,19 @@ class MediaDomains:
     """The entries of ``http.media_domains``: the hosts that media may be fetched from; without entries, none."""
 
     def __init__(self, entries: Iterable[str]) -> None:
-        """Parses the entries. Raises ValueError for an invalid one."""
+        """Parse the entries. Raises ValueError for an invalid one."""
         self._domains = tuple(MediaDomain.parse(entry) for entry in entries)
 
     def __bool__(self) -> bool:
         return bool(self._domains)
 
     def allow_url(self, scheme: str, host: str, port: int) -> bool:
-        """Returns whether a URL with this scheme, host and port may be fetched."""
+        """Return whether a URL with this scheme, host and port may be fetched."""
         host = host.lower().rstrip(".")
         return any(domain.lists(scheme, host, port) for domain in self._domains)
 
     def allow_address(self, address: str) -> bool:
-        """Returns whether a listed host may resolve to ``address``.
+        """Return whether a listed host may resolve to ``address``.
 
         The address must be public, or in a listed network; otherwise a name could lead into the private network (SSRF).
         """
@@ -240,7 +240,7 @@ def _network(text: str) -> Network | None:
 
 
 def _embedded(address: Address) -> Address:
-    """Returns the IPv4 address that is embedded in a NAT64, 6to4 or Teredo address; else ``address`` itself."""
+    """Return the IPv4 address that is embedded in a NAT64, 6to4 or Teredo address; else ``address`` itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:

@@ -139,7 +139,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
-    """Returns the setting at a path, or the free-form setting that contains it."""
+    """Return the setting at a path, or the free-form setting that contains it."""
     for length in range(len(path), 0, -1):
         setting = SETTINGS.get(".".join(path[:length]))
         if setting is not None and (length == len(path) or setting.kind is SettingKind.FREE_FORM):
@@ -148,7 +148,7 @@ def setting_at(path: tuple[str, ...]) -> Setting | None:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Returns ``"; did you mean X?"`` for a similar name; otherwise an empty text.
+    """Return ``"; did you mean X?"`` for a similar name; otherwise an empty text.
 
     The last part of a name is compared too, since sections are often left out (``--session-timeout-sec``).
     """
@@ -176,7 +176,7 @@ _USER_IN_URL: Final = re.compile(r"(?<=://)[^/@]+(?=@)")
 
 
 def default_words(setting: Setting) -> str:
-    """Formats the default of a setting; empty if it has none."""
+    """Format the default of a setting; empty if it has none."""
     if setting.default in (None, (), {}, ""):
         return ""
     if isinstance(setting.default, tuple):
@@ -185,14 +185,14 @@ def default_words(setting: Setting) -> str:
 
 
 def render_values(config: ServerConfig, origins: Mapping[str, str]) -> str:
-    """Formats a configuration as a TOML file with the origin of each value. Secrets are masked and commented out."""
+    """Format a configuration as a TOML file with the origin of each value. Secrets are masked and commented out."""
     lines = [line for setting in SETTINGS.values() for line in _lines(setting, config, origins)]
     width = min(max(len(line) for line, _ in lines), 60)
     return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
 
 
 def _lines(setting: Setting, config: ServerConfig, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields the lines of a setting with their origins: one line, or one for each key in a free-form setting."""
+    """Yield the lines of a setting with their origins: one line, or one for each key in a free-form setting."""
     waiting: list[tuple[str, Any]] = [(setting.key, attrgetter(setting.key)(config))]
     while waiting:
         key, value = waiting.pop(0)

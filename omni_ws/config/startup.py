@@ -49,7 +49,7 @@ def check_exposure(config: ServerConfig) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether ``host`` is reachable from this machine only. Of names, only ``localhost`` is taken to be."""
+    """Return whether ``host`` is reachable from this machine only. Of names, only ``localhost`` is taken to be."""
     if host.lower() == "localhost":
         return True
     address = literal_address(host)
@@ -92,7 +92,7 @@ def has_grpc() -> bool:
 
 
 def _worker_problems(config: ServerConfig) -> Iterator[str]:
-    """Yields the settings that several workers cannot honour."""
+    """Yield the settings that several workers cannot honour."""
     if os.name != "posix":
         yield "workers above 1 need a system on which processes can pass connections to each other (Linux, macOS)"
     if config.ssl_certfile is not None:
@@ -204,7 +204,7 @@ def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
 
 
 def _forwarding_problems(remote: RemoteConfig) -> Iterator[str]:
-    """Yields the problems of the settings that the remote engine and an LLM on a server share."""
+    """Yield the problems of the settings that the remote engine and an LLM on a server share."""
     for key, field in RemoteConfig.model_fields.items():
         known = mark(field, "words")
         for word in getattr(remote, key) if known else ():

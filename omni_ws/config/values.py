@@ -40,7 +40,7 @@ class Section(BaseModel):
         return frozenset(name for name, field in fields.items() if getattr(self, name) != field.get_default())
 
     def meaningless(self, engine: str) -> list[str]:
-        """Returns the names of changed settings that have no effect with the engine, or part, of this name."""
+        """Return the names of changed settings that have no effect with the engine, or part, of this name."""
         of = {name: mark(field, "of") for name, field in type(self).model_fields.items()}
         return [name for name in sorted(self.changed) if of[name] is not None and engine not in of[name]]
 
@@ -55,7 +55,7 @@ def setting(
     words: Collection[str] = (),
     **bounds: Any,
 ) -> Any:
-    """Returns the field for a setting: its description for help and docs/configuration.md, default and bounds.
+    """Return the field for a setting: its description for help and docs/configuration.md, default and bounds.
 
     ``short`` is a shorter flag; ``often`` puts the setting into the short help. ``of`` names the engines or parts for
     which the setting has an effect, ``words`` the values that a list may contain; both are checked when the engine is
@@ -66,7 +66,7 @@ def setting(
 
 
 def mark(field: FieldInfo, name: str) -> Any:
-    """Returns the argument ``name``, such as ``short``, of the call of ``setting`` that made a field."""
+    """Return the argument ``name``, such as ``short``, of the call of ``setting`` that made a field."""
     extra = field.json_schema_extra
     return extra.get(name) if isinstance(extra, dict) else None
 
@@ -89,9 +89,9 @@ _SIZE_UNITS: Final = {
 
 
 def parse_size(value: object) -> object:
-    """Parses a number of bytes: a number, or text such as ``65536``, ``64KiB`` or ``1.5MB``.
+    """Parse a number of bytes: a number, or text such as ``65536``, ``64KiB`` or ``1.5MB``.
 
-    Returns a value of another type unchanged, for the type check that follows. Raises ValueError for bad text.
+    Return a value of another type unchanged, for the type check that follows. Raises ValueError for bad text.
     """
     if not isinstance(value, str):
         return _not_a_switch(value)
@@ -108,7 +108,7 @@ def parse_size(value: object) -> object:
 
 
 def format_size(size: int) -> str:
-    """Returns the shortest exact text that ``parse_size`` reads."""
+    """Return the shortest exact text that ``parse_size`` reads."""
     for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -116,7 +116,7 @@ def format_size(size: int) -> str:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parses ``a,b`` or a JSON list; empty text is the empty list. Raises ValueError."""
+    """Parse ``a,b`` or a JSON list; empty text is the empty list. Raises ValueError."""
     if text.lstrip().startswith("["):
         parsed = msgspec.json.decode(text)
         if isinstance(parsed, list):
@@ -125,7 +125,7 @@ def parse_list(text: str) -> list[Any]:
 
 
 def parse_free_form(text: str) -> Any:
-    """Parses the value of another program's option: as JSON if it is valid JSON, otherwise as text.
+    """Parse the value of another program's option: as JSON if it is valid JSON, otherwise as text.
 
     ``4096`` is a number, ``true`` a boolean, ``{"a": 1}`` an object; ``bfloat16`` and ``"4096"`` in quotes are text.
     """
@@ -182,7 +182,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @lru_cache(maxsize=1024)
 def literal_address(text: str) -> Address | None:
-    """Parses an address, with or without brackets and zone; returns None for a host name.
+    """Parse an address, with or without brackets and zone; return None for a host name.
 
     An IPv4-mapped IPv6 address is returned as IPv4.
     """
@@ -195,7 +195,7 @@ def literal_address(text: str) -> Address | None:
 
 
 def user_cache_folder() -> Path:
-    """Returns ``omni_ws`` in the user's cache folder (XDG Base Directory Specification), for replaceable data.
+    """Return ``omni_ws`` in the user's cache folder (XDG Base Directory Specification), for replaceable data.
 
     For a user without a home, as in some containers, that is below ``/``.
     """
@@ -207,7 +207,7 @@ def user_cache_folder() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically by one that only its owner may read. Its folder must exist. Raises OSError."""
+    """Replace a file atomically by one that only its owner may read. Its folder must exist. Raises OSError."""
     descriptor, name = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:

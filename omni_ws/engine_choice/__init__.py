@@ -25,7 +25,7 @@ EMBEDDED_MODEL: Final = "omni-embedded"
 
 
 def create_engine(config: ServerConfig) -> Engine:
-    """Creates the configured engine, also one of another package. Raises ConfigurationError if that is not possible."""
+    """Create the configured engine, also one of another package. Raises ConfigurationError if that is not possible."""
     engine: Engine = made(ENGINES, config.engine or EngineName.EMBEDDED, of=config, kind=Engine)
     return engine
 
@@ -46,7 +46,7 @@ def remote_engine(config: ServerConfig) -> Engine:
 
 
 def composed_engine(config: ServerConfig) -> Engine:
-    """Creates an engine of an LLM, an ASR and a TTS: as configured, embedded, or vLLM's model and what it lacks."""
+    """Create an engine of an LLM, an ASR and a TTS: as configured, embedded, or vLLM's model and what it lacks."""
     from omni_ws.engine.composed.engine import ComposedEngine
 
     llm, whole_vllm = config.llm, config.engine is EngineName.VLLM
@@ -101,7 +101,7 @@ _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def asr_of(config: ServerConfig) -> Engine | None:
-    """Creates the part that recognises speech; None if there is none."""
+    """Create the part that recognises speech; None if there is none."""
     choice = config.asr.choice
     if choice.name == "none":
         return None
@@ -129,7 +129,7 @@ def asr_of(config: ServerConfig) -> Engine | None:
 
 
 def llm_of(config: ServerConfig) -> Engine:
-    """Creates the part that answers."""
+    """Create the part that answers."""
     choice = config.llm.choice
     match choice.name:
         case "embedded" | "rules":
@@ -160,7 +160,7 @@ def llm_of(config: ServerConfig) -> Engine:
 
 
 def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
-    """Creates an engine of vLLM's model alone, with readouts for token sessions and a folder for traces."""
+    """Create an engine of vLLM's model alone, with readouts for token sessions and a folder for traces."""
     from omni_ws.engine.vllm.engine import VllmEngine
 
     readouts = None
@@ -198,7 +198,7 @@ def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") 
 
 
 def _fetched(name: str) -> Path:
-    """Returns the file of weights that were fetched. Raises EngineFailed if it is missing."""
+    """Return the file of weights that were fetched. Raises EngineFailed if it is missing."""
     from omni_ws.weights.cache import fetched_file
 
     if (file := fetched_file(name)) is None:
@@ -207,13 +207,13 @@ def _fetched(name: str) -> Path:
 
 
 def _alone(vllm: VllmConfig, model: str | None, *, speaks: bool) -> VllmConfig:
-    """Returns the settings of a model without a Talker, which is a separate part; ``speaks``: it may speak itself."""
+    """Return the settings of a model without a Talker, which is a separate part; ``speaks``: it may speak itself."""
     own = {"model": model, "omni_speech": vllm.omni_speech and speaks}
     return vllm.model_copy(update={**own, "talker": None, "talker_profile": None, "talker_args": {}})
 
 
 def tts_of(config: ServerConfig) -> Engine | None:
-    """Creates the part that speaks; None if there is none."""
+    """Create the part that speaks; None if there is none."""
     choice = config.tts.choice
     if choice.name == "none":
         return None
@@ -246,7 +246,7 @@ def tts_of(config: ServerConfig) -> Engine | None:
 
 
 def _best_voice(config: ServerConfig) -> Engine:
-    """Creates the voice that ``embedded.voice`` names; by default Hibari, or else espeak-ng."""
+    """Create the voice that ``embedded.voice`` names; by default Hibari, or else espeak-ng."""
     from omni_ws.engine.tts.speech_engine import SpeechEngine
     from omni_ws.engine.tts.voice_process import VoiceProcess
 
@@ -259,7 +259,7 @@ def _best_voice(config: ServerConfig) -> Engine:
 
 
 def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
-    """Returns the fields of UpstreamSettings for a part on a server."""
+    """Return the fields of UpstreamSettings for a part on a server."""
     from omni_ws.engine.remote.settings import key_of, patience
 
     choice, fields = part.choice, patience(config.remote)

@@ -31,7 +31,7 @@ PLAIN_COLOURS: Final = "\x1b[0m"
 
 
 def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
-    """Completes a configuration for the local network with an address, a certificate and a key, if it lacks them.
+    """Complete a configuration for the local network with an address, a certificate and a key, if it lacks them.
 
     Certificate and key are kept in ``folder``, by default in the user's cache. Raises ConfigurationError.
     """
@@ -63,7 +63,7 @@ def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
 
 
 def lan_address() -> str:
-    """Returns the address of this machine in its network. Sends nothing. Raises ConfigurationError if there is none."""
+    """Return the address of this machine in its network. Sends nothing. Raises ConfigurationError if there is none."""
     for family, elsewhere in ELSEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -92,7 +92,7 @@ class LanServer:
     fingerprint: str | None
 
     def tell(self, port: int, out: TextIO) -> None:
-        """Prints how to open the page. Prints the key and a QR code on terminals only: other output may be a log."""
+        """Print how to open the page. Prints the key and a QR code on terminals only: other output may be a log."""
         print("\n".join(self._lines(port, out)), file=out, flush=True)
 
     def _lines(self, port: int, out: TextIO) -> Iterator[str]:
@@ -110,7 +110,7 @@ class LanServer:
 
 
 def _qr_code(url: str, encoding: str) -> Iterator[str]:
-    """Yields the lines of a QR code; none if the terminal's encoding lacks the characters."""
+    """Yield the lines of a QR code; none if the terminal's encoding lacks the characters."""
     import segno
 
     drawn = io.StringIO()
@@ -126,7 +126,7 @@ def _qr_code(url: str, encoding: str) -> Iterator[str]:
 
 
 def _kept_key(path: Path) -> str:
-    """Returns the key in a file, or a new key if the file is missing or readable to other users. Raises OSError."""
+    """Return the key in a file, or a new key if the file is missing or readable to other users. Raises OSError."""
     content = read_private(path)
     key = "" if content is None else content.decode("ascii", "ignore").strip()
     if not key:
@@ -139,7 +139,7 @@ def _kept_key(path: Path) -> str:
 
 
 def read_private(path: Path) -> bytes | None:
-    """Returns the content of a file; None if it is missing, or readable to others, so that its secret may be known."""
+    """Return the content of a file; None if it is missing, or readable to others, so that its secret may be known."""
     try:
         with path.open("rb") as file:
             shared = os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077
@@ -149,6 +149,6 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replaces a file atomically, readable by its owner only; creates its folder. Raises OSError."""
+    """Replace a file atomically, readable by its owner only; create its folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(path, content)

@@ -37,7 +37,7 @@ _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, or 1 if something is missing or wrong. Misuse exits with 2."""
+    """Run the command and return its exit status: 0, or 1 if something is missing or wrong. Misuse exits with 2."""
     options = _parser().parse_args(arguments)
     chosen = [pinned_weights()[name] for name in options.names or pinned_weights()]
     cache = weights_cache(options.folder, [_SOURCES[name]() for name in options.sources])
@@ -142,7 +142,7 @@ def _sources(text: str) -> tuple[str, ...]:
 
 
 def fetch_for_start(config: ServerConfig) -> None:
-    """Fetches the missing weights that the server would use, for ``omni-ws serve --fetch``.
+    """Fetch the missing weights that the server would use, for ``omni-ws serve --fetch``.
 
     Blocks until all were fetched or have failed. A failure is reported in one sentence, and does not prevent the start.
     """

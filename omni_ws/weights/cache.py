@@ -127,7 +127,7 @@ class WeightsCache:
         working.replace(final)
 
     def _gather(self, weights: PinnedWeights, working: Path, fetching: Fetching) -> None:
-        """Asks one source after the other for the files that are still missing."""
+        """Ask one source after the other for the files that are still missing."""
         failed = []
         for source in self._sources:
             missing = [file for file in weights.files if not is_pinned(working / file.name, file)]
@@ -176,13 +176,13 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Writes the record. Errors are ignored: without a record, in a read-only folder, files are verified each time."""
+    """Write the record. Errors are ignored: without a record, in a read-only folder, files are verified each time."""
     with suppress(OSError):
         replace_file(folder / _RECORD, msgspec.json.encode(record))
 
 
 def _tidy(folder: Path, keep: set[str]) -> None:
-    """Removes the files that a killed attempt has left."""
+    """Remove the files that a killed attempt has left."""
     for entry in folder.iterdir():
         if entry.name not in keep:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -195,7 +195,7 @@ _LOOK_EVERY_SEC: Final = 0.1
 
 @contextmanager
 def locked(path: Path, name: str, fetching: Fetching) -> Iterator[None]:
-    """Holds the lock on a file, which it creates, during the block. Raises WeightsError if the fetch is given up."""
+    """Hold the lock on a file, which it creates, during the block. Raises WeightsError if the fetch is given up."""
     with path.open("ab") as opened:
         told = False
         while not _try(opened):

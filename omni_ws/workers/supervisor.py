@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def launch_workers(config: ServerConfig, *, listening: Callable[[int], object] | None = None) -> int:
-    """Runs a server of ``config.workers`` processes; otherwise like ``launch_server``."""
+    """Run a server of ``config.workers`` processes; otherwise like ``launch_server``."""
     configure_logging(config.log_format, config.log_level)
     keys = configured_keys(config)
     check_exposure(config)
