@@ -102,7 +102,7 @@ def websocket_url(url: str) -> str:
 
 
 async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedConnection:
-    """Connects, waits for ``session_created``, and applies ``config`` unless it is empty.
+    """Connect, wait for ``session_created``, and apply ``config`` unless it is empty.
 
     Raises ConnectionFailed if no server of this protocol answers in time, or the error with which the server refuses
     the session or ``config``, such as Unauthenticated or InvalidValue.
