@@ -26,7 +26,7 @@ TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.ot
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raises ConfigurationError if the server would listen beyond this machine without an API key.
+    """Raise ConfigurationError if the server would listen beyond this machine without an API key.
 
     ``insecure_no_auth`` permits that.
     """
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_available(config: ServerConfig) -> None:
-    """Raises ConfigurationError for settings that the engine or the installed packages cannot honour."""
+    """Raise ConfigurationError for settings that the engine or the installed packages cannot honour."""
     if problems := [*_unavailable_settings(config)]:
         raise ConfigurationError(problems)
 

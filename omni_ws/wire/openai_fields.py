@@ -152,7 +152,7 @@ def configuration_patch(
 
 
 def object_field(body: Mapping[str, Any], name: str, *, place: str = "") -> Mapping[str, Any]:
-    """Return the object under ``name``, or an empty one. Raises InvalidValue, with its path from ``place``."""
+    """Return the object under ``name``, or an empty one. Raises InvalidValue for others, naming their path."""
     value = body.get(name)
     if value is not None and not isinstance(value, Mapping):
         raise InvalidValue(f"{place}{name} must be an object", param=f"{place}{name}")
