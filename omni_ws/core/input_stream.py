@@ -129,8 +129,7 @@ class InputStream:
         self.diverting = False
         #: Whether an answer runs: the session is not idle then. Set by ``note_answering``.
         self.answering = False
-        #: While the caller sets this, silence does not end the session either, but it counts, and may end it
-        #: afterwards.
+        #: While the caller sets this, silence does not end the session, but still counts, and may end it afterwards.
         self.suspended = False
         self.duplicates = 0
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
@@ -160,8 +159,7 @@ class InputStream:
         self.gap_since: float | None = None
         #: Since when the clocks have been stopped.
         self._held_since: float | None = None
-        #: The number of events that the client is told of at once, if it gets acknowledgements: duplicates, filled
-        #: gaps, ends of input, and waiting chunks that were discarded.
+        #: The number of duplicates, filled gaps, ends of input and discarded chunks, which are acknowledged at once.
         self.notable_events = 0
 
     # input
