@@ -157,7 +157,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _answer_origin(line: Timeline) -> int:
-    """Return when the user starts to wait: at the end of the input, or at the start of work if it answers earlier."""
+    """Return when the user starts to wait: at the end of the input; if output came earlier, at the start of work."""
     ended = next(
         (line.at(one) for one in line.events if (one.stage, one.event_name) == ("input", "stage_complete")), None
     )

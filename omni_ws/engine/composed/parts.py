@@ -337,7 +337,7 @@ _SMOOTHING: Final = 0.2
 
 
 class SpeculationOutcome(StrEnum):
-    """The outcome of an answer that was, or could have been, begun ahead."""
+    """What became of an answer that was begun before the turn had ended, or why none was begun."""
 
     #: Used: the turn ended with the guessed input.
     USED = "used"

@@ -177,7 +177,7 @@ class Asked:
 
     @cached_property
     def asks(self) -> tuple[str, ...]:
-        """The plain words with fewer and fewer courtesies, see ``requests``; empty for a long sentence."""
+        """The plain words with fewer and fewer courtesies, such as "could you"; empty for a long sentence."""
         is_short = len(self.words) <= _MAX_CHARACTERS and self.words.count(" ") < MAX_WORDS
         return tuple(requests(self.words)) if is_short else ()
 

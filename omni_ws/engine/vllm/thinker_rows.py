@@ -378,10 +378,10 @@ def _grown(old: NDArray[Any], shape: tuple[int, int], kind: np.dtype[Any]) -> ND
 
 @dataclass(slots=True)
 class KeptPrompt:
-    """The rows of one prompt, and the numbers that identify its tokens.
+    """The hidden states of one prompt, a row for each token, and a number for each token that identifies it.
 
-    Prompts with the same ``salt`` share cached prefixes. ``identity`` has a number for each place. Two prompts have the
-    same number at a place only if they have the same token, or the same media, there.
+    Prompts with the same ``salt`` share cached prefixes. Two prompts have the same number in ``identity`` at a position
+    only if they have the same token, or the same image, video or audio, there.
     """
 
     salt: str = field(default_factory=lambda: uuid.uuid4().hex)

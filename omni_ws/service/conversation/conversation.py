@@ -537,7 +537,7 @@ class Conversation:
         self.watch_time()
 
     def time_gaps(self) -> None:
-        """Let a gap time out from now on, as the end of the input is known; see InputStream.time_gaps."""
+        """Let a gap time out from now on, because the end of the input is known; see InputStream.time_gaps."""
         self.stream.time_gaps(now=self._now())
         self.watch_time()
 
@@ -621,7 +621,7 @@ class Conversation:
         self._handle(events)
 
     def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
-        """Report that speech has begun. ``is_input``: it joins the open request, or opens one with the next event."""
+        """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
         opens = is_input and self.receiving is None and self.stream.current is None
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
         if is_input and self.receiving is not None:

@@ -52,7 +52,7 @@ class HeldAnswer:
         self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, give_up)
 
     def look_later(self, look: Callable[[], None]) -> None:
-        """Call ``look`` once the words of the held request are known, so that the engine may begin with the turn."""
+        """Call ``look`` once the question of the held answer is known: the engine may begin with the turn then."""
         self.looked_at_later = True
         self.request.when_question_known(look)
 
@@ -196,7 +196,7 @@ class CutTurns:
                 turn.hurry(now)
 
     def known(self, request: Request) -> bool:
-        """Note that all words of a request are known. Returns False if they are no longer waited for."""
+        """Record that the transcript of a request is complete. Return False if nobody waits for it any more."""
         for turn in self._turns:
             if turn.request is request and not turn.known:
                 turn.know()

@@ -250,7 +250,7 @@ class OutputLog:
         self._keep(output, cost)
 
     def _keep(self, message: ServerMessage, cost: int) -> None:
-        """Keep a message that was taken and is charged already, and drop the oldest beyond the capacity."""
+        """Keep a message that a reader has taken and that is charged already; drop the oldest beyond the capacity."""
         self._kept.append(KeptMessage(message, cost, self._next_output))
         if type(message) in OUTPUTS:
             self._next_output += 1

@@ -754,7 +754,7 @@ def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Rename the field in errors of the block to that of OpenAI's object ``place``: ``session`` or ``response``."""
+    """Inside the block, let errors name the field as OpenAI does, in ``place``: ``session`` or ``response``."""
     try:
         yield
     except InvalidRequest as error:

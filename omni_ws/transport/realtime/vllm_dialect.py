@@ -74,7 +74,7 @@ class VllmDialect:
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Set the function that sends events. Returns no first event: the client has had it. See RealtimeDialect."""
+        """Set the function that sends events; return no event, as ``session.created`` was sent. See RealtimeDialect."""
         self.send = send
         return []
 
