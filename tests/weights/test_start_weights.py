@@ -96,12 +96,13 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        ((), ["whisper-tiny-en", "hibari", "smart-turn"]),
+        ((), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "ollama"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--engine", "vllm", "--model", "a/b"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "smollm2"), ["smollm2", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "qwen"), ["qwen", "whisper-tiny-en", "hibari", "smart-turn"]),
-        (("--asr", "none"), ["hibari", "smart-turn"]),
+        (("--llm", "rules"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--asr", "none"), ["encyclopedia", "hibari", "smart-turn"]),
         (("--tts", "espeak"), ["whisper-tiny-en", "smart-turn"]),
         (("--embedded.voice", "hibari"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--embedded.voice", "espeak"), ["whisper-tiny-en", "smart-turn"]),

@@ -18,18 +18,18 @@ import msgspec
 import orjson
 
 from omni_ws.config.values import replace_file
-from omni_ws.engine.llm.plain_words import plain_words
+from omni_ws.engine.llm.plain_words import plain_words, read
 
 log = logging.getLogger(__name__)
 
 #: What everyone who shows or speaks the text owes.
-CREDIT: Final = "Wikipedia, CC BY-SA 4.0"
+CREDIT: Final = "Wikipedia (CC BY-SA 4.0)"
 
 #: The file that is kept beside the summaries; the number changes with what is in it.
 _KEPT: Final = "sentences-1.json"
 #: Words that the ear follows, and those that a sentence has at most where it cannot be cut.
 _MOST_WORDS: Final = 25
-_MOST_WHOLE: Final = 34
+_MOST_WHOLE: Final = 28
 #: The topic of the thousand articles that everyone should know: of two of one name, it is the one that is meant.
 _VITAL: Final = "Uncategorized"
 
@@ -101,7 +101,8 @@ _VERB: Final = re.compile(r" (?:is|are|was|were|refers to|means|encompasses|incl
 #: Where a sentence may end early: behind it stands more about the same, not the rest of a list.
 _CLAUSE: Final = re.compile(
     r";|, (?=(?:which|who|whom|whose|where|when|known|located|situated|bordered|comprising|and (?:it|its|the))\b)|"
-    r",? (?=(?:although|because|but|whereas|while|as well as|and (?:is|are|was|were|has))\b)| (?=until (?:his|her|its) )"
+    r",? (?=(?:although|because|but|whereas|while|as well as|and (?:is|are|was|were|has))\b)|"
+    r" (?=until (?:his|her|its) )"
 )
 _NO_END: Final = re.compile(r" (?:who|which|that|and|or|of|the|an?|is|are|was|were|has|had|by|in|to)$")
 _FEWEST_WORDS: Final = 7
@@ -110,21 +111,11 @@ _LOOKED_AT: Final = 1000
 #: Rests of formulas and brackets, and sentences about the word.
 _UNSPEAKABLE: Final = re.compile(r"\\|\n|  |[(){}=∑∫√]|\b(?:may|can) (?:also )?refer to\b|:$")
 _QUALIFIED: Final = re.compile(r"(.+?) \((.+)\)")
+_WORDS: Final = read("encyclopedia")["making"]
 #: What a title is qualified by where nobody means it who says the bare word, unless the article is a vital one.
-_FIELDS: Final = frozenset(
-    """mathematics physics biology chemistry geology botany law astronomy economics medicine philosophy optics linguistics
-    arts theatre taxonomy statistics geometry engineering computing unit genus crime mechanics hydrology circulatory
-    electronics particle thermodynamics grammar sociology sociolinguistics government military ethics waves matter
-    metalworking finance cooking nutrient""".split()
-) | {
-    "set theory",
-    "social science",
-    "discrete mathematics",
-    "signal processing",
-    "cue sports",
-    "armed forces",
-    "political science",
-}
+_FIELDS: Final = frozenset(_WORDS["fields"])
+_LONGEST_NAME: Final = 40
+_OF_A_PHRASE: Final = re.compile(r"(?:in|on|of|at|by|as|for|from|with)\b")
 _ALIAS: Final = re.compile(
     r",|\b(?:or|and|also|commonly|formally|officially|sometimes|often|usually|simply|better|popularly|shortened to|"
     r"known (?:simply )?as|called|referred to as|abbreviated(?: as| to)?)\b"
@@ -141,25 +132,12 @@ _IN_OFFICE: Final = re.compile(
     r"\b(?:president|minister|chancellor|leader|ruler|governor|king|queen|pope|emperor|empress|sultan|caliph|pharaoh|shah)\b",
     re.I,
 )
-_LONGEST_NAME: Final = 40
-_OF_A_PHRASE: Final = re.compile(r"(?:in|on|of|at|by|as|for|from|with)\b")
-_PARTICLES: Final = frozenset("da de di van von der den del al el la le bin ibn".split())
-_NO_LAST_NAMES: Final = frozenset("jr junior sr great younger elder of the".split())
-_ORDINALS: Final = {
-    numeral: (digit, word, f"the {ordinal}")
-    for numeral, digit, word, ordinal in zip(
-        "i ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi".split(),
-        "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16".split(),
-        "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split(),
-        """first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth
-        sixteenth""".split(),
-        strict=True,
-    )
-}
+_PARTICLES: Final = frozenset(_WORDS["particles"].split())
+_NO_LAST_NAMES: Final = frozenset(_WORDS["no_last_names"].split())
+#: Roman numerals → what is said for them.
+_ORDINALS: Final[dict[str, list[str]]] = _WORDS["numerals"]
 #: What is asked with these words is not what an article of that name is about.
-_NOT_NAMES: Final = frozenset(
-    "it this that you me i we us he she they them who what which where when why how name time date here there".split()
-)
+_NOT_NAMES: Final = frozenset(_WORDS["not_names"].split())
 
 
 def _made(summaries: Mapping[str, Any]) -> Encyclopedia:
@@ -227,14 +205,14 @@ def _last_names(words: list[str]) -> list[str]:
 
 
 def first_sentence(extract: str) -> str | None:
-    """Return the first sentence as it is spoken: without brackets, and no longer than the ear follows; None without one."""
+    """Return the first sentence without brackets, if it can be cut to what the ear follows."""
     sentence = _SENTENCE_END.split(_without_brackets(extract[:_LOOKED_AT]).strip(), maxsplit=1)[0].strip()
     verb = _VERB.search(sentence)
     if verb is None or len(sentence) < _FEWEST_LETTERS or _UNSPEAKABLE.search(sentence):
         return None
     if sentence.count(" ") >= _MOST_WORDS:
-        cuts = (cut.start() for cut in _CLAUSE.finditer(sentence, verb.end()))
-        cuts = [cut for cut in cuts if _FEWEST_WORDS <= sentence.count(" ", 0, cut) < _MOST_WORDS]
+        clauses = [clause.start() for clause in _CLAUSE.finditer(sentence, verb.end())]
+        cuts = [cut for cut in clauses if _FEWEST_WORDS <= sentence.count(" ", 0, cut) < _MOST_WORDS]
         cuts = [cut for cut in cuts if _NO_END.search(sentence, 0, cut) is None]
         if not cuts and sentence.count(" ") >= _MOST_WHOLE:
             return None

@@ -80,6 +80,11 @@ class RulesEngine:
             nothing_heard=NOTHING_HEARD,
         )
 
+    @property
+    def credited(self) -> str:
+        """The model as parts are described: with whose text is spoken."""
+        return self.model if self._encyclopedia is None else f"{self.model} and {CREDIT}"
+
     def describe(self) -> tuple[str, ...]:
         return ()
 

@@ -24,8 +24,14 @@ _WORKS: Final = {
     )
 }
 _DID: Final = {
-    "written": "wrote", "author": "wrote", "painter": "painted", "composer": "composed", "director": "directed",
-    "sculpted": "made", "sculptor": "made", "singer": "sang",
+    "written": "wrote",
+    "author": "wrote",
+    "painter": "painted",
+    "composer": "composed",
+    "director": "directed",
+    "sculpted": "made",
+    "sculptor": "made",
+    "singer": "sang",
 }
 _PLACE: Final = re.compile(
     r"\b(?:city|cities|country|capital|river|mountains?|islands?|lake|ocean|sea|desert|region|state|continent|peninsula|town|"
@@ -63,7 +69,11 @@ def when(asked: Asked, slots: Slots) -> str | None:
     named, begin, end = found.named[:1].upper() + found.named[1:], found.years[0], found.years[-1]
     if found.is_person:
         is_known = what == "born" or begin != end
-        return f"{named} {'was born' if what == 'born' else 'died'} in {begin if what == 'born' else end}." if is_known else None
+        return (
+            f"{named} {'was born' if what == 'born' else 'died'} in {begin if what == 'born' else end}."
+            if is_known
+            else None
+        )
     if begin == end:
         return f"That was in {begin}."
     return {
@@ -96,8 +106,10 @@ def _countries() -> dict[str, tuple[str, dict[str, Any]]]:
     return {plain_words(one): (name, countries[name]) for one, name in names}
 
 
-_WITH_THE: Final = re.compile(r"^(?:United|Netherlands|Philippines|Czech Republic|Dominican|Central African|Maldives|Bahamas|"
-    r"Gambia|Democratic|Republic|Marshall|Solomon|Seychelles|Comoros|.* Islands$)")
+_WITH_THE: Final = re.compile(
+    "(?:United|Netherlands|Philippines|Dominican Rep|Central African|Maldives|Bahamas|Gambia|Democratic|Republic|"
+    "Marshall|Solomon|Seychelles|Comoros)|.* Islands$"
+)
 
 
 def country(asked: Asked, slots: Slots) -> str | None:

@@ -16,7 +16,10 @@ from omni_ws.engine.llm.plain_words import Asked, Slots, expanded, inserted, rea
 Reply: TypeAlias = Callable[[Asked, Slots], str | Iterator[str] | None]
 
 #: Their order counts: where two intents fit a request equally well, the first one is meant.
-_FILES: Final = ("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "facts", "encyclopedia", "limits")
+_FILES: Final = (
+    *("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "facts"),
+    *("encyclopedia", "limits"),
+)
 _MODULES: Final = {"clock": clock, "facts": facts, "letters": letters, "sums": sums, "told": told}
 #: Names in the wordings → what makes their values: a part of a sentence, or None where it is not known.
 _VALUES: Final = clock.VALUES | told.VALUES
