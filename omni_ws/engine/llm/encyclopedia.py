@@ -106,7 +106,7 @@ _CLAUSE: Final = re.compile(
 )
 _NO_END: Final = re.compile(r" (?:who|which|that|and|or|of|the|an?|is|are|was|were|has|had|by|in|to)$")
 _FEWEST_WORDS: Final = 7
-_FEWEST_LETTERS: Final = 20
+_FEWEST_LETTERS: Final = 12
 _LOOKED_AT: Final = 1000
 #: Rests of formulas and brackets, and sentences about the word.
 _UNSPEAKABLE: Final = re.compile(r"\\|\n|  |[(){}=∑∫√]|\b(?:may|can) (?:also )?refer to\b|:$")
@@ -156,7 +156,7 @@ def _made(summaries: Mapping[str, Any]) -> Encyclopedia:
         if summary.get("topic") == _VITAL:
             vital.add(place)
             is_person = _YEARS.search(about) is not None and _HE_OR_SHE.search(extract) is not None
-        named = f"the {bare}" if sentence.startswith(f"The {bare}") else bare
+        named = f"the {bare}" if sentence.lower().startswith(f"the {bare.lower()}") else bare
         articles.append(Article(named, sentence, about, is_person))
         for rank, some in enumerate(_names(bare, qualifier, extract, vital=place in vital, person=is_person)):
             for name in some:
@@ -188,10 +188,14 @@ def _names(bare: str, qualifier: str, extract: str, *, vital: bool, person: bool
     for place, word in enumerate(words):
         exact += [" ".join((*words[:place], other, *words[place + 1 :])) for other in _ORDINALS.get(word, ()) if place]
     short = [word for word in words if word not in _NO_LAST_NAMES]
-    yield [*exact, " ".join(short), *([name] if bare.startswith("The ") else [])]
+    yield [*exact, *([] if qualifier else [" ".join(short)]), *([name] if bare.startswith("The ") else [])]
     subject = _VERB.split(extract[:400], maxsplit=1)[0]
     others = [] if person else [_bare(one) for one in _ALIAS.split(_without_brackets(subject))]
-    others = [one for one in others if one != name and 2 < len(one) < _LONGEST_NAME and _OF_A_PHRASE.match(one) is None]
+    others = [
+        one
+        for one in others
+        if one.rstrip("s") != name.rstrip("s") and 2 < len(one) < _LONGEST_NAME and _OF_A_PHRASE.match(one) is None
+    ]
     yield [*others, *(plain_words(one.replace(".", "")) for one in _ACRONYM.findall(subject))]
     yield [name] if qualifier and not vital and qualifier not in _FIELDS else []
     yield [name, *_last_names(short)] if person else []

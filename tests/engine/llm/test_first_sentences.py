@@ -40,7 +40,10 @@ HEARD: list[dict[str, Any]] = [
     for line in (Path(__file__).parents[2] / "data" / "heard_sentences.jsonl").read_text("utf-8").splitlines()
 ]
 #: Those of them that are not heard as they were meant.
-MISHEARD = {"My name is Ann.": ["My name is Anne."]}
+MISHEARD = {
+    "How tall is Mount Everest?": ["How tall is Mount Everest?", "How tall is my turmeric?"],
+    "My name is Ann.": ["My name is Anne."],
+}
 #: Every so manieth of them is really spoken and heard.
 HEARD_AGAIN = 30
 

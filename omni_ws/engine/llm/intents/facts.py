@@ -54,7 +54,7 @@ def defined(asked: Asked, slots: Slots) -> str | None:
         found = None if kind is None else _article(asked, kind["name"], person=True)
         if kind is None or found is None or re.search(rf"\b{kind['kind']}\b", found.about, re.I) is None:
             return None
-    elif article == "the" and " " not in name and not found.sentence.lower().startswith(f"the {name}"):
+    elif article == "the" and " " not in name and not found.named.lower().startswith("the "):
         return None  # "what is the news" does not ask what news is
     elif article[:1] == "a" and found.is_person:
         return None  # "a prince" is nobody called Prince
@@ -123,7 +123,7 @@ def country(asked: Asked, slots: Slots) -> str | None:
     found, facts = _countries()[name]
     what, value = slots["what"], facts[slots["what"]]
     if what == "capital":
-        return f"The capital of {_spoken(found)} is {value}."
+        return f"The capital of {_spoken(found)} is {value.rstrip('.')}."
     if what == "language":
         return f"In {_spoken(found)} they speak {value}."
     return f"The currency of {_spoken(found)} is the {value}."
