@@ -10,8 +10,10 @@ import json
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from benchmarks.server_process import free_port, running
@@ -38,6 +40,14 @@ def _answer(url: str, messages: list[dict[str, str]]) -> str:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
+def _wait_until_ready(health: str) -> None:
+    while True:
+        with suppress(HTTPError):
+            urlopen(health).close()
+            return
+        time.sleep(0.1)
+
+
 @cache
 def _model(url: str) -> str:
     with urlopen(f"{url}/models") as response:
@@ -55,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     port = free_port()
     parts = ("--llm", options.llm, "--asr", "none", "--tts", "none", "--log-level", "warning")
     with running("omni_ws", "serve", *parts, port=port):
+        _wait_until_ready(f"http://127.0.0.1:{port}/health")
         ask(f"http://127.0.0.1:{port}/v1")
 
 

@@ -100,9 +100,8 @@ _SENTENCE_END: Final = re.compile(
 _VERB: Final = re.compile(r" (?:is|are|was|were|refers to|means|encompasses|includes) ")
 #: Where a sentence may end early: behind it stands more about the same, not the rest of a list.
 _CLAUSE: Final = re.compile(
-    r";|, (?=(?:which|who|whom|whose|where|when|known|located|situated|bordered|comprising|and (?:it|its|the))\b)|"
-    r",? (?=(?:although|because|but|whereas|while|as well as|and (?:is|are|was|were|has))\b)|"
-    r" (?=until (?:his|her|its) )"
+    r";|, (?=(?:which|who|whom|whose|where|when|known|located|situated|bordered|comprising|and (?:it|its))\b)|"
+    r",? (?=(?:although|because|but|whereas|while|as well as|and (?:is|are|was|were|has))\b)"
 )
 _NO_END: Final = re.compile(r" (?:who|which|that|and|or|of|the|an?|is|are|was|were|has|had|by|in|to)$")
 _FEWEST_WORDS: Final = 7
@@ -188,7 +187,8 @@ def _names(bare: str, qualifier: str, extract: str, *, vital: bool, person: bool
     for place, word in enumerate(words):
         exact += [" ".join((*words[:place], other, *words[place + 1 :])) for other in _ORDINALS.get(word, ()) if place]
     short = [word for word in words if word not in _NO_LAST_NAMES]
-    yield [*exact, *([] if qualifier else [" ".join(short)]), *([name] if bare.startswith("The ") else [])]
+    junior = words[:-1] if words[-1:] in (["jr"], ["sr"]) else words
+    yield [*exact, *([] if qualifier else [" ".join(junior)]), *([name] if bare.startswith("The ") else [])]
     subject = _VERB.split(extract[:400], maxsplit=1)[0]
     others = [] if person else [_bare(one) for one in _ALIAS.split(_without_brackets(subject))]
     others = [

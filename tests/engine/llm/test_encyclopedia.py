@@ -137,7 +137,14 @@ def test_what_the_rules_know_comes_first(asked: str, said: str, book: Encycloped
 
 def test_a_question_may_go_on_from_the_last_one(book: Encyclopedia) -> None:
     history = [Message("user", "What is Mars?"), Message("assistant", "Mars is the fourth planet from the Sun.")]
+    assert reply("Where is it?", book, *history) == reply("Where is nothing?", book)  # a planet is no place
     assert reply("And mercury?", book, *history) == "Mercury is the first planet from the Sun."
+
+
+def test_who_is_he(book: Encyclopedia) -> None:
+    history = [Message("user", "Who was Newton?"), Message("assistant", "Sir Isaac Newton was an English polymath.")]
+    assert reply("When was he born?", book, *history) == "Isaac Newton was born in 1642."
+    assert is_unknown(reply("When was he born?", book))
 
 
 @pytest.mark.parametrize(

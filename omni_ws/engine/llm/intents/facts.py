@@ -41,13 +41,24 @@ _PLACE: Final = re.compile(
 )
 
 
+_PRONOUNS: Final = ("he", "she", "it", "him", "her", "that", "they")
+
+
 def _article(asked: Asked, name: str, *, person: bool = False) -> Article | None:
-    return None if asked.encyclopedia is None else asked.encyclopedia.find(name, person=person)
+    """The article of that name; where it is a pronoun, the one that the last answer is of."""
+    if asked.encyclopedia is None:
+        return None
+    if name in _PRONOUNS:
+        articles, last = asked.encyclopedia.articles, asked.talk.last_answer
+        return next((article for article in articles if article.sentence == last), None)
+    return asked.encyclopedia.find(name, person=person)
 
 
 def defined(asked: Asked, slots: Slots) -> str | None:
     """The first sentence about a thing, or about somebody."""
     name, article = slots["name"], slots.get("article", "")
+    if name in _PRONOUNS:
+        return None
     found = _article(asked, name, person="who" in slots and not article)
     if found is None:  # "the planet Mars", if its description says that it is one
         kind = _TITLED.match(name)
