@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 
 from benchmarks.server_process import free_port, running
 
+_ROLES = ("user", "assistant")
 SENTENCES = Path(__file__).with_name("sentences.toml")
 
 
@@ -26,7 +27,8 @@ def ask(url: str) -> None:
     for kind, asked in tomllib.loads(SENTENCES.read_text("utf-8")).items():
         print(f"\n{kind}: {len(asked)}")
         for number, row in enumerate(asked, 1):
-            said = [*row.get("before", ()), ("user", row["say"])]
+            before = ((role, text) for pair in row.get("before", ()) for role, text in zip(_ROLES, pair, strict=True))
+            said = [*before, ("user", row["say"])]
             began = time.perf_counter()
             answer = _answer(url, [{"role": role, "content": text} for role, text in said])
             print(f"{number:>3} {' / '.join(text for _, text in said)}\n    wanted: {row['wants']}")
