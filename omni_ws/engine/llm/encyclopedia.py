@@ -79,7 +79,8 @@ def load_encyclopedia(summaries: Path | None) -> Encyclopedia | None:
     kept = summaries.with_name(_KEPT)
     with suppress(OSError, msgspec.MsgspecError):
         book = msgspec.json.decode(kept.read_bytes(), type=Encyclopedia)
-        if max((*book.names.values(), *book.people.values()), default=-1) < len(book.articles):
+        places = {*book.names.values(), *book.people.values()}
+        if places <= set(range(len(book.articles))):
             return book
     try:
         book = _made(orjson.loads(summaries.read_bytes()))
