@@ -195,7 +195,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
 
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
-    """Yield a line for each part of an engine that is composed: its name and its model.
+    """Yield a line for each part of an engine that is composed: its name, and its model unless that begins with it.
 
     How to get one that is missing is what the engine says of itself.
     """
@@ -203,7 +203,7 @@ def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
         return
     for role, part in engine.parts.items():
         if part is not None:
-            yield f"{role.upper()}: {part.name}" + (f" ({part.model})" if part.model != part.name else "")
+            yield f"{role.upper()}: {part.name}" + (f" ({part.model})" if part.model.split(" ")[0] != part.name else "")
         elif role == Role.ASR:
             hears = Modality.AUDIO in engine.capabilities.input_modalities
             yield "ASR: the LLM hears by itself" if hears else "ASR: none" + _as_chosen(config.asr)
