@@ -134,8 +134,9 @@ def llm_of(config: ServerConfig) -> Engine:
     match choice.name:
         case "embedded" | "rules":
             from omni_ws.engine.llm.rules_engine import RulesEngine
+            from omni_ws.weights.cache import fetched_file
 
-            return RulesEngine()
+            return RulesEngine(summaries=fetched_file("encyclopedia"))
         case "vllm":
             return vllm_engine(config, _alone(config.vllm, choice.model, speaks=config.tts.choice.name == "none"))
         case "gguf":

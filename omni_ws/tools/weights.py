@@ -12,6 +12,7 @@ from typing import Final, Self, TextIO
 
 from omni_ws.cli import FAILURE, INTERRUPTED
 from omni_ws.config.model import ServerConfig
+from omni_ws.engine.llm.encyclopedia import load_encyclopedia
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import WeightsCache, weights_cache
@@ -92,12 +93,19 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
         try:
             with ProgressLines(sys.stderr) as progress:
                 folder = cache.fetch(weights, Fetching(progress))
+            _prepare(weights, folder)
             print(f"{weights.name}: {folder}")
         except WeightsError as error:
             failed = True
             print(f"omni-ws weights: error: {error}", file=sys.stderr)
             print(f"'omni-ws weights show {weights.name}' tells where its files are published", file=sys.stderr)
     return FAILURE if failed else 0
+
+
+def _prepare(weights: PinnedWeights, folder: Path) -> None:
+    """Make what a server would else make of fetched files at its first start, in a second or two."""
+    if weights.name == "encyclopedia":
+        load_encyclopedia(folder / weights.files[0].name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,7 +159,8 @@ def fetch_for_start(config: ServerConfig) -> None:
     for weights in wanted_weights(config):
         try:
             with ProgressLines(sys.stderr) as progress:
-                cache.fetch(weights, Fetching(progress))
+                folder = cache.fetch(weights, Fetching(progress))
+            _prepare(weights, folder)
         except WeightsError:
             failed.append(weights.name)
     if failed:

@@ -77,7 +77,7 @@ def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
 
 def description_of(part: Engine) -> PartDescription:
     """Return what clients and operators see of an engine that is a part."""
-    return PartDescription(part.name, part.model, getattr(part, "hosts", ()))
+    return PartDescription(part.name, getattr(part, "credited", part.model), getattr(part, "hosts", ()))
 
 
 @contextmanager

@@ -11,9 +11,12 @@ from datetime import datetime
 from functools import cache, cached_property
 from importlib import resources
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from omni_ws.core.history import Message
+
+if TYPE_CHECKING:
+    from omni_ws.engine.llm.encyclopedia import Encyclopedia
 
 _NAME: Final = re.compile(r"{([a-z_]+)}")
 _LINE_END: Final = re.compile(r"\n *|^ +")
@@ -164,6 +167,8 @@ class Asked:
     chance: Random
     #: Whether the message has images, which are described before the answer.
     pictured: bool = False
+    #: What may be looked up; None where nothing is.
+    encyclopedia: Encyclopedia | None = None
 
     @cached_property
     def words(self) -> str:
