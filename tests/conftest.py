@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -17,9 +18,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
+import websockets.asyncio.client
 from hypothesis import settings
+from support.patience import PATIENCE_SEC
 from support.virtual_clock import VirtualClockLoop
 
+import omni_ws.client
 from omni_ws.logs import QUIETED_LOGGERS
 
 pytest_plugins = ["support.uneven_schedule", "support.vllm_tests", "support.voices"]
@@ -42,6 +46,15 @@ settings.load_profile("unhurried")
 
 #: For ``--hypothesis-profile=fast``; tests that say themselves how many examples they need keep to that.
 settings.register_profile("fast", max_examples=25)
+
+# How long clients of this process wait for a server unless a test says otherwise: ten and twenty seconds are not
+# enough on a busy machine.
+_CLIENTS = {
+    websockets.asyncio.client.connect.__init__: {"open_timeout": PATIENCE_SEC, "ping_timeout": PATIENCE_SEC},
+    inspect.unwrap(omni_ws.client.connect): {"open_timeout": PATIENCE_SEC},
+}
+for _connect, _patience in _CLIENTS.items():
+    _connect.__kwdefaults__ = {**(_connect.__kwdefaults__ or {}), **_patience}
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

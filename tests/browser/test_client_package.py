@@ -17,7 +17,7 @@ _NODE_WITH_WEBSOCKET = 22
 
 
 async def run(*command: str, cwd: Path) -> str:
-    ended = await run_command(*command, seconds=60, cwd=cwd)
+    ended = await run_command(*command, cwd=cwd)
     assert ended.status == 0, (ended.output + ended.errors)[-6000:]
     return ended.output
 

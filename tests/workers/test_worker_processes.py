@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from support.native_client import NativeClient, RawWebSocket, native_client
+from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, RawResponse, raw_client, request, websocket_upgrade
-from support.worker_server import PATIENCE_SEC, WorkerServer, worker_server
+from support.worker_server import WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY
