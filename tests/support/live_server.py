@@ -35,6 +35,7 @@ PATIENT_SETTINGS: dict[str, dict[str, Any]] = {
         "header_timeout_sec": PATIENCE_SEC,
         "body_timeout_sec": PATIENCE_SEC,
         "keepalive_timeout_sec": PATIENCE_SEC,
+        "media_timeout_sec": PATIENCE_SEC,
     },
     "streaming_input": {"ping_timeout_sec": PATIENCE_SEC, "write_timeout_sec": PATIENCE_SEC},
 }
