@@ -15,6 +15,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -47,14 +48,11 @@ settings.load_profile("unhurried")
 #: For ``--hypothesis-profile=fast``; tests that say themselves how many examples they need keep to that.
 settings.register_profile("fast", max_examples=25)
 
-# How long clients of this process wait for a server unless a test says otherwise: ten and twenty seconds are not
-# enough on a busy machine.
-_CLIENTS = {
+#: What clients of this process wait for a server by themselves (10 s and 20 s) is not enough on a busy machine.
+_PATIENT_CLIENTS: Mapping[Callable[..., Any], Mapping[str, float]] = {
     websockets.asyncio.client.connect.__init__: {"open_timeout": PATIENCE_SEC, "ping_timeout": PATIENCE_SEC},
     inspect.unwrap(omni_ws.client.connect): {"open_timeout": PATIENCE_SEC},
 }
-for _connect, _patience in _CLIENTS.items():
-    _connect.__kwdefaults__ = {**(_connect.__kwdefaults__ or {}), **_patience}
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -127,6 +125,16 @@ def _logging_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     for logger, level in zip((root, *quieted), levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _patient_clients(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Clients have the patience of the tests where they say nothing else; by the virtual clock they have their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("virtual_clock") is None:
+            for connect, patience in _PATIENT_CLIENTS.items():
+                patch.setattr(connect, "__kwdefaults__", {**(connect.__kwdefaults__ or {}), **patience})
+        yield
 
 
 @pytest.fixture
