@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE_SEC
 
 PACKAGE = Path(__file__).parents[1] / "omni_ws"
 
@@ -292,7 +293,9 @@ for module in {modules}:
     importlib.import_module(module)
     print(module, *[name for name in {heavy} if name in sys.modules])
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SEC, check=True
+    )
     assert ended.stdout.split() == [*modules]
 
 

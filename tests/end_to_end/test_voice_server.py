@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
+from support.patience import PATIENCE_SEC
 from support.real_models import fetched
 from support.speech_clips import WORDS, clip_bytes, word_errors
 from support.until import until_heard
@@ -194,7 +195,7 @@ async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
         step = 6400  # 200 ms
         for start in range(0, len(audio), step):
             if start > 20 * step:  # four seconds in, and no further before the first event has come
-                await asyncio.wait_for(first_event.wait(), 100)
+                await asyncio.wait_for(first_event.wait(), PATIENCE_SEC)
             piece = audio[start : start + step]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
@@ -268,7 +269,7 @@ async def mic_client(*arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    output, _ = await asyncio.wait_for(process.communicate(), 100)
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SEC)
     assert process.returncode == 0, output.decode()
     return output.decode()
 

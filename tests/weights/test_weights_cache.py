@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 from support.file_server import FileServer, file_server
+from support.patience import PATIENCE_SEC
 
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import (
@@ -459,7 +460,7 @@ def test_many_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
     with ThreadPoolExecutor(4) as pool:
         fetched = [pool.submit(store.fetch, weights, Fetching(told)) for _ in range(4)]
         for _ in range(3):
-            assert waiting.acquire(timeout=100)
+            assert waiting.acquire(timeout=PATIENCE_SEC)
         server.answers.set()
         assert {one.result() for one in fetched} == {store.folder_of(weights)}
     assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
@@ -475,7 +476,7 @@ def test_several_processes_at_once_fetch_once(tmp_path: Path, server: FileServer
         f"print(WeightsCache(Path({str(tmp_path / 'cache')!r}), [OfficialSource()]).fetch(weights))\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    ended = {one.communicate(timeout=100)[0].strip() for one in running}
+    ended = {one.communicate(timeout=PATIENCE_SEC)[0].strip() for one in running}
     assert ended == {str(cache(tmp_path).folder_of(tiny()))}
     assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
 

@@ -125,7 +125,6 @@ def test_what_whisper_hears_is_answered_as_what_was_said() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the first run fetches the models
 async def test_whisper_hears_what_is_stored() -> None:
     pytest.importorskip("ctranslate2")
     pytest.importorskip("hibari")
