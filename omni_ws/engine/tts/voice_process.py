@@ -1,11 +1,11 @@
-"""VoiceProcess: speaks clause by clause with hibari or espeak-ng, in a process of its own."""
+"""VoiceProcess: speaks clause by clause with hibari, Kokoro or espeak-ng, in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,8 @@ from omni_ws.engine.tts.synthesiser import (
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.profiler import events
-from omni_ws.weights.cache import fetched_file
+from omni_ws.weights.cache import fetched_file, weights_cache
+from omni_ws.weights.sources import pinned_weights
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,16 @@ WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 START_TIMEOUT = 30.0
 #: A clause is spoken some hundred times faster than it is heard; a worker that is silent for so long hangs.
 SILENCE_TIMEOUT = 10.0
+#: A clause of Kokoro takes nearly as long as it lasts, so both are so many times longer for it.
+KOKORO_TIMEOUTS = 6.0
+#: The CPU time of a second of speech, in seconds, with which a voice is refused: it would stutter.
+SLOWEST_PACE = 1.0
 
 #: So many deaths without a finished job in between, and the voice counts as broken.
 UNHEALTHY_AFTER = 3
 
 #: So many are languages rather than persons, and the first is no name to tell.
-MANY_VOICES = 20
+MANY_VOICES = 60
 
 HOW_TO_GET_ONE = install_command("espeak")
 
@@ -90,12 +95,12 @@ class _Job:
 
 
 class VoiceProcess:
-    """A Voice, hibari or espeak-ng: owns the worker process, gives it one job at a time, and starts it again.
+    """A Voice, hibari, Kokoro or espeak-ng: owns the worker process, gives it one job at a time, and starts it again.
 
     It speaks for any number of callers; their texts take turns in the order in which they came. Where ``choice`` is
     AUTO and there is no synthesiser, it starts all the same, and can do nothing. ``default_voice`` is one of the voices
-    of the synthesiser, None for its usual one; ``file`` is what hibari speaks from, None for the one in the cache of
-    weights.
+    of the synthesiser, None for its usual one; ``file`` is what hibari or Kokoro (a folder) speaks from, None for the
+    one in the cache of weights.
     """
 
     hosts: tuple[str, ...] = ()
@@ -113,6 +118,7 @@ class VoiceProcess:
         self._choice = choice
         self._default_voice = default_voice
         self._file = file
+        self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
         self._next_number = 1
@@ -186,18 +192,19 @@ class VoiceProcess:
         if self.facts is None:
             return (f"voice: none ({self.reason}): answers are text only; to hear them, {HOW_TO_GET_ONE}",)
         name = f" {self.voices[0]}" if len(self.facts.voices) < MANY_VOICES else ""
-        return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source})",)
+        pace = f", {self.facts.pace:.2f} s of CPU time for a second of speech" if self.facts.pace else ""
+        return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source}{pace})",)
 
     async def start(self) -> None:
         """Find a voice and start its worker. Finding none is no error, unless one was asked for by name."""
         if self._choice is VoiceChoice.NONE:
             self.reason = "switched off"
             return
-        if self._choice is VoiceChoice.HIBARI:
+        if (find := _FILES.get(self._choice)) is not None:
             try:
-                self._file = await asyncio.to_thread(hibari_file, self._file)
+                self._file = await asyncio.to_thread(find, self._file)
             except NoVoice as reason:
-                raise EngineFailed(f"no voice hibari: {reason}") from None
+                raise EngineFailed(f"no voice {self._choice}: {reason}") from None
         try:
             self.facts = await self._launch()
         except NoVoice as reason:
@@ -205,6 +212,13 @@ class VoiceProcess:
             if self._choice is not VoiceChoice.AUTO:
                 raise EngineFailed(f"no voice {self._choice}: {self.reason}") from None
             return
+        if self.facts.pace > SLOWEST_PACE:
+            pace = self.facts.pace
+            await self.stop()
+            raise EngineFailed(
+                f"no voice {self._choice}: it would stutter here, where a second of speech takes {pace:.1f} s of CPU time, "
+                "the best of some tries; --tts hibari takes a fiftieth of that"
+            )
         if self.voices[0] not in self.languages:
             name, known = self.facts.synthesiser, ", ".join(self.facts.voices)
             await self.stop()
@@ -293,7 +307,7 @@ class VoiceProcess:
             self._watchdog.cancel()
             self._watchdog = None
         if self._current is not None:
-            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT, self._kill_silent)
+            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT * self._patience, self._kill_silent)
 
     def _kill_silent(self) -> None:
         if self._child is not None:
@@ -341,7 +355,7 @@ class VoiceProcess:
             raise EngineFailed("the voice worker does not start") from error
         self._child = child
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(START_TIMEOUT * self._patience):
                 said, _ = await child.receive()
             assert isinstance(said, VoiceReady)
             if said.facts is None:
@@ -381,7 +395,7 @@ class VoiceProcess:
                 self._give_next()
 
 
-# The voice hibari: whether this machine has what it needs. Loads none of its packages.
+# The neural voices: whether this machine has what they need. Loads none of their packages.
 
 #: Its network and its rules are no interface: another version may not fit.
 VERSION: Final = "0.2.1"
@@ -392,14 +406,7 @@ def hibari_file(file: Path | None = None) -> Path:
 
     Blocks: it reads the file whole where it has not been seen before. Raises NoVoice, which says what to do.
     """
-    try:
-        installed = version("hibari-tts")
-    except PackageNotFoundError:
-        installed = ""
-    if not installed or not all(map(find_spec, ("hibari", RUNTIME))):
-        raise NoVoice(f"its packages are not installed: {install_command('hibari')}")
-    if installed != VERSION:
-        raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command('hibari')}")
+    _check_packages("hibari", "hibari", RUNTIME)
     if file is not None:
         if not file.is_file():
             raise NoVoice(f"there is no file {file}")
@@ -407,3 +414,30 @@ def hibari_file(file: Path | None = None) -> Path:
     if (fetched := fetched_file("hibari")) is None:
         raise NoVoice(f"its weights are not on this machine: {fetch_command('hibari')}")
     return fetched
+
+
+def kokoro_folder(folder: Path | None = None) -> Path:
+    """Return the folder of Kokoro's weights, like ``hibari_file``."""
+    _check_packages("kokoro", "hibari", RUNTIME, "onnxruntime")
+    found = folder or weights_cache().find(pinned_weights()["kokoro"])
+    if found is None:
+        raise NoVoice(f"its weights are not on this machine: {fetch_command('kokoro')}")
+    return found
+
+
+def _check_packages(extra: str, *packages: str) -> None:
+    """Raise NoVoice where packages of an extra are missing, or there is another hibari-tts."""
+    try:
+        installed = version("hibari-tts")
+    except PackageNotFoundError:
+        installed = ""
+    if not installed or not all(map(find_spec, packages)):
+        raise NoVoice(f"its packages are not installed: {install_command(extra)}")
+    if installed != VERSION:
+        raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command(extra)}")
+
+
+_FILES: Final[Mapping[VoiceChoice, Callable[[Path | None], Path]]] = {
+    VoiceChoice.HIBARI: hibari_file,
+    VoiceChoice.KOKORO: kokoro_folder,
+}

@@ -1,4 +1,4 @@
-"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker espeak``, or ``hibari FILE``.
+"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker espeak``, ``hibari FILE`` or ``kokoro FOLDER``.
 
 A process of its own, because the synthesisers keep global state, may crash, and one of them is GPLv3.
 """
@@ -34,8 +34,10 @@ class _Worker:
         #: One job is under way at a time, so the newest cancellation is the only one that can matter.
         self._cancelled = 0
         self._job = 0
+        self._synthesiser: Synthesiser | None = None
 
     def run(self, synthesiser: Synthesiser) -> None:
+        self._synthesiser = synthesiser
         while True:
             asked, _ = self.link.receive()
             assert isinstance(asked, Speak)
@@ -61,18 +63,24 @@ class _Worker:
     def _note_cancellation(self, asked: Any) -> bool:
         if isinstance(asked, Cancel):
             self._cancelled = asked.job
+            if self._synthesiser is not None and asked.job == self._job:
+                self._synthesiser.interrupt()
             return True
         return False
 
 
-def _synthesiser(file: str | None) -> Synthesiser:
-    """Hibari, where there is a file for it, else espeak-ng. Raises NoVoice."""
-    if file is not None:
-        # What hibari needs takes a second to import, which no other voice waits for.
-        from omni_ws.engine.tts.hibari import Hibari
+def _synthesiser(name: str, file: str | None) -> Synthesiser:
+    """A neural voice, where there is a file for it, else espeak-ng. Raises NoVoice."""
+    if file is None:
+        return Espeak()
+    # What these need takes a second to import, which no other voice waits for.
+    if name == "kokoro":
+        from omni_ws.engine.tts.kokoro import Kokoro
 
-        return Hibari(Path(file))
-    return Espeak()
+        return Kokoro(Path(file))
+    from omni_ws.engine.tts.hibari import Hibari
+
+    return Hibari(Path(file))
 
 
 def main() -> None:
@@ -80,7 +88,7 @@ def main() -> None:
     share_heaps(1)
     worker = _Worker()
     try:
-        synthesiser = _synthesiser(sys.argv[2] if len(sys.argv) > 2 else None)
+        synthesiser = _synthesiser(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
     except NoVoice as reason:
         worker.link.send(VoiceReady(None, str(reason)))
         return
