@@ -74,10 +74,10 @@ class Hibari:
         self.facts = VoiceFacts(f"hibari {__version__}", source, (name,), {name: language}, latin_only=True)
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
-        utterance = Utterance(listener)
+        spoken = SpokenPieces(listener)
         for piece in self._reader.pieces(text):
             samples, ends = self._samples(self._network, self._outputs, piece.ids, speed)
-            if not utterance.say(samples, piece.words, ends, speed):
+            if not spoken.say(samples, piece.words, ends, speed):
                 return
 
     def interrupt(self) -> None:
@@ -121,7 +121,7 @@ class Hibari:
         return samples, ends * (len(samples) / ends[-1])
 
 
-class Utterance:
+class SpokenPieces:
     """Gives a listener the pieces of a text, one after the other, without the silence before each."""
 
     def __init__(self, listener: SynthesisListener) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from omni_ws.engine.tts.hibari import HibariReader, Utterance, with_output
+from omni_ws.engine.tts.hibari import HibariReader, SpokenPieces, with_output
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 
 _NETWORK: Final = "kokoro-v1.0.int8.onnx"
@@ -58,7 +58,7 @@ class Kokoro:
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
         options = self._run_options = onnxruntime.RunOptions()
         styles = np.fromfile(self._folder / f"{voice}.bin", np.float32).reshape(-1, 1, _STYLE_VALUES)
-        utterance = Utterance(listener)
+        spoken = SpokenPieces(listener)
         for piece in self._readers[self._languages[voice]].pieces(text):
             try:
                 samples, ends = self._samples(piece.ids, styles, speed, options)
@@ -66,7 +66,7 @@ class Kokoro:
                 if options.terminate:
                     return
                 raise
-            if not utterance.say(samples, piece.words, ends, speed):
+            if not spoken.say(samples, piece.words, ends, speed):
                 return
 
     def interrupt(self) -> None:

@@ -216,8 +216,8 @@ class VoiceProcess:
             pace = self.facts.pace
             await self.stop()
             raise EngineFailed(
-                f"no voice {self._choice}: it would stutter here, where a second of speech takes {pace:.1f} s of CPU time, "
-                "the best of some tries; --tts hibari takes a fiftieth of that"
+                f"no voice {self._choice}: it would stutter: a second of speech takes this machine {pace:.1f} s of CPU "
+                "time, at best; --tts hibari takes a fiftieth of that"
             )
         if self.voices[0] not in self.languages:
             name, known = self.facts.synthesiser, ", ".join(self.facts.voices)
