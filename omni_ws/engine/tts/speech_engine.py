@@ -190,15 +190,19 @@ async def clause_by_clause(
     language: str = "",
     latin_only: bool = False,
     tells_words: bool = False,
+    slow: bool = False,
 ) -> None:
     """Write the audio of ``text``, which ``speak`` makes of one clause after the other.
 
     A voice that reads English alone, as its ``language`` says, gets numbers in words. The times of words count from the
     beginning of their clause; here they are placed in the whole. Unless the voice ``tells_words``, audio tells where
-    clauses end in the text. One that is ``latin_only`` raises InvalidValue for text without a Latin letter.
+    clauses end in the text. One that is ``latin_only`` raises InvalidValue for text without a Latin letter. One that is
+    ``slow`` gets the first clause as short as it may be, even of a text that is complete.
     """
     reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
     comma_after, begin_after_sec = first_clause_of(request.input)
+    if slow:
+        comma_after = 0
     spoken = _SpokenClauses(language, comma_after) if reads_numbers else None
     splitter = spoken or ClauseSplitter(first_comma_after=comma_after)
     spoken_ms = 0.0

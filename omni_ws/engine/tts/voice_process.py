@@ -258,6 +258,7 @@ class VoiceProcess:
             language=self.languages[voice],
             latin_only=self.facts.latin_only,
             tells_words=True,
+            slow=self.facts.pace > 0,
         )
 
     async def say(
