@@ -471,7 +471,7 @@ def _join(
 
 
 def _reason(log: Path) -> str:
-    """The last line that pip calls an error, else the last one."""
+    """The last line that pip calls an error, or the one in which npm names its error; else the last one."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith(("ERROR: ", "npm error code "))]
     return (errors or lines or ["it said nothing"])[-1][:300]
