@@ -70,6 +70,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "espeakng_loader": "omni_ws.engine.tts",
     "ctranslate2": "omni_ws.engine.asr",
     "hibari": "omni_ws.engine.tts",
+    "onnxruntime": "omni_ws.engine.tts",
     "xllamacpp": "omni_ws.engine.llm",
     "grpc": "omni_ws.transport",
     "aiortc": "omni_ws.transport.webrtc",

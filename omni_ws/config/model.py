@@ -298,6 +298,7 @@ class VoiceChoice(StrEnum):
 
     AUTO = "auto"
     HIBARI = "hibari"
+    KOKORO = "kokoro"
     ESPEAK = "espeak"
     NONE = "none"
 

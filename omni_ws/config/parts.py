@@ -41,6 +41,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "tts": {
         "embedded": "embedded",
         "hibari": "hibari[:FILE]",
+        "kokoro": "kokoro[:VOICE]",
         "espeak": "espeak",
         "talker": "talker:MODEL",
         "none": "none",

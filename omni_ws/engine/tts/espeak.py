@@ -92,6 +92,9 @@ class Espeak:
         finally:
             self._listener = None
 
+    def interrupt(self) -> None:
+        """Nothing takes long here."""
+
     def _declare(self) -> None:
         functions: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
             ("espeak_Initialize", ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int)),

@@ -74,25 +74,19 @@ class Hibari:
         self.facts = VoiceFacts(f"hibari {__version__}", source, (name,), {name: language}, latin_only=True)
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
-        spoken = 0
+        spoken = SpokenPieces(listener)
         for piece in self._reader.pieces(text):
             samples, ends = self._samples(self._network, self._outputs, piece.ids, speed)
-            begin, end = _audible(samples)
-            cut = max(0, begin - _LEAD_SAMPLES)
-            if self._has_times:
-                heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
-                heard[0] = begin  # slow speech is heard long before the network says so
-                listener.words(_timed(piece.words, (heard + (spoken - cut)) * (1000 / SAMPLE_RATE)))
-            pcm = pcm16_from_samples(samples[cut:])
-            for start in range(0, len(pcm), CHUNK_SAMPLES):
-                if not listener.audio(SAMPLE_RATE, pcm[start : start + CHUNK_SAMPLES].tobytes()):
-                    return
-            spoken += len(pcm)
+            if not spoken.say(samples, piece.words, ends, speed):
+                return
+
+    def interrupt(self) -> None:
+        """Nothing takes long here."""
 
     def _loaded(self, content: bytes, file: Path) -> tuple[OnnxNetwork, Sequence[str]]:
         """Return the network and the names of the outputs to request. The network has spoken a word as a test."""
         ids = next(self._reader.pieces(_TRIAL)).ids
-        for outputs, content_tried in (((*_SPECTRA, _ENDS), _with_output(content, _ENDS)), (_SPECTRA, content)):
+        for outputs, content_tried in (((*_SPECTRA, _ENDS), with_output(content, _ENDS)), (_SPECTRA, content)):
             try:
                 network = OnnxNetwork(self._runtime, content_tried)
                 samples, ends = self._samples(network, outputs, ids, 1.0)
@@ -127,6 +121,34 @@ class Hibari:
         return samples, ends * (len(samples) / ends[-1])
 
 
+class SpokenPieces:
+    """Gives a listener the pieces of a text, one after the other, without the silence before each."""
+
+    def __init__(self, listener: SynthesisListener) -> None:
+        self._listener = listener
+        self._spoken = 0
+
+    def say(
+        self, samples: NDArray[np.float32], words: Sequence[ReadWord], ends: NDArray[np.float64], speed: float
+    ) -> bool:
+        """Give the next piece, whose phonemes end at ``ends`` in its samples, if that is known; says whether to go on.
+
+        The networks of Kokoro and of hibari, which learned from it, tell that equally late.
+        """
+        begin, end = _audible(samples)
+        cut = max(0, begin - _LEAD_SAMPLES)
+        if len(ends):
+            heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
+            heard[0] = begin  # slow speech is heard long before the network says so
+            self._listener.words(_timed(words, (heard + (self._spoken - cut)) * (1000 / SAMPLE_RATE)))
+        pcm = pcm16_from_samples(samples[cut:])
+        for start in range(0, len(pcm), CHUNK_SAMPLES):
+            if not self._listener.audio(SAMPLE_RATE, pcm[start : start + CHUNK_SAMPLES].tobytes()):
+                return False
+        self._spoken += len(pcm)
+        return True
+
+
 def _timed(words: Sequence[ReadWord], ends_ms: NDArray[np.float64]) -> list[SpokenWord]:
     told, now = list[SpokenWord](), 0
     for word in words:
@@ -142,7 +164,7 @@ def _audible(samples: NDArray[np.float32]) -> tuple[int, int]:
     return (int(heard[0]), int(heard[-1]) + 1) if len(heard) else (0, len(samples))
 
 
-def _with_output(model: bytes, name: str) -> bytes:
+def with_output(model: bytes, name: str) -> bytes:
     """Return an ONNX model with its inner value ``name`` as an additional output, the last one.
 
     Fields that are appended to a Protocol Buffers message are merged into it, so no ONNX package is needed.

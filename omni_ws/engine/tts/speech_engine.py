@@ -190,15 +190,19 @@ async def clause_by_clause(
     language: str = "",
     latin_only: bool = False,
     tells_words: bool = False,
+    slow: bool = False,
 ) -> None:
     """Cut ``text`` into clauses, and write the audio that ``speak`` makes of each of them, in order.
 
     A voice whose ``language`` is English gets numbers in words. ``speak`` counts the times of words from the beginning
     of their clause; they are converted to times from the beginning of the audio. Unless the voice ``tells_words``, the
     audio has the ends of clauses in the text. If it is ``latin_only``, text without a Latin letter raises InvalidValue.
+    If it is ``slow``, the first clause is as short as possible, even if the text is complete.
     """
     reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
     comma_after, begin_after_sec = first_clause_of(request.input)
+    if slow:
+        comma_after = 0
     spoken = _SpokenClauses(language, comma_after) if reads_numbers else None
     splitter = spoken or ClauseSplitter(first_comma_after=comma_after)
     spoken_ms = 0.0

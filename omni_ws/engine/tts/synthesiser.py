@@ -39,6 +39,8 @@ class VoiceFacts:
     languages: Mapping[str, str] = field(default_factory=dict)
     #: Whether it can only speak text in Latin letters.
     latin_only: bool = False
+    #: The CPU time that a second of speech took on this machine; 0 where it is so little that nobody measured.
+    pace: float = 0.0
 
 
 class SynthesisListener(Protocol):
@@ -60,6 +62,10 @@ class Synthesiser(Protocol):
     def facts(self) -> VoiceFacts: ...
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None: ...
+
+    def interrupt(self) -> None:
+        """End the text that is being spoken soon, where that would take long; nobody listens. From another thread."""
+        ...
 
 
 # Messages between the server and the voice worker. A job is the number of a text; 0 means none.

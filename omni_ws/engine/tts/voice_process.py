@@ -1,11 +1,11 @@
-"""VoiceProcess: a Voice that speaks clause by clause, with hibari or espeak-ng in a separate process."""
+"""VoiceProcess: a Voice that speaks clause by clause, with hibari, Kokoro or espeak-ng in a separate process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,8 @@ from omni_ws.engine.tts.synthesiser import (
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.profiler import events
-from omni_ws.weights.cache import fetched_file
+from omni_ws.weights.cache import fetched_file, weights_cache
+from omni_ws.weights.sources import pinned_weights
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,16 @@ WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 START_TIMEOUT = 30.0
 #: A clause is synthesised some hundred times faster than it is played; a worker without output for so long hangs.
 SILENCE_TIMEOUT = 10.0
+#: A clause of Kokoro takes nearly as long as it lasts, so both are so many times longer for it.
+KOKORO_TIMEOUTS = 6.0
+#: The CPU time of a second of speech, in seconds, with which a voice is refused: it would stutter.
+SLOWEST_PACE = 1.0
 
 #: After so many deaths of the worker without a finished job in between, the voice counts as broken.
 UNHEALTHY_AFTER = 3
 
 #: A synthesiser with at least so many voices has languages rather than persons, and its default is not worth naming.
-MANY_VOICES = 20
+MANY_VOICES = 60
 
 HOW_TO_GET_ONE = install_command("espeak")
 
@@ -90,11 +95,11 @@ class _Job:
 
 
 class VoiceProcess:
-    """A Voice, hibari or espeak-ng: owns the worker process, gives it one job at a time, and restarts it if it dies.
+    """A Voice (hibari, Kokoro or espeak-ng): gives its worker process one job at a time, and restarts it if it dies.
 
     It serves any number of callers; their texts are spoken in the order of arrival. If ``choice`` is AUTO and there is
     no synthesiser, it starts nevertheless, but cannot speak. ``default_voice`` is one of the voices of the synthesiser,
-    None for its usual one; ``file`` is the file of the hibari voice, None for the one in the cache of weights.
+    None for its usual one; ``file`` is the file of hibari or the folder of Kokoro, None for what the cache of weights has.
     """
 
     hosts: tuple[str, ...] = ()
@@ -112,6 +117,7 @@ class VoiceProcess:
         self._choice = choice
         self._default_voice = default_voice
         self._file = file
+        self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
         self._next_number = 1
@@ -185,18 +191,19 @@ class VoiceProcess:
         if self.facts is None:
             return (f"voice: none ({self.reason}): answers are text only; to hear them, {HOW_TO_GET_ONE}",)
         name = f" {self.voices[0]}" if len(self.facts.voices) < MANY_VOICES else ""
-        return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source})",)
+        pace = f", {self.facts.pace:.2f} s of CPU time for a second of speech" if self.facts.pace else ""
+        return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source}{pace})",)
 
     async def start(self) -> None:
         """Find a synthesiser and start its worker. Raises EngineFailed if there is none and ``choice`` is not AUTO."""
         if self._choice is VoiceChoice.NONE:
             self.reason = "switched off"
             return
-        if self._choice is VoiceChoice.HIBARI:
+        if (find := _FILES.get(self._choice)) is not None:
             try:
-                self._file = await asyncio.to_thread(hibari_file, self._file)
+                self._file = await asyncio.to_thread(find, self._file)
             except NoVoice as reason:
-                raise EngineFailed(f"no voice hibari: {reason}") from None
+                raise EngineFailed(f"no voice {self._choice}: {reason}") from None
         try:
             self.facts = await self._launch()
         except NoVoice as reason:
@@ -204,6 +211,13 @@ class VoiceProcess:
             if self._choice is not VoiceChoice.AUTO:
                 raise EngineFailed(f"no voice {self._choice}: {self.reason}") from None
             return
+        if self.facts.pace > SLOWEST_PACE:
+            pace = self.facts.pace
+            await self.stop()
+            raise EngineFailed(
+                f"no voice {self._choice}: it would stutter: a second of speech takes this machine {pace:.1f} s of CPU "
+                "time, at best; --tts hibari takes a fiftieth of that"
+            )
         if self.voices[0] not in self.languages:
             name, known = self.facts.synthesiser, ", ".join(self.facts.voices)
             await self.stop()
@@ -243,6 +257,7 @@ class VoiceProcess:
             language=self.languages[voice],
             latin_only=self.facts.latin_only,
             tells_words=True,
+            slow=self.facts.pace > 0,
         )
 
     async def say(
@@ -292,7 +307,7 @@ class VoiceProcess:
             self._watchdog.cancel()
             self._watchdog = None
         if self._current is not None:
-            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT, self._kill_silent)
+            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT * self._patience, self._kill_silent)
 
     def _kill_silent(self) -> None:
         if self._child is not None:
@@ -340,7 +355,7 @@ class VoiceProcess:
             raise EngineFailed("the voice worker does not start") from error
         self._child = child
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(START_TIMEOUT * self._patience):
                 said, _ = await child.receive()
             assert isinstance(said, VoiceReady)
             if said.facts is None:
@@ -380,7 +395,7 @@ class VoiceProcess:
                 self._give_next()
 
 
-# The voice hibari: whether this machine has what it needs. Loads none of its packages.
+# The neural voices: whether this machine has what they need. Loads none of their packages.
 
 #: The package's network and rules are no public interface: another version may not work.
 VERSION: Final = "0.2.1"
@@ -391,14 +406,7 @@ def hibari_file(file: Path | None = None) -> Path:
 
     Blocks: it reads the whole file the first time. Raises NoVoice, whose message says what to do.
     """
-    try:
-        installed = version("hibari-tts")
-    except PackageNotFoundError:
-        installed = ""
-    if not installed or not all(map(find_spec, ("hibari", RUNTIME))):
-        raise NoVoice(f"its packages are not installed: {install_command('hibari')}")
-    if installed != VERSION:
-        raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command('hibari')}")
+    _check_packages("hibari", "hibari", RUNTIME)
     if file is not None:
         if not file.is_file():
             raise NoVoice(f"there is no file {file}")
@@ -406,3 +414,30 @@ def hibari_file(file: Path | None = None) -> Path:
     if (fetched := fetched_file("hibari")) is None:
         raise NoVoice(f"its weights are not on this machine: {fetch_command('hibari')}")
     return fetched
+
+
+def kokoro_folder(folder: Path | None = None) -> Path:
+    """Return the folder of Kokoro's weights, like ``hibari_file``."""
+    _check_packages("kokoro", "hibari", RUNTIME, "onnxruntime")
+    found = folder or weights_cache().find(pinned_weights()["kokoro"])
+    if found is None:
+        raise NoVoice(f"its weights are not on this machine: {fetch_command('kokoro')}")
+    return found
+
+
+def _check_packages(extra: str, *packages: str) -> None:
+    """Raise NoVoice where packages of an extra are missing, or there is another hibari-tts."""
+    try:
+        installed = version("hibari-tts")
+    except PackageNotFoundError:
+        installed = ""
+    if not installed or not all(map(find_spec, packages)):
+        raise NoVoice(f"its packages are not installed: {install_command(extra)}")
+    if installed != VERSION:
+        raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command(extra)}")
+
+
+_FILES: Final[Mapping[VoiceChoice, Callable[[Path | None], Path]]] = {
+    VoiceChoice.HIBARI: hibari_file,
+    VoiceChoice.KOKORO: kokoro_folder,
+}

@@ -1,4 +1,4 @@
-"""The voice worker, the process that speaks: ``python -m omni_ws.engine.tts.voice_worker [hibari FILE | espeak]``.
+"""The voice worker, the process that speaks: ``… -m omni_ws.engine.tts.voice_worker espeak | hibari FILE | kokoro FOLDER``.
 
 It is a separate process because the synthesisers keep global state, may crash, and one of them is GPLv3.
 """
@@ -34,8 +34,10 @@ class _Worker:
         #: The job that was cancelled last. One job runs at a time, so earlier cancellations do not matter.
         self._cancelled = 0
         self._job = 0
+        self._synthesiser: Synthesiser | None = None
 
     def run(self, synthesiser: Synthesiser) -> None:
+        self._synthesiser = synthesiser
         while True:
             asked, _ = self.link.receive()
             assert isinstance(asked, Speak)
@@ -61,18 +63,24 @@ class _Worker:
     def _note_cancellation(self, asked: Any) -> bool:
         if isinstance(asked, Cancel):
             self._cancelled = asked.job
+            if self._synthesiser is not None and asked.job == self._job:
+                self._synthesiser.interrupt()
             return True
         return False
 
 
-def _synthesiser(file: str | None) -> Synthesiser:
-    """Return hibari if there is a ``file`` for it, or else espeak-ng. Raises NoVoice."""
-    if file is not None:
-        # The packages that hibari needs take a second to import, for which espeak-ng should not wait.
-        from omni_ws.engine.tts.hibari import Hibari
+def _synthesiser(name: str, file: str | None) -> Synthesiser:
+    """Return the neural voice ``name`` if there is a ``file`` for it, or else espeak-ng. Raises NoVoice."""
+    if file is None:
+        return Espeak()
+    # What these need takes a second to import, for which no other voice should wait.
+    if name == "kokoro":
+        from omni_ws.engine.tts.kokoro import Kokoro
 
-        return Hibari(Path(file))
-    return Espeak()
+        return Kokoro(Path(file))
+    from omni_ws.engine.tts.hibari import Hibari
+
+    return Hibari(Path(file))
 
 
 def main() -> None:
@@ -80,7 +88,7 @@ def main() -> None:
     share_heaps(1)
     worker = _Worker()
     try:
-        synthesiser = _synthesiser(sys.argv[2] if len(sys.argv) > 2 else None)
+        synthesiser = _synthesiser(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
     except NoVoice as reason:
         worker.link.send(VoiceReady(None, str(reason)))
         return
