@@ -99,7 +99,7 @@ class VoiceProcess:
 
     It serves any number of callers; their texts are spoken in the order of arrival. If ``choice`` is AUTO and there is
     no synthesiser, it starts nevertheless, but cannot speak. ``default_voice`` is one of the voices of the synthesiser,
-    None for its usual one; ``file`` is the file of hibari or the folder of Kokoro, None for what the cache of weights has.
+    None for its usual one; ``file`` is hibari's file or Kokoro's folder, None for what the cache of weights has.
     """
 
     hosts: tuple[str, ...] = ()

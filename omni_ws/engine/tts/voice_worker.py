@@ -1,4 +1,4 @@
-"""The voice worker, the process that speaks: ``… -m omni_ws.engine.tts.voice_worker espeak | hibari FILE | kokoro FOLDER``.
+"""The voice worker, the process that speaks: ``python -m …voice_worker espeak``, ``hibari FILE`` or ``kokoro FOLDER``.
 
 It is a separate process because the synthesisers keep global state, may crash, and one of them is GPLv3.
 """
