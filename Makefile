@@ -80,6 +80,9 @@ else
 ifneq ($(filter gguf:% qwen% smollm2,$(LLM)),)
 serve: $(VENV)/.ready-for-gguf
 endif
+ifneq ($(filter kokoro kokoro:%,$(TTS)),)
+serve: $(VENV)/.ready-for-kokoro
+endif
 ifneq ($(filter --lan,$(ARGS)),)
 serve: $(VENV)/.ready-for-lan
 endif
@@ -291,6 +294,11 @@ $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 $(VENV)/.ready-for-gguf: $(VENV)/.ready-to-serve
 	@echo 'installing llama.cpp (34 MB)'
 	@$(PIP) --editable '.[gguf]'
+	@touch $@
+
+$(VENV)/.ready-for-kokoro: $(VENV)/.ready-to-serve
+	@echo 'installing ONNX Runtime (80 MB)'
+	@$(PIP) --editable '.[kokoro]'
 	@touch $@
 
 $(VENV)/.ready-for-lan: $(VENV)/.ready-to-serve

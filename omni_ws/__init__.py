@@ -1,6 +1,6 @@
-"""Real-time speech server: WebSocket-first, on one port.
+"""Real-time speech server, WebSocket-first, on one port.
 
-``launch_server`` runs a server until it is stopped; ``create_app`` builds one to embed in a program.
+``launch_server`` runs a server until it is stopped; ``create_app`` creates one to embed in a program.
 """
 
 from __future__ import annotations

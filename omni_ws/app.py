@@ -1,4 +1,4 @@
-"""App: the front ends of a server, behind one port and over one engine."""
+"""App: the front ends of a server, on one port and with one engine."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from omni_ws.transport.recording.recordings import HttpRecordings
 
 
 class App(Application):
-    """The application behind the front door. It knows the front ends by the interface ``FrontEnd`` alone.
+    """The application to which the front door passes requests. It knows front ends only by the interface ``FrontEnd``.
 
-    The engine is started and stopped by the caller; routes answer while it starts.
+    The caller starts and stops the engine; routes also answer while the engine starts.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class App(Application):
         self.registry = ModeBRegistry(self.sessions)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._router = Router()
-        #: Of each open WebSocket, the coroutine function of its endpoint.
+        #: The coroutine function of the endpoint that serves each open WebSocket.
         self._serving: WeakKeyDictionary[ServerConnection, ServeConnection] = WeakKeyDictionary()
         self.sessions.connect_gauges()
         self.front_ends = tuple(self._front_ends())
@@ -70,11 +70,11 @@ class App(Application):
             front_end.connect_gauges(self.sessions.metrics)
 
     def _front_ends(self) -> Iterator[FrontEnd]:
-        """Every way into the server, in the order in which they drain and end: our own, then those that are named."""
+        """The front ends, in the order in which they drain and end: this package's, then the configured plug-ins."""
         for name in dict.fromkeys((*OWN[FRONTS], *self.config.fronts)):
             yield made(FRONTS, name, of=self, kind=FrontEnd)
 
-    # what the front door calls
+    # Called by the front door
 
     async def handle(self, exchange: HttpExchange) -> None:
         if self.recordings is not None:
@@ -93,16 +93,17 @@ class App(Application):
         return replace(decision, connection=connect)
 
     async def serve_websocket(self, connection: ServerConnection) -> None:
-        """The handler of websockets' ``serve``: runs the endpoint that accepted the handshake."""
+        """Run the endpoint that accepted the handshake: the handler of the websockets library."""
         await self._serving.pop(connection)(connection)
 
     def allows_origin(self, request: HttpRequest) -> bool:
         return access.is_allowed_origin(request, self.config.allow_origin)
 
     def allows_host(self, request: HttpRequest) -> bool:
-        """Allows any host where keys protect the server: DNS rebinding gains nothing without one.
+        """Return whether the ``Host`` of a request is allowed: any host if there are API keys.
 
-        A request of HTTP/1.0, which no browser speaks, may have no ``Host``.
+        With keys, DNS rebinding gains an attacker nothing. A request of HTTP/1.0, which no browser sends, may have no
+        ``Host``.
         """
         host = request.headers.get("host")
         return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
@@ -110,29 +111,29 @@ class App(Application):
     # life cycle
 
     async def open_ports(self) -> None:
-        """Opens the ports that front ends have of their own. Raises OSError if one is taken."""
+        """Open the ports of front ends that have ports of their own. Raises OSError if one is taken."""
         for front_end in self.front_ends:
             await front_end.open_ports()
 
     def drain(self, time_left: float) -> None:
-        """Admits no new session, and lets open requests finish within ``time_left`` seconds."""
+        """Refuse new sessions, and let open requests finish within ``time_left`` seconds."""
         self.sessions.admission.draining = True
         for front_end in self.front_ends:
             front_end.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
-        """Ends every session now, for this reason."""
+        """End every session now, with this error as the reason."""
         self.sessions.admission.draining = True
         for front_end in self.front_ends:
             front_end.end_all(error)
 
     async def wait_ended(self) -> None:
-        """Waits until the engine has released what ``end_all`` ended."""
+        """Wait until the engine has released the sessions that ``end_all`` ended."""
         for front_end in self.front_ends:
             await front_end.wait_ended()
 
     async def close(self) -> None:
-        """Waits until no session is left, then releases what they shared. All connections must be closed."""
+        """Wait until no session is left, then release shared resources. All connections must be closed."""
         for front_end in self.front_ends:
             await front_end.wait_closed()
         if self.recordings is not None:

@@ -1,4 +1,4 @@
-"""The command ``omni-ws``."""
+"""The command ``omni-ws`` and its subcommands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILURE: Final = 1
 #: The status that shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
-#: The module whose ``main`` each command is, which is imported when it is named, and what the help says of it.
+#: For each command: the module with its ``main``, imported when the command is used, and its line in the help.
 _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
     "serve": (None, "run the server (serve --help, serve --help-all)"),
     "readout-vectors": ("omni_ws.tools.readout_vectors", "compute readout vectors from example prompts"),
@@ -36,7 +36,7 @@ _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
 def run() -> NoReturn:
     """Entry point of the program.
 
-    With torch loaded, exits without destroying every object of its libraries, which takes seconds.
+    If torch is loaded, exits without destroying all objects of its libraries, which takes seconds.
     """
     status = main()
     if "torch" in sys.modules:
@@ -48,11 +48,11 @@ def run() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
+    """Run one command and return its exit status: 0, 1 for a failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _parser().parse_args(arguments[:1])
     module, _ = _COMMANDS[arguments[0]]
-    # Each command parses the rest itself; settings have flags beyond argparse (--vllm.args.<name>).
+    # Each command parses the other arguments itself; settings have flags beyond argparse (--vllm.args.<name>).
     command = _serve_command if module is None else import_module(module).main
     status: int = command(arguments[1:], os.environ if environ is None else environ)
     return status
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve_options() -> argparse.ArgumentParser:
-    """Flags of ``serve`` that are not settings."""
+    """The flags of ``serve`` that are not settings."""
     parser = argparse.ArgumentParser(prog="omni-ws serve", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true", help="show the most used flags and exit")
     parser.add_argument("--help-all", action="store_true", help="show all flags and exit")
@@ -124,7 +124,7 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def with_usage_errors(serve: Callable[[], int]) -> int:
-    """The exit status of ``serve``; a ConfigurationError is reported, and its status is USAGE_ERROR."""
+    """Return the exit status of ``serve``; report a ConfigurationError and return USAGE_ERROR for it."""
     try:
         return serve()
     except ConfigurationError as error:
@@ -139,8 +139,8 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
         return INTERRUPTED
     check_available(config)
     configured_keys(config)
-    # Imported late, so that --help and configuration errors appear without delay; and where there are several workers,
-    # only they need all of it.
+    # Imported late, so that --help and configuration errors appear without delay; if there are several workers, only
+    # the workers need these imports.
     if config.workers > 1:
         from omni_ws.workers.supervisor import launch_workers as launch
     else:
@@ -149,7 +149,7 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
 
 
 def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
-    """The exit status of a server, also where it fails to start, which is reported. Raises ConfigurationError."""
+    """Return the exit status of a server; report the error of one that fails to start. Raises ConfigurationError."""
     try:
         return serve()
     except KeyboardInterrupt:
@@ -162,7 +162,7 @@ def exit_status(config: ServerConfig, serve: Callable[[], int]) -> int:
 
 
 def _fetched(config: ServerConfig) -> bool:
-    """Whether the server is to start: with what could be fetched, unless the user interrupted that."""
+    """Fetch weights, and return whether to start the server: False only if the user interrupted the fetch."""
     from omni_ws.tools.weights import fetch_for_start
 
     try:

@@ -8,8 +8,8 @@ OmniError
 └── those of sessions   session_not_found, session_timeout, sequence_gap, payload_too_large, slow_consumer, …
 
 Each leaf is one error code, with its WebSocket close code, HTTP status and gRPC status; transports only look them up.
-An exception from outside the tree never reaches a client: the border where it enters raises EngineFailed with an
-error id instead, and logs the traceback under that id.
+An exception outside this tree never reaches a client: where it is caught, EngineFailed with an error id is raised
+instead, and the traceback is logged with that id.
 
 The docstring of each leaf tells when it is raised, and what the client should do.
 """
@@ -41,8 +41,8 @@ class WireMapping:
 class OmniError(Exception):
     """Base class of all errors that a client may see; never raised itself.
 
-    ``param`` names the offending field, ``sequence_id`` the input chunk and ``request_id`` the request, if the error
-    belongs to one; ``ref`` is the client's own name for it, of the chunk or of the request. ``retry_after_ms`` is the
+    ``param`` names the invalid field, ``sequence_id`` the input chunk and ``request_id`` the request that the error is
+    about, if any; ``ref`` is the client's own name for the request, or for that of the chunk. ``retry_after_ms`` is the
     delay after which a retry may succeed.
     """
 
@@ -80,7 +80,7 @@ class OmniError(Exception):
         ref: str | None = None,
         retry_after_ms: int | None = None,
     ) -> Self:
-        """Set the fields that are known by now. Returns the error; None leaves a field as it is."""
+        """Set the fields that are known by now; None leaves a field as it is. Return the error."""
         self.param = self.param if param is None else param
         self.sequence_id = self.sequence_id if sequence_id is None else sequence_id
         self.request_id = self.request_id if request_id is None else request_id
@@ -89,12 +89,12 @@ class OmniError(Exception):
         return self
 
     def reword(self, message: str) -> Self:
-        """Replace the message. Returns the error."""
+        """Replace the message. Return the error."""
         self.message = message
         return self
 
     def without_traceback(self) -> Self:
-        """A copy of the error to be kept: a traceback or a cause would keep the variables of all frames alive."""
+        """Return a copy of the error to keep: a traceback or a cause would keep the variables of all frames alive."""
         twin = type(self).__new__(type(self), *self.args)
         twin.__dict__.update(self.__dict__)
         return twin
@@ -299,7 +299,7 @@ class PayloadTooLarge(OmniError):
         self, message: str, *, param: str | None = None, sequence_id: int | None = None, of_request: bool = False
     ) -> None:
         super().__init__(message, param=param, sequence_id=sequence_id)
-        #: Whether it is all input of one request that is too much: on a WebSocket that request ends alone.
+        #: Whether all input of one request exceeds a limit: on a WebSocket only that request ends.
         self.of_request = of_request
 
 
@@ -343,7 +343,7 @@ class ShuttingDown(Busy):
     wire = WireMapping("shutting_down", 1012, 503, "UNAVAILABLE", retryable=True, note="orderly close")
 
 
-#: Ends of a session that are reported by ``session_closing`` instead of ``error``.
+#: The ends of a session that are reported by ``session_closing`` instead of ``error``.
 ORDERLY_ENDS: Final = (SessionTimeout, ShuttingDown)
 
 
@@ -384,12 +384,12 @@ class EngineFailed(EngineError):
         self.fatal = fatal
         #: Details for the operator, and for a client on this machine.
         self.private = private
-        #: The text for the log in place of a message that may quote a client.
+        #: The text for the log, if the message may quote a client.
         self.logged = logged
         self.error_id = error_id
 
     def set_part(self, part: str, engine: str, *, fatal: bool) -> None:
-        """Say which part of an engine failed, unless that is known, and whether its failure may be ``fatal``."""
+        """Set which part of an engine failed, unless that is set, and whether its failure may be ``fatal``."""
         if self.param is None:
             self.param = part
             self.message = f"{part.upper()} ({engine}): {self.message}"
@@ -397,12 +397,12 @@ class EngineFailed(EngineError):
         self.fatal = self.fatal and fatal
 
     def tell_private(self) -> None:
-        """Put into the message what only the operator may read: the client is on this machine."""
+        """Add the private details to the message: the client is on this machine."""
         if self.private:
             self.message, self.private = f"{self.message}: {self.private}", ""
 
     def identify(self, error_id: str) -> None:
-        """Adds an error id, under which the log has details, to the error and its message."""
+        """Add to the error, and to its message, the error id under which the log has details."""
         self.error_id = error_id
         self.message = f"{self.message}; error id {error_id}"
 
@@ -414,7 +414,7 @@ class UpstreamInvalid(EngineError):
 
 
 def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
-    """Yields every class with an error code, in the order of definition."""
+    """Yield every class with an error code, in the order of definition."""
     for child in base.__subclasses__():
         if "wire" in vars(child):
             yield child
@@ -422,17 +422,17 @@ def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
 
 
 def websocket_close_code(error: OmniError) -> int | None:
-    """Returns the code with which a WebSocket session is closed after ``error``; None if it stays open."""
+    """Return the code with which a WebSocket session is closed after ``error``; None if it stays open."""
     if isinstance(error, EngineFailed) and error.fatal:
         return 1011
     return error.wire.websocket_close
 
 
 def ends_session(error: OmniError) -> bool:
-    """Returns whether a WebSocket session ends with this error of one of its requests.
+    """Return whether a WebSocket session ends if one of its requests fails with this error.
 
-    A request that finds no capacity ends alone: a session is closed as busy only where it cannot be taken at all. So
-    does one whose input is too much in all.
+    A request that finds no capacity ends alone: a session is closed as busy only if it cannot be opened at all. A
+    request whose whole input is too large ends alone, too.
     """
     if isinstance(error, Busy) or (isinstance(error, PayloadTooLarge) and error.of_request):
         return False
@@ -440,7 +440,7 @@ def ends_session(error: OmniError) -> bool:
 
 
 def http_status(error: OmniError) -> int | None:
-    """Returns the HTTP status for ``error``; None if it cannot be an HTTP response."""
+    """Return the HTTP status for ``error``; None if the error cannot occur in an HTTP response."""
     if isinstance(error, EngineFailed) and error.fatal:
         return 503
     return error.wire.http_status

@@ -1,4 +1,4 @@
-"""Our own front ends, each as its entry point makes it of the App (``config.plugins``)."""
+"""The front ends of this package, each created by a function that is its entry point (``config.plugins``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that messages suggest, valid in the environment of the running server; and what packages must have."""
+"""Commands that messages suggest, valid in the running server's environment; and a check of packages' private names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def this_python() -> str:
-    """The running interpreter, quoted for a shell in the current folder."""
+    """Return the running interpreter, quoted for a shell in the current folder."""
     executable = Path(sys.executable)
     try:
         return shlex.quote(str(executable.relative_to(Path.cwd())))
@@ -20,17 +20,17 @@ def this_python() -> str:
 
 
 def install_command(extra: str) -> str:
-    """Command that installs the packages of an extra next to omni_ws."""
+    """Return the command that installs the packages of an extra beside omni_ws."""
     return f"{this_python()} -m pip install 'omni_ws[{extra}]'"
 
 
 def fetch_command(weights: str) -> str:
-    """Command that fetches weights of a model, by their name in ``requirements/weights.lock``."""
+    """Return the command that fetches weights of a model, by their name in ``requirements/weights.lock``."""
     return f"{this_python()} -m omni_ws weights fetch {weights}"
 
 
 def wrong_python(missing: ModuleNotFoundError, arguments: str) -> str:
-    """Message for a package that the running interpreter lacks."""
+    """Return the message about a package that the running interpreter lacks."""
     return (
         f"this Python ({sys.executable}) lacks the package {missing.name}; "
         f"use the project's own, which 'make venv' creates: .venv/bin/python {arguments}"
@@ -42,9 +42,9 @@ INSTALL_VLLM = "'make serve ENGINE=vllm MODEL=…' in the project's folder insta
 
 
 def check_private_names(package: str, used: Mapping[type, Sequence[str]]) -> None:
-    """Raise ImportError where classes of ``package`` lack names that are used here, although they are private.
+    """Raise ImportError if classes of ``package`` lack private names that are used here.
 
-    A class has the names that it defines, and those that its constructor sets.
+    The names of a class are those that it defines, and those that its constructor sets.
     """
     gone = [
         f"{kind.__name__}.{name}"

@@ -15,7 +15,7 @@ from omni_ws.config.model import LogFormat, LogLevel
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PLAIN: Final = re.compile(r"[^\s\"=]+")
 
-#: The level from which on libraries may write to the log, by the names of their loggers.
+#: The lowest level that libraries may log, by the names of their loggers.
 QUIETED_LOGGERS: Final[dict[str, int]] = {
     # Lines about single connections are noise for an operator; debug lines contain all headers and frames, even keys.
     "websockets": logging.ERROR,
@@ -46,13 +46,13 @@ class JsonFormatter(logging.Formatter):
             fields["traceback"] = self.formatException(record.exc_info)
         try:
             return msgspec.json.encode(fields, enc_hook=str).decode()
-        except UnicodeEncodeError:  # half a character, as in the name of a file
+        except UnicodeEncodeError:  # a lone surrogate, as in the name of a file
             fields = {name: _whole(value) if isinstance(value, str) else value for name, value in fields.items()}
             return msgspec.json.encode(fields, enc_hook=str).decode()
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as one line with its facts appended as ``name=value``. Only a traceback adds lines."""
+    """Formats a record as one line, with its facts appended as ``name=value``. Only a traceback adds lines."""
 
     def __init__(self, *, worker: str | None = None) -> None:
         name = "" if worker is None else f"{worker} "
@@ -76,7 +76,7 @@ def _word(value: object) -> str:
 
 
 def _whole(text: str) -> str:
-    """The text with a name in place of each half character, which has no bytes."""
+    """Return the text with each lone surrogate, which cannot be encoded, replaced by its name."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -85,7 +85,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel, worker: str | None = None) -> None:
-    """Sends the logs of this process to standard error; lines of a ``worker`` have its name."""
+    """Send the logs of this process to standard error; the lines of a ``worker`` have its name."""
     handler = logging.StreamHandler()
     form = JsonFormatter if log_format == "json" else TextFormatter
     handler.setFormatter(form(worker=worker))

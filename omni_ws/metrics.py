@@ -1,6 +1,7 @@
-"""Metrics of a server, in the formats of Prometheus.
+"""The metrics of a server, in the formats of Prometheus.
 
-Label values come from short lists in the server: nothing that a client sends becomes one, so cardinality is bounded.
+Label values are from short lists in the server: no value that a client sends becomes a label, so cardinality is
+bounded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-#: Buckets in seconds: for latencies a person notices, for internal delays, and for whole requests and sessions.
+#: Histogram buckets in seconds: for delays that a person notices, for internal delays, and for requests and sessions.
 WAITS: Final = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 SHORT: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 LONG: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -27,8 +28,8 @@ HTTP_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"
 class Description(NamedTuple):
     """A row of docs/metrics.md.
 
-    ``name`` is the name to query; a histogram has the suffixes ``_bucket``, ``_sum`` and ``_count``. ``kind`` is what
-    Prometheus calls it.
+    ``name`` is the name to query; a histogram also has the suffixes ``_bucket``, ``_sum`` and ``_count``. ``kind`` is
+    Prometheus's name of the type.
     """
 
     name: str
@@ -38,15 +39,15 @@ class Description(NamedTuple):
 
 
 class Metrics:
-    """Metrics of one server, in a registry of their own.
+    """The metrics of one server, in a registry of their own.
 
-    Most gauges read the current value when scraped, by the function that their owner sets.
+    Most gauges call a function, which their owner sets, for the current value when they are scraped.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.descriptions: list[Description] = []
-        #: Called before each collection, to bring lazily kept counters up to date.
+        #: The functions to call before each collection, to update counters that are kept elsewhere.
         self.before_reading: list[Callable[[], None]] = []
         self._sessions()
         self._requests()
@@ -230,9 +231,9 @@ class Metrics:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
     def families(self) -> list[Metric]:
-        """Collects all metrics.
+        """Collect all metrics.
 
-        Those of the default registry are included: those of the process, and those of libraries such as vLLM.
+        The metrics of the default registry are included: those of the process, and of libraries such as vLLM.
         """
         for prepare in self.before_reading:
             prepare()
@@ -240,16 +241,16 @@ class Metrics:
 
 
 def rendered(families: Iterable[Metric], accept: str) -> Callable[[], tuple[bytes, str]]:
-    """A function that encodes metrics: it returns the body and its media type for the Accept header ``accept``.
+    """Return a function that encodes metrics: it returns the body and its media type for the Accept header ``accept``.
 
-    It may run in another thread.
+    The function may run in another thread.
     """
     encode, media_type = choose_encoder(accept)
     return lambda: (encode(_Collected(families)), media_type)
 
 
 class _Collected(Collector):
-    """Wraps metrics that are already collected as a collector, which is what encoders take."""
+    """A collector of metrics that were already collected: Prometheus's encoders take collectors."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

@@ -46,17 +46,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Heaps for all threads. With fewer, the event loop sometimes waits 10 ms for threads that compute.
+#: The memory allocator's heaps, for all threads. With fewer, the event loop sometimes waits 10 ms for other threads.
 HEAPS: Final = 4
-#: Time for connections to close once their sessions have ended.
+#: The time for connections to close after their sessions have ended.
 CLOSE_TIMEOUT_SEC: Final = 5.0
-#: Time for HTTP responses that were interrupted to report so.
+#: The time for interrupted HTTP responses to report the interruption.
 LAST_WORDS_SEC: Final = 1.0
-#: Both of these after a second signal.
+#: The time for both of these after a second signal.
 AT_ONCE_SEC: Final = 0.1
-#: A start that takes longer tells meanwhile where the page is.
+#: The time after which a start in progress logs the address of the page.
 TELL_ADDRESS_SEC: Final = 2.0
-#: After a second signal the process exits within this time in any case. The promise is 1 s, on a busy machine, too.
+#: The time after a second signal within which the process exits in any case. The promise is 1 s, also on a busy
+#: machine.
 LAST_RESORT_SEC: Final = 0.5
 
 
@@ -69,10 +70,10 @@ def create_app(
     turn_model: TurnModel | None = None,
     group: WorkerGroup | None = None,
 ) -> App:
-    """The front ends over a running engine, to be served with ``listen``. ``semantic_vad`` needs a ``turn_model``.
+    """Create the front ends for a running engine, for use with ``listen``. ``semantic_vad`` needs a ``turn_model``.
 
-    ``model_name`` is the name that the model is served and announced under, before those of the configuration.
-    ``group`` is that of a worker.
+    ``model_name`` is the first name under which the model is served and announced; those of the configuration follow.
+    ``group`` is the group of workers to which a worker belongs.
     """
     config = config or ServerConfig()
     if model_name is not None:
@@ -82,9 +83,9 @@ def create_app(
 
 
 def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
-    """Runs a server until SIGTERM, SIGINT or SIGHUP, and returns the exit status. Blocks. Raises what ``serve`` raises.
+    """Run a server until SIGTERM, SIGINT or SIGHUP, and return the exit status. Blocks. Raises as ``serve`` does.
 
-    Once it can answer, ``listening`` is called with its port.
+    When the server can answer, ``listening`` is called with its port.
     """
     config = config or ServerConfig()
     if config.workers > 1:
@@ -95,7 +96,7 @@ def launch_server(config: ServerConfig | None = None, *, listening: Callable[[in
 
 
 def run_worker(config: ServerConfig, keys: tuple[ApiKey, ...], join: Callable[[], Worker]) -> int:
-    """Serves as the worker that ``join`` returns, which is called on the event loop. Otherwise as ``launch_server``."""
+    """Run the worker that ``join`` returns, which is called on the event loop. Otherwise like ``launch_server``."""
 
     async def work() -> int:
         return await serve(config, keys=keys, worker=join())
@@ -104,7 +105,7 @@ def run_worker(config: ServerConfig, keys: tuple[ApiKey, ...], join: Callable[[]
 
 
 def _run(config: ServerConfig, work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    if not config.on_vllm:  # which computes with as many threads as there are cores
+    if not config.on_vllm:  # vLLM computes with as many threads as there are cores
         share_heaps(HEAPS)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work())
@@ -119,10 +120,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class RunningServer:
-    """A server that listens."""
+    """A server that is listening for connections."""
 
     def __init__(self, app: App, server: Server, connections: Connections, *, port: int | None = None) -> None:
-        """``port`` is given where another process listens on it."""
+        """Set up the server; ``port`` is given if another process listens on it."""
         self.app = app
         self._port = port
         self._server = server
@@ -131,17 +132,17 @@ class RunningServer:
         self._last_words_timeout = LAST_WORDS_SEC
 
     def hurry(self) -> None:
-        """Shortens the time-outs of ``close``, after a second signal."""
+        """Shorten the time-outs of ``close``, after a second signal."""
         self._close_timeout = self._last_words_timeout = AT_ONCE_SEC
 
     @property
     def port(self) -> int:
-        """The port that it listens on; with ``port = 0``, the one that the system chose."""
+        """The port on which the server listens; with ``port = 0``, the one that the system chose."""
         port: int = next(iter(self._server.sockets)).getsockname()[1] if self._port is None else self._port
         return port
 
     async def drain(self, timeout: float) -> None:
-        """Admits no new sessions, and lets open requests finish within ``timeout`` seconds.
+        """Refuse new sessions, and let open requests finish within ``timeout`` seconds.
 
         The port stays open meanwhile, so that clients and health checks learn that the server is draining.
         """
@@ -157,7 +158,7 @@ class RunningServer:
             logger.warning("not all answers finished within %g seconds; cancelling the rest", timeout)
 
     async def close(self) -> None:
-        """Ends every session, request and connection."""
+        """End every session, request and connection."""
         self._server.close(close_connections=False)
         going = ShuttingDown("the server is shutting down")
         self.app.end_all(going)
@@ -179,9 +180,9 @@ class RunningServer:
 
 @asynccontextmanager
 async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
-    """Serves ``app`` on its configured address while the block runs. Raises OSError if the port is taken.
+    """Serve ``app`` on its configured address during the block. Raises OSError if the port is taken.
 
-    A ``worker`` is given its connections by the supervisor.
+    A ``worker`` gets its connections from the supervisor.
     """
     config = app.config
     streaming = config.streaming_input
@@ -265,11 +266,12 @@ async def serve(
     keys: tuple[ApiKey, ...] | None = None,
     worker: Worker | None = None,
 ) -> int:
-    """Runs a server to its end, and returns the exit status. Once it can answer, ``listening`` is called with its port.
+    """Run a server to its end, and return the exit status. When it can answer, ``listening`` is called with its port.
 
-    If it does not end soon after a second signal, ``last_resort`` is called with that status, from a thread, since the
-    event loop may be blocked. A ``worker`` has its keys from the supervisor. Raises ConfigurationError for a
-    configuration that cannot be served, OSError if a port is taken, and EngineFailed if the engine does not start.
+    If the server does not end soon after a second signal, ``last_resort`` is called with the exit status, from a
+    thread, since the event loop may be blocked. A ``worker`` gets its keys from the supervisor. Raises
+    ConfigurationError for a configuration that cannot be served, OSError if a port is taken, and EngineFailed if the
+    engine does not start.
     """
     configure_logging(config.log_format, config.log_level, None if worker is None else worker.name)
     keys = configured_keys(config) if keys is None else keys
@@ -298,14 +300,14 @@ async def _serve_until(
     listening: Callable[[int], object] | None = None,
     worker: Worker | None = None,
 ) -> None:
-    """Serves until ``stop`` is set, then drains; ``at_once`` cuts the start and the drain short."""
+    """Serve until ``stop`` is set, then drain; ``at_once`` cuts the start and the drain short."""
     # The ports open before the engine starts: health checks are answered, and a taken port fails before models load.
     async with tracing(app.config) as spans, listen(app, worker) as server, serve_tokens(app) as token_service:
         if spans is not None:
             app.sessions.observers.add(spans, every_output=False)
         watching = watching_loop(app.sessions.metrics.loop_lag_seconds.observe)
         with watching, returning_memory(lambda: app.sessions.budget.held):
-            # Without a terminal nobody is there to follow a suggestion.
+            # Without a terminal nobody can follow a suggestion.
             suggested = await suggestions(app.config) if sys.stderr.isatty() else ()
             waits = asyncio.get_running_loop().call_later(TELL_ADDRESS_SEC, _announce_start, server, worker)
             try:
@@ -313,14 +315,14 @@ async def _serve_until(
                     return
             finally:
                 waits.cancel()
-            # Loading takes more than what was loaded.
+            # Loading a model takes more memory than the model.
             await asyncio.to_thread(return_freed_memory)
             app.sessions.advice = advice(engine, app.config, suggested)
             if token_service is not None:
                 token_service.begin()
             if worker is not None:
                 worker.begin()
-            if worker is None or worker.serial == 1:  # the others have the same to say
+            if worker is None or worker.serial == 1:  # the other workers would log the same
                 _announce(server, engine, token_service, suggested)
             if listening is not None:
                 listening(server.port)
@@ -337,7 +339,7 @@ async def _serve_until(
 
 @asynccontextmanager
 async def tracing(config: ServerConfig) -> AsyncIterator[Observer | None]:
-    """The observer that exports spans while the block runs; None without ``tracing``."""
+    """Yield the observer that exports spans, which runs during the block; None without ``tracing``."""
     if not config.tracing:
         yield None
         return
@@ -358,9 +360,9 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 @contextmanager
 def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable[[int], object]) -> Iterator[None]:
-    """While the block runs, the first SIGTERM or SIGINT sets ``stop``, and the second ``at_once``; neither ends it.
+    """During the block, the first SIGTERM or SIGINT sets ``stop``, and the second ``at_once``; none is fatal.
 
-    SIGHUP sets ``stop``, too, and does not count: a terminal that closes may send it more than once.
+    SIGHUP sets ``stop``, too, but is not counted: a terminal that closes may send it more than once.
     """
     signalled = False
 
@@ -375,7 +377,7 @@ def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable
         stop.set()
 
     actions = {signal.SIGTERM: end, signal.SIGINT: end}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup, and in a worker
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # SIGHUP is ignored under nohup, and in a worker
         actions[signal.SIGHUP] = stop.set
     loop = asyncio.get_running_loop()
     for number, action in actions.items():
@@ -387,17 +389,17 @@ def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable
             loop.remove_signal_handler(number)
 
 
-# The gRPC service of an engine with token sessions, on a port of its own.
+# The gRPC service for an engine with token sessions, on a port of its own
 
 DEFAULT_GRPC_PORT: Final = 50051
 
 
 @asynccontextmanager
 async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
-    """Serves gRPC while the block runs. Calls are refused until ``begin`` is called.
+    """Serve gRPC during the block. Calls are refused until ``begin`` is called.
 
     Yields None without the packages for gRPC, or for an engine without token sessions. Raises ConfigurationError if
-    ``grpc.port`` is set nevertheless, and OSError if the port is taken.
+    ``grpc.port`` is set in that case, and OSError if the port is taken.
     """
     config = app.config
     if not app.sessions.engine.capabilities.token_sessions or not has_grpc():
@@ -427,13 +429,13 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
 
 
 def _grpc_port(config: ServerConfig) -> int:
-    """A server on any free port takes any free port for gRPC, too: the default one may be taken."""
+    """Return the port for gRPC: any free one if the server's port is any free one, as the default may be taken."""
     if config.grpc.port is not None:
         return config.grpc.port
     return DEFAULT_GRPC_PORT if config.port else 0
 
 
-# What the log says at the start.
+# The log's lines at the start
 
 
 def _announce(
@@ -448,21 +450,21 @@ def _announce(
     turns = turn_lines(engine, server.app.sessions.speech_workers.turn_detection_types)
     for line in (*part_lines(engine, config), *turns, *engine.describe(), *suggested):
         logger.info("%s", line)
-    # Last, where it is seen.
+    # Last, because the end of the log is seen first.
     logger.info("to try it, open %s in a browser", _page_of(server))
 
 
 def _announce_start(server: RunningServer, worker: Worker | None) -> None:
-    """Say where to go, though what answers there is still being waited for.
+    """Log the address of the page, although the engine is still starting.
 
-    Who waits for a server looks for the last line of ``_announce``; this one must not be taken for it.
+    Programs that wait for the server look for the last line of ``_announce``; this line must differ from that one.
     """
     if worker is None or worker.serial == 1:
         logger.info("still starting; open %s to see how it goes", _page_of(server))
 
 
 def _page_of(server: RunningServer) -> str:
-    """The address of the page. A server on all addresses is reached on this machine by loopback."""
+    """Return the address of the page, which is on loopback for a server on all addresses."""
     config = server.app.config
     scheme = "https" if config.ssl_certfile is not None else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
+import websockets.asyncio.client
 from hypothesis import settings
+from support.patience import PATIENCE_SEC
 from support.virtual_clock import VirtualClockLoop
 
+import omni_ws.client
 from omni_ws.logs import QUIETED_LOGGERS
 
 pytest_plugins = ["support.uneven_schedule", "support.vllm_tests", "support.voices"]
@@ -42,6 +47,12 @@ settings.load_profile("unhurried")
 
 #: For ``--hypothesis-profile=fast``; tests that say themselves how many examples they need keep to that.
 settings.register_profile("fast", max_examples=25)
+
+#: What clients of this process wait for a server by themselves (10 s and 20 s) is not enough on a busy machine.
+_PATIENT_CLIENTS: Mapping[Callable[..., Any], Mapping[str, float]] = {
+    websockets.asyncio.client.connect.__init__: {"open_timeout": PATIENCE_SEC, "ping_timeout": PATIENCE_SEC},
+    inspect.unwrap(omni_ws.client.connect): {"open_timeout": PATIENCE_SEC},
+}
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -114,6 +125,16 @@ def _logging_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     for logger, level in zip((root, *quieted), levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _patient_clients(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Clients have the patience of the tests where they say nothing else; by the virtual clock they have their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("virtual_clock") is None:
+            for connect, patience in _PATIENT_CLIENTS.items():
+                patch.setattr(connect, "__kwdefaults__", {**(connect.__kwdefaults__ or {}), **patience})
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from support.patience import PATIENCE_SEC
 
 from omni_ws import __version__
 from omni_ws.cli import main
@@ -112,7 +113,7 @@ def test_python_m_is_the_command() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_WS_")}
     ended = subprocess.run(
         [sys.executable, "-m", "omni_ws", "serve", "--prot=1"],
-        env=environ, capture_output=True, text=True, timeout=100, check=False,
+        env=environ, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
     assert ended.stderr == "omni-ws serve: error: unknown flag --prot; did you mean --port?\n"
@@ -204,8 +205,8 @@ def test_a_python_without_the_packages_says_which_one_has_them(module: str, tmp_
     root = Path(__file__).parents[1]
     ended = subprocess.run(
         [sys.executable, "-m", module, "serve"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}, capture_output=True, text=True, timeout=100,
-        check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}, capture_output=True, text=True,
+        timeout=PATIENCE_SEC, check=False,
     )  # fmt: skip
     assert ended.returncode == 1
     assert "use the project's own" in ended.stderr

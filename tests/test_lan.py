@@ -18,6 +18,7 @@ import pytest
 import segno
 from support.live_server import live_server
 from support.native_client import NativeClient
+from support.patience import PATIENCE_SEC
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -174,7 +175,7 @@ def said_on(path: Path, *, terminal: bool) -> str:
             if not stopped and KEPT in said and said.endswith(b"\n"):
                 stopped = True
                 process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SEC) == 0
     finally:
         process.kill()
         os.close(ours)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE_SEC
 
 PACKAGE = Path(__file__).parents[1] / "omni_ws"
 
@@ -69,6 +70,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "espeakng_loader": "omni_ws.engine.tts",
     "ctranslate2": "omni_ws.engine.asr",
     "hibari": "omni_ws.engine.tts",
+    "onnxruntime": "omni_ws.engine.tts",
     "xllamacpp": "omni_ws.engine.llm",
     "grpc": "omni_ws.transport",
     "aiortc": "omni_ws.transport.webrtc",
@@ -292,7 +294,9 @@ for module in {modules}:
     importlib.import_module(module)
     print(module, *[name for name in {heavy} if name in sys.modules])
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SEC, check=True
+    )
     assert ended.stdout.split() == [*modules]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.live_server import live_server
+from support.patience import PATIENCE_SEC
 
 from benchmarks.soak import Soak, growth
 from benchmarks.soak_clients import Talker, Tally
@@ -110,7 +111,7 @@ def test_links_take_turns() -> None:
         second = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):
             second.communicate(timeout=1)
-    assert second.communicate(timeout=100)[0] == "in\n"
+    assert second.communicate(timeout=PATIENCE_SEC)[0] == "in\n"
 
 
 def test_a_run_without_an_answer_is_a_defect(tmp_path: Path) -> None:

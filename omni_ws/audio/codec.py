@@ -1,4 +1,4 @@
-"""AudioDecoder and AudioEncoder: a client's audio, in any format, to samples at an engine's rate, and back."""
+"""AudioDecoder and AudioEncoder: they convert audio of any format to samples at an engine's rate, and back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RAW_LAYOUTS = {
     AudioEncoding.PCMU: SampleLayout.MU_LAW,
     AudioEncoding.PCMA: SampleLayout.A_LAW,
 }
-#: The kinds of the formats that are files.
+#: The kind of file for each format that is a file format.
 _KINDS = {
     AudioEncoding.WAV: FileKind.WAV,
     AudioEncoding.OPUS: FileKind.OGG,
@@ -56,8 +56,8 @@ _KINDS = {
     AudioEncoding.M4A: FileKind.ISO,
     AudioEncoding.MP4: FileKind.ISO,
 }
-#: The limit against decompression bombs. Speech takes more than 500 bytes a second in every codec; silence takes
-#: fewer, so each call may return ten minutes on top.
+#: The limit against decompression bombs. Speech takes more than 500 bytes a second in every codec; silence takes fewer,
+#: so each call may return ten more minutes.
 _BURST_ALLOWANCE_SECONDS = 600
 _MIN_BYTES_PER_SECOND = 500
 
@@ -73,14 +73,15 @@ class _SourceDecoder(Protocol):
 class AudioDecoder:
     """Decodes one audio stream incrementally, mixes it down to mono and resamples it to ``sample_rate`` (Hz).
 
-    A stream of a format that is a file may hold several, one after the other, of any such format: their heads decide.
-    Their audio is one stream, too. ``take_stray`` tells of bytes that belong to none of them.
+    A stream of a file format may hold several files in succession, of any file formats: their first bytes decide. Their
+    audio is joined to one stream. ``take_stray`` reports bytes that belong to none of them.
 
-    The samples do not depend on how the bytes are cut. An incomplete sample at the end of the input is dropped. Every
-    call raises UnsupportedFormat for input that is not in the format of ``source``, and so does every call after that.
+    The samples do not depend on how the bytes are cut. An incomplete sample at the end of the input is dropped. For
+    input that is not in the format of ``source``, the call and every later call raise UnsupportedFormat.
 
-    An MP4 file whose index comes last is held until its end, in ``room``; without one it has to be small. Other
-    compressed audio occupies a thread until ``close``, which the context manager and the garbage collector call too.
+    An MP4 file whose index comes last is buffered until its end, and charged to ``room``; without a room it has to be
+    small. Other compressed audio occupies a thread until ``close``, which the context manager and the garbage collector
+    call, too.
     """
 
     def __init__(self, source: AudioFormat, *, sample_rate: int, room: Room | None = None) -> None:
@@ -91,9 +92,9 @@ class AudioDecoder:
         #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
         self._decoder: _SourceDecoder
-        #: ``_decoder`` where the source is raw audio at ``sample_rate``, which only has to be converted to float32.
+        #: The same as ``_decoder`` if the source is raw audio at ``sample_rate``, which is only converted to float32.
         self._raw: _RawDecoder | None = None
-        #: ``_decoder`` where the source is files.
+        #: The same as ``_decoder`` if the source is a file format.
         self._files: _FileStream | None = None
         if source.is_raw:
             raw = _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
@@ -105,9 +106,9 @@ class AudioDecoder:
         self._ended = False
 
     def decode(self, data: bytes, *, begins_chunk: bool = True) -> Samples:
-        """Return the samples that ``data`` completes. ``begins_chunk``: a chunk of the client begins with it.
+        """Return the samples that ``data`` completes. ``begins_chunk``: ``data`` begins with a chunk of the client.
 
-        Raises UnsupportedFormat for more audio than as many bytes of speech can hold; ``pieces`` has no such limit.
+        Raises UnsupportedFormat for far more audio than so many bytes of speech can hold; ``pieces`` has no such limit.
         """
         if self._raw is not None:
             return self._decode_raw(data, self._raw)
@@ -115,7 +116,7 @@ class AudioDecoder:
         return self._joined(self.pieces(data, begins_chunk=begins_chunk), limit)
 
     def pieces(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[Samples]:
-        """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
+        """Yield the samples that ``decode`` would return, in bounded memory. To be exhausted before the next call."""
         if self._failure is not None:
             raise self._failure
         if self._raw is not None:
@@ -129,7 +130,7 @@ class AudioDecoder:
             yield from self._resampled(block)
 
     def take_stray(self) -> UnsupportedFormat | None:
-        """Return, once, an error about dropped bytes, which were neither a file, nor padding, nor a tag."""
+        """Return an error if, since the last call, bytes were dropped that were no file, no padding and no tag."""
         if self._files is None or not self._files.take_stray():
             return None
         return UnsupportedFormat(
@@ -138,7 +139,7 @@ class AudioDecoder:
 
     @property
     def unpacks(self) -> bool:
-        """Whether it decodes compressed audio now."""
+        """Whether compressed audio is being decoded now."""
         return self._files is not None and self._files.unpacks
 
     def _check_open(self) -> None:
@@ -152,7 +153,7 @@ class AudioDecoder:
         return samples
 
     def flush(self) -> Samples:
-        """End the input; returns the samples that the decoder still held. A second call returns none."""
+        """End the input; return the samples that the decoder still held. A second call returns none."""
         return self._joined(self.last_pieces(), int(self.sample_rate * _BURST_ALLOWANCE_SECONDS))
 
     def close(self) -> None:
@@ -169,7 +170,7 @@ class AudioDecoder:
         self.close()
 
     def last_pieces(self) -> Iterator[Samples]:
-        """Yield what ``flush`` returns, in bounded memory."""
+        """Yield the samples that ``flush`` would return, in bounded memory."""
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -184,7 +185,7 @@ class AudioDecoder:
             yield self._clipped(self._resampler.flush())
 
     def _guarded(self, blocks: Iterator[SourceBlock]) -> Iterator[SourceBlock]:
-        """Record a failure, and release the thread, while passing ``blocks`` on."""
+        """Yield ``blocks``; if that fails, record the failure and release the thread."""
         try:
             yield from blocks
         except UnsupportedFormat as failure:
@@ -196,7 +197,7 @@ class AudioDecoder:
         samples, source_rate = block
         self.consumed_ms += len(samples) * 1000 / source_rate
         if self._resampler is not None and self._resampler.source_rate != source_rate:
-            # The parts of a chained Ogg file, and files behind one another, may differ in sample rate.
+            # The parts of a chained Ogg file, and successive files, may differ in sample rate.
             yield self._clipped(self._resampler.flush())
             self._resampler = None
         if self._resampler is None:
@@ -204,13 +205,13 @@ class AudioDecoder:
         yield self._clipped(self._resampler.process(samples))
 
     def _clipped(self, samples: Samples) -> Samples:
-        """Clip resampled audio, since resampling overshoots near full scale."""
+        """Clip resampled audio to ±1.0: resampling overshoots near full scale."""
         if self._resampler is None or self._resampler.source_rate == self.sample_rate:
             return samples
         return np.clip(samples, -1.0, 1.0, out=samples) if len(samples) else NO_SAMPLES
 
     def _joined(self, pieces: Iterator[Samples], limit: int) -> Samples:
-        """Concatenate ``pieces``. Raises UnsupportedFormat when they exceed ``limit`` samples."""
+        """Concatenate ``pieces``. Raises UnsupportedFormat if they exceed ``limit`` samples."""
         kept: list[Samples] = []
         count = 0
         for piece in pieces:
@@ -254,7 +255,7 @@ class _RawDecoder:
 
 
 class _FileStream:
-    """Decodes files one behind the other."""
+    """Decodes a stream of successive files."""
 
     def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
         self._encoding = encoding
@@ -268,7 +269,7 @@ class _FileStream:
         return self._file is not None and not isinstance(self._file, _WavDecoder)
 
     def take_stray(self) -> bool:
-        """Whether bytes were dropped since this was last asked."""
+        """Return whether bytes were dropped since the last call."""
         stray, self._stray = self._stray, False
         return stray
 
@@ -303,7 +304,7 @@ class _FileStream:
 
 
 def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None) -> _SourceDecoder:
-    """The decoder of a file: of the kind that its head says, or of the named format."""
+    """Return the decoder of a file, by the kind that its first bytes say, or else by the named format."""
     encoding = named if kind is None or _KINDS[named] is kind else ENCODINGS[kind]
     if encoding is AudioEncoding.WAV:
         return _WavDecoder()
@@ -314,7 +315,7 @@ def _file_decoder(named: AudioEncoding, kind: FileKind | None, room: Room | None
 
 
 class _WavDecoder:
-    """Decodes one WAV file: reads the header, then raw samples. What follows them is no audio."""
+    """Decodes one WAV file: its header, then raw samples. Bytes after the samples are ignored."""
 
     def __init__(self) -> None:
         self._reader = WavHeaderReader()
@@ -353,8 +354,8 @@ class _WavDecoder:
 class AudioEncoder:
     """Resamples one stream of mono samples from ``source_rate`` (Hz) and encodes it as ``target``.
 
-    Further channels of the target are copies of the one. A WAV stream begins with a header of unknown length; ``ogg``
-    contains Opus, as ``opus`` does. Raises UnsupportedFormat when the target is not supported.
+    All channels of the target are the same. A WAV stream begins with a header of unknown length; ``ogg`` contains Opus,
+    as ``opus`` does. Raises UnsupportedFormat for an unsupported target.
     """
 
     def __init__(self, target: AudioFormat, *, source_rate: int) -> None:
@@ -374,7 +375,7 @@ class AudioEncoder:
         )
 
     def encode(self, samples: Samples | Pcm16) -> bytes:
-        """Encode ``samples``; returns the bytes that are complete, which may be none."""
+        """Encode ``samples``; return the bytes that are complete, which may be none."""
         if self._ended:
             raise ValueError("the encoder is already flushed")
         if self._converts_only:
@@ -382,7 +383,7 @@ class AudioEncoder:
         return self._encoded(self._resampler.process(as_samples(samples)))
 
     def flush(self) -> bytes:
-        """End the stream; returns its last bytes. A second call returns none."""
+        """End the stream; return its last bytes. A second call returns none."""
         if self._ended:
             return b""
         self._ended = True
@@ -399,7 +400,7 @@ class AudioEncoder:
 
 
 def encode_file(samples: Samples, *, source_rate: int, target: AudioFormat) -> bytes:
-    """Return a whole file, with its true length in the header where the format has a field for it."""
+    """Return a whole file; its header has the true length if the format has a field for that."""
     checked_sample_rate(target.sample_rate)
     checked_channels(target.channels)
     resampler = StreamResampler(checked_sample_rate(source_rate), target.sample_rate, "HQ")
@@ -425,7 +426,7 @@ def _compressed_encoder(target: AudioFormat) -> CompressedEncoder | None:
 
 
 def _raw_bytes(samples: Samples, target: AudioFormat) -> bytes:
-    """Encode samples as a raw encoding; for WAV, as 16-bit samples."""
+    """Encode samples in a raw encoding; for WAV, as 16-bit samples."""
     if target.channels > 1:
         samples = np.repeat(samples, target.channels)
     match target.encoding:

@@ -1,4 +1,4 @@
-"""Compressed audio, by libav: whole files and streams in containers, and Opus packets without a container."""
+"""Compressed audio by libav: files and streams in containers, and Opus packets without a container."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Frame = TypeVar("Frame")
 
 # Decoding
 
-#: libav's names of the containers, by signature. The signature wins over the client's name for the format.
+#: libav's names of containers by signature, which takes precedence over the client's name for the format.
 _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
 _MAGIC_BYTES = 4
 _MP4: Final = "mov"
 _ISO: Final = frozenset({AudioEncoding.MP4, AudioEncoding.M4A, AudioEncoding.MOV})
-#: The largest MP4 file with its index at the end: an hour of speech. The lower limit is for files without a budget.
+#: The largest MP4 file with its index at the end: an hour of speech; and the largest one if there is no budget.
 MAX_HELD_BYTES: Final = 64 << 20
 MAX_UNACCOUNTED_BYTES: Final = 4 << 20
 #: The demuxer's read size: 40 ms of Opus at 24 kbit/s, which bounds the latency that reading in blocks adds.
@@ -44,11 +44,11 @@ _BLOCK_BYTES = 128
 
 
 class CompressedDecoder:
-    """Decodes one file, WebM, Ogg, MP3, FLAC, AAC, MP4 or QuickTime, as the bytes arrive, in a thread of its own.
+    """Decodes one WebM, Ogg, MP3, FLAC, AAC, MP4 or QuickTime file as its bytes arrive, in a thread of its own.
 
-    The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, with an
-    error, or with ``close``; dropping the object closes it too. An MP4 whose index comes last is held in ``room``, and
-    decoded at its end. Every call raises UnsupportedFormat for input that cannot be decoded.
+    The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, after an
+    error, or with ``close``, which the garbage collector calls, too. An MP4 file whose index comes last is buffered,
+    charged to ``room``, and decoded at its end. Every call raises UnsupportedFormat for input that cannot be decoded.
     """
 
     def __init__(self, encoding: AudioEncoding, room: Room | None) -> None:
@@ -60,7 +60,7 @@ class CompressedDecoder:
             self._reader = self._open(_MP4, held)
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]:
-        """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
+        """Yield the audio that ``data`` completes. To be exhausted before the next call."""
         if self._reader is None:
             self._head += data
             if len(self._head) < _MAGIC_BYTES:
@@ -78,7 +78,7 @@ class CompressedDecoder:
         yield from self._reader.finish()
 
     def close(self) -> None:
-        """End the thread, and drop what is held. Idempotent."""
+        """End the thread, and drop buffered input. Idempotent."""
         if self._reader is not None:
             self._reader.close()
 
@@ -109,7 +109,7 @@ def _container_name(head: bytes, encoding: AudioEncoding) -> str:
 
 
 def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) -> Iterator[SourceBlock]:
-    """Demux and decode ``source``, in the decoder thread where it is still arriving."""
+    """Demux and decode ``source``; in the decoder thread if the input is still arriving."""
     options = {} if isinstance(source, io.BytesIO) else STREAMING_OPTIONS
     try:
         with av.open(
@@ -128,16 +128,16 @@ def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) ->
         raise UnsupportedFormat(f"{encoding}: decoding failed; the data may be corrupt") from error
 
 
-#: A few packets that cannot be decoded are common, in recordings cut out of a stream; from this number on they must
-#: not outnumber the others.
+#: The number of undecodable packets that are always tolerated: a few are common in recordings cut out of a stream. From
+#: this number on they must not outnumber the others.
 _BROKEN_PACKETS_ALLOWED = 8
 
 
 def usable_frames(packets: Iterable[Any], decode: Callable[[Any], Iterable[Frame]], what: str) -> Iterator[Frame]:
     """Yield the frames of ``packets``, and skip packets that cannot be decoded.
 
-    Raises UnsupportedFormat when such packets outnumber the frames, once there are several of them or at the end, and
-    for a stream without frames.
+    Raises UnsupportedFormat if such packets outnumber the frames, when there are several of them or at the end, and for
+    a stream without frames.
     """
     good = broken = 0
     for packet in packets:
@@ -184,9 +184,9 @@ _OPUS_RATES = frozenset({8_000, 12_000, 16_000, 24_000, 48_000})
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """A codec and its container by libav's names, with the rates and channels that it supports.
+    """A codec and its container, by libav's names, with the rates and channels that it supports.
 
-    ``sample_rates`` is None where any rate is supported.
+    ``sample_rates`` is None if any rate is supported.
     """
 
     container: str
@@ -209,9 +209,9 @@ _CODECS = {
 
 
 class _Pieces:
-    """Buffers what the muxer writes until it is taken.
+    """A buffer for the bytes that the muxer writes, until they are taken.
 
-    It cannot seek, so the muxer writes headers of unknown length, as for a stream.
+    It is not seekable, so the muxer writes headers of unknown length, as for a stream.
     """
 
     def __init__(self) -> None:
@@ -228,10 +228,10 @@ class _Pieces:
 
 
 class CompressedEncoder:
-    """Encodes one stream of samples at the target's rate, and muxes it: MP3, FLAC, AAC, and Opus in Ogg or WebM.
+    """Encodes one stream of samples at the target's rate: to MP3, FLAC, AAC, or Opus in Ogg or WebM.
 
-    Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and the sink, which
-    can seek, gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
+    Without ``sink``, ``encode`` and ``flush`` return the bytes. A ``sink`` gets the bytes instead; it is seekable, so
+    the header gets the true length. Raises UnsupportedFormat for an unsupported target.
     """
 
     def __init__(self, target: AudioFormat, sink: io.BytesIO | None = None) -> None:
@@ -252,7 +252,7 @@ class CompressedEncoder:
         self._stream = stream
 
     def encode(self, samples: Samples) -> bytes:
-        """Encode ``samples``; returns the bytes that are complete, which may be none."""
+        """Encode ``samples``; return the bytes that are complete, which may be none."""
         if len(samples):
             frame = self._frame(samples)
             frame.sample_rate = self._target.sample_rate
@@ -263,13 +263,13 @@ class CompressedEncoder:
         return self._pieces.take()
 
     def flush(self) -> bytes:
-        """Return the rest of the file. A file without audio consists of a header."""
+        """Return the rest of the file. A file without audio consists of its header."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._pieces.take()
 
     def _frame(self, samples: Samples) -> av.AudioFrame:
-        """Return the samples as libav's frame, the one channel repeated for each of the target's."""
+        """Return the samples as a frame of libav, with the same samples in each channel of the target."""
         channels = self._target.channels
         if self._target.encoding is AudioEncoding.FLAC:
             # FLAC is lossless, so the samples are quantised here, in the same way as for pcm16.
@@ -293,7 +293,7 @@ def encode_compressed_file(samples: Samples, target: AudioFormat) -> bytes:
 
 
 def _servable_codec(target: AudioFormat) -> _Codec:
-    """Return the codec for ``target``. Raises UnsupportedFormat, naming the parameter, when it cannot encode that."""
+    """Return the codec for ``target``. Raises UnsupportedFormat, naming the parameter, if none supports it."""
     codec = _CODECS.get(target.encoding)
     if codec is None:
         raise UnsupportedFormat(f"{target.encoding} is for input only", param="format")
@@ -326,37 +326,38 @@ def _bit_rate(target: AudioFormat) -> int:
     return 96_000 if target.sample_rate >= 16_000 else 64_000
 
 
-# Opus packets without a container, as RTP carries them (RFC 7587): 24 kHz, mono, pcm16 on this side.
+# Opus packets without a container, as in RTP (RFC 7587): decoded to and encoded from pcm16, 24 kHz, mono
 
 SAMPLE_RATE: Final = 24_000
-#: Audio in a packet that is sent: 20 ms.
+#: The audio in a packet that is sent: 20 ms.
 PACKET_SAMPLES: Final = SAMPLE_RATE // 50
 PACKET_BYTES: Final = 2 * PACKET_SAMPLES
 #: The longest packet is 120 ms, at most (RFC 6716, 3.2.1).
 MAX_PACKET_BYTES: Final = 1500
-#: The bits of a packet's first byte that tell mode and length of its frames. Those left say how many: 0 means one.
+#: The bits of a packet's first byte that give the mode and the length of its frames. The other bits give the number of
+#: frames: 0 for one.
 _CONFIG_BITS: Final = 0xFC
-#: The packet in place of a lost one before the first has come: 20 ms of silence.
+#: The packet that stands for a lost one before the first packet has arrived: 20 ms of silence.
 _SILENT: Final = b"\xf8"
 
 
 class OpusPacketDecoder:
-    """Decodes the packets of one stream in their order, and conceals the ones that are lost.
+    """Decodes the Opus packets of one stream in order, and conceals the lost ones.
 
-    libav offers no call for a lost packet. A packet whose frame is empty means the same to libopus (RFC 6716, 3.1):
-    it goes on with what was heard, and fades it out. Forward error correction needs a call that libav does not offer.
+    libav has no call for a lost packet. A packet with an empty frame means the same to libopus (RFC 6716, 3.1): it
+    extends and fades out the sound before. Forward error correction would need a call that libav does not have.
     """
 
     def __init__(self) -> None:
         self._codec = av.CodecContext.create("libopus", "r")
         self._resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
         self._lost = _SILENT
-        #: Length of the last packet in seconds.
+        #: The duration of the last packet in seconds.
         self.seconds = 0.0
         self._decoded_seconds = 0.0
 
     def decode(self, packet: bytes) -> bytes:
-        """The audio of a packet. Raises InvalidFrame for what is not Opus."""
+        """Return the audio of a packet. Raises InvalidFrame if the packet is not Opus."""
         if not 0 < len(packet) <= MAX_PACKET_BYTES:
             raise InvalidFrame("an RTP packet holds no Opus")
         audio = self._decoded(packet)
@@ -365,7 +366,7 @@ class OpusPacketDecoder:
         return audio
 
     def conceal(self) -> bytes:
-        """The audio that conceals a lost packet, as long as one frame of the packet before it."""
+        """Return audio in place of a lost packet, as long as one frame of the packet before."""
         return self._decoded(self._lost)
 
     def _decoded(self, packet: bytes) -> bytes:
@@ -379,7 +380,7 @@ class OpusPacketDecoder:
 
 
 class OpusPacketEncoder:
-    """Encodes pieces of 20 ms. Each packet repeats the one before it in few bits, for a player that has lost that."""
+    """Encodes pieces of 20 ms as Opus packets. Each packet repeats the one before in few bits, in case that is lost."""
 
     def __init__(self, *, bit_rate: int = 32_000) -> None:
         codec = self._codec = av.CodecContext.create("libopus", "w")
@@ -396,7 +397,7 @@ class OpusPacketEncoder:
         }
 
     def encode(self, audio: bytes) -> bytes:
-        """The packet of PACKET_BYTES of audio."""
+        """Return the packet for PACKET_BYTES of audio."""
         frame = av.AudioFrame.from_ndarray(np.frombuffer(audio, "<i2")[None, :], format="s16", layout="mono")
         frame.sample_rate = SAMPLE_RATE
         return b"".join(bytes(packet) for packet in self._codec.encode(frame))

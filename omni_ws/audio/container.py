@@ -1,4 +1,4 @@
-"""Containers of audio: media types, WAV headers, and files that arrive in pieces or are kept as a whole."""
+"""Audio containers: media types, WAV headers, and readers for files that arrive in pieces or are buffered whole."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ _MEDIA_TYPES = {
 #: The registrations of the G.711 types default to 8,000 Hz mono.
 _TELEPHONE = frozenset({AudioEncoding.PCMU, AudioEncoding.PCMA})
 _TELEPHONE_RATE = 8_000
-#: Parameters with which some clients give the sample width.
+#: The parameters with which some clients give the sample width.
 _SAMPLE_BITS_PARAMETERS = ("bits", "bit", "bitdepth", "bit-depth", "bit_depth")
 _SAMPLE_BITS = {AudioEncoding.PCM16: 16, AudioEncoding.F32: 32, AudioEncoding.PCMU: 8, AudioEncoding.PCMA: 8}
 
 
 def parse_audio_mime(content_type: str, *, default: AudioFormat | None = None) -> AudioFormat:
-    """Parse a media type such as ``audio/pcm;rate=16000;channels=2``; unknown parameters are ignored.
+    """Parse a media type such as ``audio/pcm;rate=16000;channels=2``. Unknown parameters are ignored.
 
-    Rate and channels that it lacks are those of ``default`` (without it 16,000 Hz mono), or 8,000 Hz mono for G.711.
-    Raises InvalidValue or UnsupportedFormat, naming the parameter.
+    If rate or channels are missing, they are those of ``default`` (16,000 Hz mono without it), or 8,000 Hz mono for
+    G.711. Raises InvalidValue or UnsupportedFormat, naming the parameter.
     """
     default = default or AudioFormat()
     media, parameters = _split(content_type)
@@ -102,7 +102,7 @@ def parse_audio_mime(content_type: str, *, default: AudioFormat | None = None) -
 def parse_audio_format(text: str, default: AudioFormat) -> AudioFormat:
     """Parse the ``format`` of a chunk: a wire name (``pcm16``) or a media type.
 
-    Rate and channels that it lacks are those of ``default``. Raises as ``parse_audio_mime`` does.
+    If rate or channels are missing, they are those of ``default``. Raises as ``parse_audio_mime`` does.
     """
     if "/" in text:
         return parse_audio_mime(text, default=default)
@@ -114,7 +114,7 @@ def parse_audio_format(text: str, default: AudioFormat) -> AudioFormat:
 
 
 def media_type(format: AudioFormat) -> str:
-    """Return the media type for ``Content-Type``; raw formats have their rate and channels as parameters."""
+    """Return the media type for ``Content-Type``; for a raw format it has rate and channels as parameters."""
     name = _MEDIA_TYPES[format.encoding]
     if not format.is_raw:
         return name
@@ -143,7 +143,7 @@ def _encoding(media: str, parameters: dict[str, str]) -> AudioEncoding:
 
 
 def _check_sample_layout(encoding: AudioEncoding, parameters: dict[str, str]) -> None:
-    """Raise UnsupportedFormat for parameters that contradict the encoding, which would decode to noise."""
+    """Raise UnsupportedFormat for parameters that contradict the encoding: the audio would be decoded to noise."""
     expected = _SAMPLE_BITS.get(encoding)
     for name in _SAMPLE_BITS_PARAMETERS:
         if expected is not None and name in parameters and _integer(name, parameters[name]) != expected:
@@ -177,7 +177,7 @@ _LAYOUTS = {
     (_MU_LAW, 1): SampleLayout.MU_LAW,
 }
 _MAX_SIZE = 0xFFFFFFFF
-#: The sizes that writers of streams give for data of unknown length.
+#: The sizes that writers of streams give to data of unknown length.
 _UNKNOWN_SIZES = (0, _MAX_SIZE)
 #: The bytes of a written header that the RIFF chunk's size includes.
 _HEADER_AFTER_RIFF = 36
@@ -187,7 +187,7 @@ _MAX_KEPT_CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class WavHeader:
-    """The format of a WAV file. ``data_bytes`` is None when the samples extend to the end of the file."""
+    """The format of a WAV file. ``data_bytes`` is None if the samples extend to the end of the file."""
 
     layout: SampleLayout
     sample_rate: int
@@ -196,9 +196,9 @@ class WavHeader:
 
 
 class WavHeaderReader:
-    """Reads a header from input that arrives in pieces.
+    """Parses a WAV header that arrives in pieces.
 
-    ``feed`` is called until ``header`` is set; ``rest`` then holds the bytes after the header. Chunks other than ``fmt
+    ``feed`` is called until ``header`` is set; ``rest`` then has the bytes after the header. Chunks other than ``fmt
     ``, ``ds64`` and ``data`` are skipped without being buffered.
     """
 
@@ -212,13 +212,13 @@ class WavHeaderReader:
         self._data_bytes_64: int | None = None
 
     def feed(self, data: bytes) -> None:
-        """Add input. Raises UnsupportedFormat as soon as it cannot be a supported WAV file."""
+        """Add input. Raises UnsupportedFormat as soon as the input cannot be a supported WAV file."""
         self._buffer += data
         while self.header is None and self._step():
             pass
 
     def _step(self) -> bool:
-        """Consume one element of the header; returns False when more input is needed."""
+        """Consume one element of the header; return False if more input is needed."""
         if self._skip:
             dropped = min(self._skip, len(self._buffer))
             del self._buffer[:dropped]
@@ -267,7 +267,7 @@ class WavHeaderReader:
             self._data_bytes_64 = struct.unpack_from("<Q", body, 8)[0]
 
     def take_rest(self) -> bytes:
-        """Remove and return the bytes behind the header."""
+        """Remove and return the bytes after the header."""
         rest, self.rest = self.rest, b""
         return rest
 
@@ -296,7 +296,7 @@ def _parse_format(body: bytes) -> WavHeader:
         checked_sample_rate(sample_rate)
     except InvalidValue as error:
         raise UnsupportedFormat(f"wav: {error.message}") from error
-    # The container size of a sample decides, not its valid bits, which are the upper ones.
+    # The container size of a sample decides, not its valid bits, which are the most significant ones.
     sample_bytes, remainder = divmod(block_bytes, channels)
     layout = _LAYOUTS.get((code, sample_bytes))
     if layout is None or remainder or bits > 8 * sample_bytes:
@@ -307,10 +307,10 @@ def _parse_format(body: bytes) -> WavHeader:
 
 
 def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> bytes:
-    """Return the 44-byte header of a file with 16-bit samples.
+    """Return the 44-byte header of a WAV file with 16-bit samples.
 
-    ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream. An unknown
-    size is written as the largest that the 32-bit field holds, and so is a size beyond that.
+    ``data_bytes`` is the size of the samples; None if it is not known yet, as in a stream. An unknown size, and one
+    above the range of the 32-bit field, is written as the largest value of the field.
     """
     if data_bytes is None or data_bytes > _MAX_SIZE - _HEADER_AFTER_RIFF:
         data_size = riff_size = _MAX_SIZE
@@ -334,14 +334,14 @@ STREAMING_OPTIONS = {"probesize": "32", "analyzeduration": "0"}
 #: An option of ``av.open``: metadata in unknown character sets is replaced instead of raising an error.
 LENIENT_METADATA = "replace"
 
-#: How many samples a decoder's thread may decode in advance of its consumer. The longest block of FLAC has as many.
+#: The most samples that a decoder's thread may decode ahead of its consumer. The longest FLAC block has as many.
 BURST_SAMPLES = 1 << 16
 #: The memory of these samples (float32), doubled because the block that exceeds the limit may be as large again.
 BURST_BYTES = 8 * BURST_SAMPLES
 
 
 class ByteSource(Protocol):
-    """The input of a parser: the part of a file's interface that libav needs."""
+    """The input of a pull parser: the part of a file's interface that libav needs."""
 
     def read(self, size: int, /) -> bytes:
         """Return up to ``size`` bytes, blocking until there are any; ``b""`` at the end of the input."""
@@ -349,9 +349,9 @@ class ByteSource(Protocol):
 
 
 class _Exchange(Generic[T]):
-    """The state that the parser thread and the caller share.
+    """The state that a parser thread and its caller share.
 
-    It has no reference to its owner, so that the thread does not keep the owner alive.
+    It has no reference to the ContainerReader, so that the thread does not keep that alive.
     """
 
     def __init__(self, cost: Callable[[T], int], burst: int, block_bytes: int) -> None:
@@ -369,10 +369,10 @@ class _Exchange(Generic[T]):
         self._finished = False
         self._error: BaseException | None = None
 
-    # Called from the parser thread:
+    # Called from the parser thread
 
     def read(self, size: int, /) -> bytes:
-        """Return a block of input to the parser, blocking until there is one."""
+        """Return a block of input, blocking until there is one."""
         # Always a full block, except at the end, so that libav's behaviour does not depend on how the input is cut: a
         # demuxer that seeks back over its header loses its position after a very short read.
         wanted = min(size, self._block_bytes)
@@ -389,7 +389,7 @@ class _Exchange(Generic[T]):
             return block
 
     def run(self, parse: Callable[[ByteSource], Iterator[T]]) -> None:
-        """Run the parser; the target of the thread."""
+        """Run the parser. This is the thread's target."""
         try:
             for item in parse(self):
                 if not self._emit(item):
@@ -402,7 +402,7 @@ class _Exchange(Generic[T]):
                 self._changed.notify_all()
 
     def _emit(self, item: T) -> bool:
-        """Queue a result, blocking while the queue is full. Returns whether more results are wanted."""
+        """Queue a result, blocking while the queue is full. Return whether more results are wanted."""
         with self._changed:
             self._output.append(item)
             self._output_cost += self._cost(item)
@@ -411,10 +411,10 @@ class _Exchange(Generic[T]):
                 self._changed.wait()
             return not self._abandoned
 
-    # Called by the owner:
+    # Called by the owner
 
     def push(self, data: bytes) -> None:
-        """Add input; ignored once the parser has finished."""
+        """Add input, which is ignored after the parser has finished."""
         with self._changed:
             if data and not self._finished:
                 self._input += data
@@ -436,7 +436,7 @@ class _Exchange(Generic[T]):
             self._changed.notify_all()
 
     def next_batch(self) -> deque[T]:
-        """Return the parser's next results; none when it needs more input or has finished.
+        """Return the parser's next results; none if it needs more input or has finished.
 
         Raises the parser's exception after its last results.
         """
@@ -452,18 +452,18 @@ class _Exchange(Generic[T]):
 
 
 class ContainerReader(Generic[T]):
-    """Runs ``parse``, a pull parser such as libav's demuxer, in a thread and feeds it with pushed input.
+    """Runs a pull parser such as libav's demuxer (``parse``) in a thread, and feeds it with input as that arrives.
 
-    libav reads from a file and blocks until there is data. Here it does so in strict alternation with the caller:
-    ``feed`` returns when the parser has consumed all input so far and waits for more. The output therefore depends on
-    the bytes alone, never on timing.
+    libav reads from a file, and blocks until there is data. Here the parser and the caller alternate strictly: ``feed``
+    returns when the parser has consumed all input so far and waits for more. The output therefore depends only on the
+    bytes, never on timing.
 
     The thread starts with the first input and ends with the parser, or with ``close``. It also ends when the reader is
     dropped, so ``parse`` must not refer to the owner of the reader.
 
-    ``cost`` measures a result; the parser blocks while the results waiting cost ``burst`` or more. It reads
-    ``block_bytes`` at a time: an incomplete block waits for more input. With ``held`` the input is an MP4 file, which
-    is parsed as a whole, by the caller, if its index comes last.
+    ``cost`` returns the cost of a result; the parser blocks while the waiting results cost ``burst`` or more. The
+    parser reads ``block_bytes`` at a time: an incomplete block waits for more input. With ``held`` the input is an MP4
+    file; if its index comes last, the caller's thread parses it as a whole at the end.
     """
 
     def __init__(
@@ -477,7 +477,7 @@ class ContainerReader(Generic[T]):
         held: HeldMp4 | None = None,
     ) -> None:
         self._parse = parse
-        #: None once it is known that the index comes first, and for other files.
+        #: The MP4 file while it is buffered; None once it is known that its index comes first, and for other files.
         self._held = held
         self._exchange: _Exchange[T] = _Exchange(cost, burst, block_bytes)
         self._thread = threading.Thread(target=self._exchange.run, args=(parse,), name=name, daemon=True)
@@ -487,7 +487,7 @@ class ContainerReader(Generic[T]):
     def feed(self, data: bytes) -> Iterator[T]:
         """Yield the results that ``data`` completes. Raises the parser's exception after the last of them.
 
-        It has to be exhausted before the next call. Input is ignored once the parser has finished.
+        To be exhausted before the next call. Input is ignored after the parser has finished.
         """
         if self._held is not None:
             begun = self._held.begin(data)
@@ -517,7 +517,7 @@ class ContainerReader(Generic[T]):
                 yield batch.popleft()  # drops the reference: results are large
 
     def close(self) -> None:
-        """End the thread and wait for it; drop what is held. Idempotent."""
+        """End the thread and wait for it; drop buffered input. Idempotent."""
         if self._held is not None:
             self._held.close()
         self._finalizer()
@@ -526,13 +526,13 @@ class ContainerReader(Generic[T]):
         self._started = False
 
 
-# MP4 files, which can only be decoded as a whole where their index (``moov``) follows the media data (``mdat``)
+# MP4 files, which can only be decoded as a whole if their index (``moov``) follows the media data (``mdat``)
 
 
 class HeldMp4:
-    """An MP4 file that arrives, held until its index has come: in front of the media data, or at the file's end.
+    """Buffers an arriving MP4 file until its index precedes the media data, or else until the end of the file.
 
-    At most ``max_bytes`` are held, accounted for in ``room`` until they are given away or ``close`` drops them.
+    At most ``max_bytes`` are held, and charged to ``room`` until they are returned or ``close`` drops them.
     """
 
     def __init__(self, max_bytes: int, room: Room = UNLIMITED) -> None:
@@ -546,10 +546,10 @@ class HeldMp4:
         self._index_is_last = False
 
     def begin(self, data: bytes) -> bytes | None:
-        """Add bytes. Return all of the file so far once its index came first, so that it can be decoded as it arrives.
+        """Add bytes. If the index came first, return all bytes so far: the file can be decoded as it arrives.
 
-        Returns None for a file that is held on. Raises UnsupportedFormat for a damaged box and above ``max_bytes``, and
-        what ``room`` raises.
+        Otherwise return None: the file is still buffered. Raises UnsupportedFormat for a damaged box and above
+        ``max_bytes``, and whatever ``room`` raises.
         """
         if len(self._data) + len(data) > self._max_bytes:
             raise UnsupportedFormat(
@@ -566,7 +566,7 @@ class HeldMp4:
         return taken
 
     def _index_is_first(self) -> bool:
-        """Walk through the boxes up to the index or the media data. False while neither has come."""
+        """Walk through the boxes. Return True at an index before the media data, False if none has arrived yet."""
         while not self._index_is_last and self._box_at + 16 <= len(self._data):
             size, kind = struct.unpack_from(">I4s", self._data, self._box_at)
             if kind in (b"moov", b"moof"):
@@ -580,7 +580,7 @@ class HeldMp4:
         return False
 
     def whole(self) -> io.BytesIO:
-        """Return the file at its end. Its bytes remain accounted for until ``close``."""
+        """Return the whole file, at its end. Its bytes remain charged until ``close``."""
         taken, self._data = bytes(self._data), bytearray()
         return io.BytesIO(taken)
 

@@ -1,8 +1,7 @@
-"""Files one after the other in one stream: where each of them ends, and what stands behind it.
+"""FileCutter: finds the borders of the audio files that follow one another in a stream, without decoding.
 
-Clients send each half second as a WAV file of its own, or one recording after the other. ``FileCutter`` finds the
-borders without decoding anything. A further kind of file takes a head in ``kind_of_head`` (``core/file_heads.py``), a
-Walker, and a decoder.
+Clients send each half second as a WAV file of its own, or one recording after the other. To support a further kind of
+file, add its first bytes to ``kind_of_head`` (``core/file_heads.py``), a Walker, and a decoder.
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ from omni_ws.core.file_heads import (
     two_mpeg_frames,
 )
 
-#: Tags behind a file: ID3v1, APEv2 (by its header), Lyrics3.
+#: The signatures of tags after a file: ID3v1, APEv2 (by its header), Lyrics3.
 _TAGS = _ID3V1, _APE, _LYRICS = b"TAG", b"APETAGEX", b"LYRICSBEGIN"
 _ID3V1_BYTES: Final = 128
 _APE_HEAD_BYTES: Final = 32
 _LYRICS_ENDS: Final = (b"LYRICS200", b"LYRICSEND")
 _MAX_LYRICS_BYTES: Final = 1 << 16
-#: How many candidates for the head of a new file are examined within the frames of one FLAC file. Each takes
-#: milliseconds, and hardly any arises by chance.
+#: The most candidates for the head of a new file that are examined within the frames of one FLAC file. Each takes
+#: milliseconds, and they hardly ever occur by chance.
 MAX_FLAC_LOOKS: Final = 16
 
 
 class FileMark(Enum):
-    """What happens in a stream of files besides their bytes."""
+    """An event in a stream of files other than a known head or bytes."""
 
-    #: A file begins, and no head says of which kind, as in the middle of MP3.
+    #: A file begins whose head says nothing of its kind, as in the middle of MP3.
     BEGINS = auto()
     ENDS = auto()
-    #: Behind the end of a file are bytes that are neither padding, nor a tag, nor another file.
+    #: After the end of a file come bytes that are neither padding, nor a tag, nor another file.
     STRAY = auto()
 
 
-#: A FileKind: a file of that kind begins. Bytes: the next ones of the file.
+#: A FileKind: a file of that kind begins. Bytes: the next bytes of the current file.
 FileEvent: TypeAlias = FileKind | FileMark | bytes
 
 
 class FileCutter:
-    """Cuts a stream into files. ``feed`` it chunk by chunk, then ``finish``.
+    """Cuts a stream into files. Call ``feed`` for each piece, then ``finish``.
 
-    A file whose container does not tell its length ends with the input, or where a chunk begins with the head of
-    another file. ``named`` is the kind of the first file as the client names it.
+    A file whose container does not give its length ends with the input, or where a chunk begins with the head of
+    another file. ``named`` is the kind of the first file according to the client.
     """
 
     def __init__(self, named: FileKind) -> None:
@@ -69,28 +68,28 @@ class FileCutter:
         self._walker: Walker | None = None
         #: The offset of the current file in the stream.
         self._file_at = -1
-        #: Bytes of the current element (chunk, page, frame …) that are still to come.
+        #: The bytes of the current element (chunk, page, frame …) that are still to come.
         self._skip = 0
-        #: Bytes between two files (a tag, for example) that are still to be dropped.
+        #: The bytes between two files, for example of a tag, that are still to be dropped.
         self._drop = 0
-        #: Whether the current file has no more borders to walk to: only the beginning of a chunk can end it.
+        #: Whether the current file has no more borders that can be found: only the beginning of a chunk can end it.
         self._is_open = False
-        #: Whether the current file is damaged, and no whole element has been found behind the damage yet.
+        #: Whether the current file is damaged, and no whole element was found after the damage yet.
         self._is_lost = False
-        #: Whether the bytes at hand are stray: they are dropped up to the head of the next file.
+        #: Whether the next bytes are stray: they are dropped up to the head of the next file.
         self._is_astray = False
         #: Whether FileMark.STRAY was reported, which happens once.
         self._told = False
         self._window = bytearray()
-        #: The offset in the stream of the window, and those of the chunks that begin in the window.
+        #: The offset of the window in the stream, and the offsets of the client's chunks that begin in the window.
         self._at = 0
         self._chunks: deque[int] = deque()
-        #: The end of FLAC's frames, and how often a head was looked for within them.
+        #: The last bytes of FLAC frames, and how often a head was looked for within the frames of this file.
         self._tail = bytearray()
         self._looks = 0
 
     def feed(self, data: bytes, *, begins_chunk: bool = True) -> Iterator[FileEvent]:
-        """Yield the events that ``data`` completes. ``begins_chunk``: a chunk of the client begins with it."""
+        """Yield the events that ``data`` completes. ``begins_chunk``: ``data`` begins with a chunk of the client."""
         may_begin = begins_chunk and data[:1] in FIRST_BYTES and not (self._walker is None or self._walker.has_length)
         if not self._window and self._skip > len(data) and not may_begin:
             self._skip -= len(data)
@@ -104,7 +103,7 @@ class FileCutter:
         yield from self._walk(final=False)
 
     def finish(self) -> Iterator[FileEvent]:
-        """End the input, and the file with it."""
+        """End the input and with it the current file; yield the last events."""
         yield from self._walk(final=True)
         yield from self._end_file()
 
@@ -131,7 +130,7 @@ class FileCutter:
             self._chunks.popleft()
         return taken
 
-    # at a border
+    # At a border between elements
 
     def _step(self, walker: Walker, *, final: bool) -> Generator[FileEvent, None, bool]:
         window = bytes(self._window[:WINDOW_BYTES])
@@ -193,7 +192,7 @@ class FileCutter:
         if kind is Look.MORE:
             return False
         if kind is FileKind.MP3 and named in (FileKind.FLAC, FileKind.ADTS) and window[0] != 0xFF:
-            kind = named  # a long tag may stand before it, too
+            kind = named  # a long tag may precede the first frame, too
         if isinstance(kind, FileKind):
             yield from self._begin(kind)
             return True
@@ -229,7 +228,7 @@ class FileCutter:
             yield FileMark.STRAY
 
     def _pass_element(self, *, final: bool) -> Generator[FileEvent, None, bool]:
-        """Pass an element on, up to a new file that begins with a chunk where the file before has no length."""
+        """Pass an element on; in a file of unknown length only up to a chunk that begins with a file's head."""
         size, walker = min(self._skip, len(self._window)), self._walker
         if walker is not None and not walker.has_length:
             for at in [chunk - self._at for chunk in self._chunks if self._file_at < chunk < self._at + size]:
@@ -250,10 +249,10 @@ class FileCutter:
         yield from self._pass_on(size)
         return True
 
-    # where borders cannot be found
+    # Within data that has no borders
 
     def _pass(self, *, final: bool) -> Generator[FileEvent, None, bool]:
-        """Pass bytes on up to a new file, or to where a damaged one goes on."""
+        """Pass bytes on, up to the head of a new file, or to the point at which a damaged file resumes."""
         window, walker = bytes(self._window), self._walker
         in_frames = isinstance(walker, FlacWalker)
         goes_on = walker.resume(window) if self._is_lost and walker is not None else None
@@ -281,7 +280,7 @@ class FileCutter:
         return False
 
     def _candidates(self, window: bytes) -> list[int]:
-        """The offsets in ``window`` at which new files may begin."""
+        """Return the offsets in ``window`` at which new files may begin."""
         begun = {chunk - self._at for chunk in self._chunks}
         if isinstance(self._walker, FlacWalker):
             begun.update(FlacWalker.heads(window))
@@ -308,7 +307,7 @@ class FileCutter:
 
 
 def _has_stray_bytes(tail: bytes) -> bool | None:
-    """Whether other bytes than padding and tags follow the last frame of FLAC; None where no frame is whole."""
+    """Return whether anything but padding and tags follows the last whole frame of FLAC; None without a whole frame."""
     ends = frame_ends(tail)
     if not ends:
         return None
@@ -316,13 +315,13 @@ def _has_stray_bytes(tail: bytes) -> bool | None:
 
 
 def _padding_bytes(window: bytes, *, final: bool) -> int:
-    """How many zeros at the beginning of ``window`` are padding: an MP4 file begins with some, too."""
+    """Return how many zeros at the beginning of ``window`` are padding. The zeros that begin an MP4 file are not."""
     zeros = len(window) - len(window.lstrip(b"\0"))
     return next((at for at in range(max(0, zeros - 3), zeros) if kind_of_head(window[at:], final=final)), zeros)
 
 
 def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
-    """The length of the tag that begins here, Look.MORE, or None for no tag."""
+    """Return the length of the tag that begins here; Look.MORE if more bytes are needed, None if there is no tag."""
     if window.startswith(_ID3V1):
         return _ID3V1_BYTES
     if window.startswith(_APE):
@@ -339,7 +338,7 @@ def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
     return None
 
 
-# Where the elements of a file end (chunks, pages, frames), by kind of file
+# The walkers: where the elements of a file end (chunks, pages, frames), by kind of file
 #
 # Sources: IBM/Microsoft, "Multimedia Programming Interface", and EBU Tech 3306 (RIFF, RF64); RFC 3533 (Ogg); RFC 9639
 # (FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); ISO/IEC 13818-7, 6.2 (ADTS); id3.org (ID3v2); RFC 8794 and
@@ -347,30 +346,30 @@ def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
 
 
 class Walker(Protocol):
-    """Walks through one file, element by element. ``window`` begins at the border between two."""
+    """Finds the elements of one file, one by one. ``window`` always begins at the border between two elements."""
 
     @property
     def has_length(self) -> bool:
-        """Whether the file tells its length. A file without one ends at any chunk that begins with a head."""
+        """Whether the file gives its length. Otherwise it ends at any chunk that begins with the head of a file."""
 
     def step(self, window: bytes) -> Step: ...
 
     def allows(self, kind: FileKind, window: bytes) -> bool:
-        """Whether the head of this kind that ``window`` begins with is a new file."""
+        """Return whether the head of this kind, with which ``window`` begins, is the beginning of a new file."""
         ...
 
     def resume(self, window: bytes) -> int | None:
-        """Return where the file may go on behind damage; None where it never does: it has ended."""
+        """Return the offset at which the file may resume after damage; None if it cannot: the file has ended."""
         ...
 
 
 _RIFF_HEAD_BYTES: Final = 12
 _MAX_SIZE: Final = 0xFFFFFFFF
-#: A writer of a stream cannot know its length, and gives 0 or the largest number that fits. Sizes from this one on (18
-#: hours of speech) count as unknown.
+#: Sizes from this one on (18 hours of speech) count as unknown: a writer of a stream cannot know its length, and writes
+#: 0 or the largest number that fits.
 _ENDLESS_BYTES: Final = 0x7FFF_F000
 _MAX_DS64_BYTES: Final = 4096
-#: Chunks that writers put behind the samples, even beyond the size of the RIFF chunk.
+#: The chunks that writers append to the samples, even beyond the size of the RIFF chunk.
 _TRAILING_CHUNKS: Final = frozenset(
     {b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"cue ", b"smpl", b"inst", b"fact", b"JUNK", b"junk", b"PAD "}
     | {b"FLLR", b"PEAK", b"DISP", b"_PMX", b"axml", b"acid", b"plst", b"labl", b"note", b"afsp", b"SAUR"}
@@ -378,7 +377,7 @@ _TRAILING_CHUNKS: Final = frozenset(
 
 
 class WavWalker:
-    """RIFF chunks. The samples may have no length; then nothing ends them."""
+    """Walks through the RIFF chunks of a WAV file. Samples of unknown length extend to the end of the input."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -437,7 +436,7 @@ class WavWalker:
         return 8 + size
 
     def allows(self, kind: FileKind, window: bytes) -> bool:
-        # A file without any samples may be followed by another.
+        # A file without samples may be followed by another file.
         return kind is FileKind.WAV if self._is_endless else self._has_samples
 
     def resume(self, window: bytes) -> int | None:
@@ -449,7 +448,7 @@ _ENDS_STREAM: Final = 4
 
 
 class OggWalker:
-    """Pages. The file ends where all of its streams have, or where a page begins a new one behind others."""
+    """Walks through Ogg pages. The file ends with its last stream, or before a page that begins new streams."""
 
     def __init__(self) -> None:
         self._open: set[bytes] = set()
@@ -487,7 +486,7 @@ class OggWalker:
         return max(0, len(window) - 4) if found < 0 else found
 
 
-#: Heads that FLAC's frames do not contain by chance.
+#: Heads that do not occur in FLAC frames by chance.
 _HEADS_IN_FLAC: Final = re.compile(
     rb"fLaC[\x00\x80]\x00\x00\x22|OggS\x00[\x02\x06]|(?:RIFF|RF64|BW64)....WAVE|\x1a\x45\xdf\xa3|ID3[\x02-\x04]\x00"
     rb"|\x00\x00[\x00-\x0f].ftyp",
@@ -496,7 +495,7 @@ _HEADS_IN_FLAC: Final = re.compile(
 
 
 class FlacWalker:
-    """Metadata, then frames that have no length. A file ends where a head stands behind a whole frame."""
+    """Walks through FLAC: metadata, then frames without a length. A head after a whole frame ends the file."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -533,7 +532,7 @@ class FlacWalker:
 
 
 class FrameWalker:
-    """Tags, then frames. Recordings that were cut out of a stream begin in the middle of a frame."""
+    """Walks through tags and frames. A recording that was cut out of a stream begins in the middle of a frame."""
 
     def __init__(
         self,
@@ -545,10 +544,12 @@ class FrameWalker:
         frame_bytes: Callable[[bytes], int],
         two_frames: Callable[..., bool | Look],
     ) -> None:
-        """``sync`` finds the first two bytes of headers of ``header_bytes`` bytes.
+        """Parameters of the format.
 
-        ``two_headers`` is the length of the longest frame with the header of the next; ``frame_bytes`` returns the
-        length of the frame that a window begins with, 0 for none, ``two_frames`` whether a second frame follows it.
+        ``sync`` matches the first two bytes of a frame header, which has ``header_bytes`` bytes.
+
+        ``two_headers`` is the length of the longest frame plus the next header; ``frame_bytes`` returns the length of
+        the frame with which a window begins, 0 for none; ``two_frames`` returns whether a second frame follows it.
         """
         self._kind = kind
         self._header_bytes = header_bytes
@@ -584,7 +585,7 @@ class FrameWalker:
 
 
 def _has_free_bit_rate(window: bytes) -> bool:
-    """Whether a frame of MPEG audio begins here whose header does not tell the bit rate, and so no length."""
+    """Return whether an MPEG audio frame begins here whose header gives no bit rate, and so no length."""
     return window[0] == 0xFF and window[1] & 0xE0 == 0xE0 and bool(window[1] >> 1 & 3) and window[2] >> 4 == 0
 
 
@@ -609,7 +610,7 @@ _adts_walker: Final = partial(
 
 
 _EBML, _SEGMENT, _CLUSTER, _VOID = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0xEC
-#: Further elements of a segment, and of its clusters.
+#: The other elements in a segment and in its clusters.
 _INSIDE: Final = frozenset(
     {0x114D9B74, 0x1549A966, 0x1654AE6B, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367, _CLUSTER, _VOID, 0xBF}
     | {0xE7, 0xA3, 0xA0, 0xA7, 0xAB, 0xAF, 0x5854}
@@ -617,7 +618,7 @@ _INSIDE: Final = frozenset(
 
 
 class MatroskaWalker:
-    """Elements of EBML. A segment and its clusters, which may have no length, are walked through inside."""
+    """Walks through EBML elements. It enters segments and clusters, which may have no length."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -662,11 +663,11 @@ class MatroskaWalker:
 
 
 def _vint_bytes(first: int) -> int:
-    """The length of a number of EBML by its first byte."""
+    """Return the length of an EBML number by its first byte."""
     return 9 - first.bit_length()
 
 
-#: Boxes that stand side by side in a file; any other that begins before there is sound is passed over, too.
+#: The boxes at the top level of a file. Before any media data, unknown boxes are skipped, too.
 _BOXES: Final = frozenset(
     {b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide", b"uuid", b"mfra", b"sidx", b"ssix"}
     | {b"meta", b"emsg", b"prft", b"pnot", b"udta", b"PICT", b"pdin", b"imda"}
@@ -675,7 +676,7 @@ _BOX_NAME: Final = re.compile(rb"[ -~\xa9]{4}")
 
 
 class IsoWalker:
-    """Boxes. A file has an index (``moov``) and media data; a recording of a browser has fragments, too."""
+    """Walks through MP4 boxes. A file has an index (``moov``) and media data; recordings of browsers have fragments."""
 
     def __init__(self) -> None:
         self._has_index = False
@@ -733,7 +734,7 @@ WALKERS: Final[dict[FileKind, Callable[[], Walker]]] = {
 
 # Frames of FLAC, which have no length (RFC 9639, 9.1 and 9.3)
 
-#: No frame is looked for further back: 18 KB hold one of 4,608 samples in stereo.
+#: The bytes in which the last frame is looked for: a frame of 4,608 samples in stereo has 18 KB.
 TAIL_BYTES: Final = 1 << 16
 _FLAC_SYNC: Final = re.compile(rb"\xff[\xf8\xf9]")
 #: The shortest frame: a header of six bytes, a constant subframe of two, the checksum.
@@ -741,7 +742,7 @@ _MIN_FLAC_FRAME_BYTES: Final = 10
 
 
 def _checksums(polynomial: int, bits: int) -> list[int]:
-    """The table for a cyclic redundancy check, by byte."""
+    """Return the table for a cyclic redundancy check, by byte."""
     top, mask = 1 << (bits - 1), (1 << bits) - 1
     table = []
     for byte in range(256):
@@ -757,7 +758,7 @@ _CRC16: Final = _checksums(0x8005, 16)
 
 
 def _has_flac_header(data: bytes) -> bool:
-    """Whether a frame begins here: only a header that is right has the checksum at its end."""
+    """Return whether a FLAC frame begins here: its header ends with a checksum, which is checked."""
     if len(data) < 6 or data[2] >> 4 == 0 or data[2] & 0x0F == 0x0F or data[3] >> 4 > 10 or data[3] & 1:
         return False
     number = 1 if data[4] < 0x80 else 8 - (~data[4] & 0xFF).bit_length()
@@ -771,7 +772,7 @@ def _has_flac_header(data: bytes) -> bool:
 
 
 def frame_ends(tail: bytes) -> list[int]:
-    """Return the offsets where the last frame in ``tail`` may end: a checksum is right there, 1 in 65,536 by chance."""
+    """Return the offsets at which the last frame in ``tail`` may end: those with a valid checksum before them."""
     syncs = [found.start() for found in _FLAC_SYNC.finditer(tail)]
     starts = [start for start in syncs if _has_flac_header(tail[start : start + 20])]
     if not starts:

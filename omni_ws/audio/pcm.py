@@ -1,4 +1,4 @@
-"""Raw audio: samples in memory, their layouts in bytes, mixing, G.711 and other sample rates."""
+"""Raw audio: samples in memory, sample layouts, mixing, G.711, and resampling."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-#: Mono audio, as decoders, engines and encoders share it: float32 of shape (samples,), from -1.0 to 1.0. The sample
+#: Mono audio as decoders, engines and encoders exchange it: float32 of shape (samples,), from -1.0 to 1.0. The sample
 #: rate is known from the context.
 Samples: TypeAlias = NDArray[np.float32]
-#: Mono audio as 16-bit integers (PCM16_SCALE would be 1.0), which many voices make and most clients ask for.
+#: Mono audio as 16-bit integers, of which PCM16_SCALE stands for 1.0: many voices make it, and most clients want it.
 Pcm16: TypeAlias = NDArray[np.int16]
 
 #: An empty array, read-only because it is shared.
 NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
 NO_SAMPLES.setflags(write=False)
 
-#: The 16-bit value that corresponds to 1.0, everywhere; it is one more than the largest.
+#: The 16-bit value that stands for 1.0, everywhere; it is one more than the largest.
 PCM16_SCALE: Final = 32768.0
-# Made once: for a piece of 20 ms, conversions of numbers and names to numpy's types take as long as the arithmetic.
+# Created once: for a piece of 20 ms, conversions of numbers and names to numpy's types take as long as the arithmetic.
 PCM16: Final = np.dtype("<i2")
 _TO_PCM16: Final = np.float32(PCM16_SCALE)
 _FROM_PCM16: Final = np.float32(1 / PCM16_SCALE)
@@ -37,7 +37,7 @@ class SourceBlock(NamedTuple):
 
 
 class SampleLayout(Enum):
-    """The binary layouts of a sample; all are little-endian."""
+    """The binary layouts of a sample, all little-endian."""
 
     U8 = "unsigned 8-bit, 128 is silence"
     S16 = "signed 16-bit"
@@ -122,7 +122,8 @@ def mixed_down(interleaved: Samples, channels: int) -> Samples:
 
 def pcm16_from_samples(samples: Samples) -> Pcm16:
     """Return the nearest 16-bit values (ties to even), clipped. Decoded pcm16 is restored exactly."""
-    # A sum is quicker than a look at each, and not finite if any of them is not; where it overflows, nothing is lost.
+    # A sum takes less time than a check of each sample, and is not finite if any sample is not. If the sum overflows,
+    # ``bounded`` does no harm.
     if not math.isfinite(np.add.reduce(samples)):
         samples = bounded(samples)
     scaled = samples * _TO_PCM16
@@ -132,16 +133,16 @@ def pcm16_from_samples(samples: Samples) -> Pcm16:
 
 
 def as_pcm16(audio: Samples | Pcm16) -> Pcm16:
-    """Return audio as 16-bit values: as they are, or by ``pcm16_from_samples``."""
+    """Return audio as 16-bit values, by ``pcm16_from_samples`` if it is float32."""
     return cast("Pcm16", audio) if audio.dtype == PCM16 else pcm16_from_samples(cast("Samples", audio))
 
 
 def as_samples(audio: Samples | Pcm16) -> Samples:
-    """Return audio as samples: as they are, or by ``samples_from_pcm16``."""
+    """Return audio as float32 samples, by ``samples_from_pcm16`` if it is 16-bit."""
     return samples_from_pcm16(cast("Pcm16", audio)) if audio.dtype == PCM16 else cast("Samples", audio)
 
 
-# G.711: mu-law and A-law, 8-bit logarithmic PCM at 8 kHz.
+# G.711: mu-law and A-law, 8-bit logarithmic PCM at 8 kHz
 #
 # After ITU-T G.711 (11/1988). Its 14-bit (mu-law) and 13-bit (A-law) values are left-justified in 16 bits, as in the
 # ITU's software tool library (G.191). Encoding and decoding are table look-ups.
@@ -207,12 +208,12 @@ _A_LAW_ENCODED = _a_law_encode_table()
 
 
 def decode_mu_law(data: bytes) -> NDArray[np.float32]:
-    """Return the samples for bytes of mu-law, as float32 within ±1.0."""
+    """Return the samples for mu-law bytes, as float32 within ±1.0."""
     return _MU_LAW_DECODED[np.frombuffer(data, dtype=np.uint8)]
 
 
 def decode_a_law(data: bytes) -> NDArray[np.float32]:
-    """Return the samples for bytes of A-law, as float32 within ±1.0."""
+    """Return the samples for A-law bytes, as float32 within ±1.0."""
     return _A_LAW_DECODED[np.frombuffer(data, dtype=np.uint8)]
 
 
@@ -235,15 +236,16 @@ ResampleQuality: TypeAlias = Literal["QQ", "LQ", "MQ", "HQ", "VHQ"]
 class StreamResampler:
     """A stateful resampler: the output does not depend on how the stream is cut into pieces.
 
-    After ``flush`` it has returned exactly ``floor(n * target_rate / source_rate + 0.5)`` samples for ``n`` samples. As
-    with any band-limited resampling, values may slightly overshoot ±1.0. With equal rates it passes samples through.
+    After ``flush`` it has returned exactly ``floor(n * target_rate / source_rate + 0.5)`` samples for ``n`` input
+    samples. As with any band-limited resampling, values may slightly overshoot ±1.0. With equal rates it passes samples
+    through.
     """
 
     def __init__(self, source_rate: int, target_rate: int, quality: ResampleQuality = "LQ") -> None:
         self.source_rate = source_rate
         self.target_rate = target_rate
         self._flushed = False
-        #: None when the rates are equal; soxr is not imported then.
+        #: None if the rates are equal; soxr is not imported then.
         self._stream: Any = None
         if source_rate != target_rate:
             import soxr
@@ -260,7 +262,7 @@ class StreamResampler:
         return resampled
 
     def flush(self) -> Samples:
-        """End the stream; returns the samples still held. A second call returns none."""
+        """End the stream; return the samples still held. A second call returns none."""
         if self._flushed or self._stream is None:
             self._flushed = True
             return NO_SAMPLES
@@ -270,14 +272,14 @@ class StreamResampler:
 
 
 class WholeFrames:
-    """Cuts a stream of bytes into whole frames (one sample of each channel), and keeps what is incomplete."""
+    """Cuts a stream of bytes into whole frames (one sample of each channel), and keeps an incomplete frame."""
 
     def __init__(self, frame_bytes: int) -> None:
         self._frame_bytes = frame_bytes
         self._carry = b""
 
     def take(self, data: bytes) -> bytes:
-        """Return the frames that ``data`` completes."""
+        """Return the whole frames that ``data`` completes."""
         if self._carry:
             data = self._carry + data
             self._carry = b""
@@ -288,5 +290,5 @@ class WholeFrames:
         return data
 
     def drop(self) -> None:
-        """Drop an incomplete frame."""
+        """Drop the incomplete frame."""
         self._carry = b""

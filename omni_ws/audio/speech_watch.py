@@ -1,7 +1,7 @@
-"""SpeechWatch: detects speech in one audio stream of any format, and the rule by which it begins and ends.
+"""SpeechWatch: detects speech in one audio stream of any format, by the rule in TurnDetector.
 
-Engines and the server's turn detection share the rule, so that both agree on what speech is. A SpeechWatch blocks, and
-is called from worker threads.
+Engines and the server's turn detection share the rule, so that they agree on what speech is. A SpeechWatch blocks, so
+it is called from worker threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omni_ws.audio.vad import HEARD_SAMPLES, SAMPLE_RATE, WINDOW_MS, WINDOW_SAMP
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
 
-# The rule, over the probabilities of speech that ``vad`` computes.
+# The rule for speech, given the probabilities that ``vad`` computes
 #
 # Rule and constants were selected in a comparison on recorded speech and noise: white and pink noise, clicks, hum and
 # music open no turn, and speech 10 dB above the noise is detected.
@@ -33,23 +33,24 @@ START_SPAN = 4
 #: The upper limit of ``StartBar.span``.
 MAX_START_SPAN = 8
 
-#: The limit of a threshold raised by ``StartBar.margin``; the model rarely reports higher probabilities.
+#: The upper limit of a threshold that ``StartBar.margin`` raises; the model rarely reports higher probabilities.
 HIGHEST_RAISED_THRESHOLD = 0.95
 
-#: Above this probability a speaker is likely to have finished, and above this one surely, unless another is named.
+#: The probabilities above which a speaker is taken to have finished, likely and surely, unless the configuration names
+#: others.
 LIKELY = 0.5
 SURE = 0.9
-#: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
+#: The delay with which the detector notices the end of speech. It counts as silence, so that turns end after the
 #: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
 DETECTOR_LAG_WINDOWS: Final = 2
 DETECTOR_LAG_MS: Final = DETECTOR_LAG_WINDOWS * WINDOW_MS
-#: A judge is asked after 160 ms of silence. Where the speaker has finished, the turn ends after 256 ms; where that is
-#: only likely, after 640 ms (docs/decisions/015).
+#: The judge, a model of ends of turns, is asked after 160 ms of silence. If the speaker has surely finished, the turn
+#: ends after 256 ms; if likely, after 640 ms (docs/decisions/015).
 ASKED_WINDOWS: Final = 160 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 FINISHED_WINDOWS: Final = 256 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 LIKELY_WINDOWS: Final = 640 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
-#: A window counts as silence only this far below the threshold, so that a fading voice does not end the turn.
+#: A window counts as silence only if it is this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
 
@@ -78,7 +79,7 @@ class SpeechOffset:
 
 @dataclass(frozen=True, slots=True)
 class SpeechPause:
-    """A pause within a turn, about which a judge is to be asked. It was detected at ``detected_ms``."""
+    """A pause within a turn, at which the judge is to be asked. It was detected at ``detected_ms``."""
 
     detected_ms: int
 
@@ -103,18 +104,19 @@ class StartBar:
 
 
 ORDINARY_BAR = StartBar()
-#: For barge-in, while the server itself speaks: 192 ms of clear voice, so that its echo, a cough or a click does not
-#: interrupt it.
+#: The condition for barge-in, while the server itself speaks: 192 ms of clear voice, so that its echo, a cough or a
+#: click does not interrupt it.
 BARGE_IN_BAR = StartBar(windows=6, span=8, margin=0.15)
 
 
 class TurnDetector:
-    """Derives starts and ends of speech from probabilities. Pure; its clock is the number of windows.
+    """Derives starts and ends of speech from probabilities. It is pure; its clock is the number of windows.
 
-    A turn begins as ``bar`` demands, or a later ``demand``. It ends after ``silence_duration_ms`` of windows
-    clearly below ``threshold``. With ``sure`` it may end sooner: a SpeechPause says when to ask whether the speaker has
-    finished, ``answer`` takes the probability, and a window that ``needs_answer`` must not be fed without it. The turn
-    ends soonest where the probability is above ``sure``, and later where it is above ``LIKELY``.
+    A turn begins as ``bar``, or the last ``demand``, requires. It ends after ``silence_duration_ms`` of windows clearly
+    below ``threshold``. With ``sure`` it may end sooner: ``feed`` returns a SpeechPause when the judge is to be asked
+    whether the speaker has finished; ``answer`` takes the judge's probability; a window for which ``needs_answer`` is
+    true must not be fed before that. The turn ends soonest if the probability is above ``sure``, and later if it is
+    above ``LIKELY``.
     """
 
     def __init__(
@@ -132,14 +134,14 @@ class TurnDetector:
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
         self.silence_windows = max(1, int(silence_duration_ms // WINDOW_MS))
         self.speaking = False
-        #: During a turn, the windows of silence since the last window of speech.
+        #: During a turn, the number of silent windows since the last window of speech.
         self.silent_windows = 0
-        #: The windows processed so far.
+        #: The number of windows processed so far.
         self.windows = 0
         self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
-        # Where its judgement would come too late, the model is not asked.
+        # The judge is not asked if its answer would come too late.
         self._sure = sure if self.silence_windows > FINISHED_WINDOWS else None
-        #: The windows of silence that end the turn, by the answer about this pause; None while there is none.
+        #: The silent windows after which the turn ends, by the answer about this pause; None without an answer.
         self._answered: int | None = None
 
     @property
@@ -148,16 +150,16 @@ class TurnDetector:
         return self.windows * WINDOW_MS
 
     def demand(self, bar: StartBar) -> None:
-        """Let turns begin as ``bar`` demands from the next window on."""
+        """Set the condition for turns to begin, from the next window on."""
         self._bar = bar
 
     def feed(self, probability: float) -> TurnEvent | None:
-        """Process the next window; returns the event that it causes, if any."""
+        """Process the next window; return the event that it causes, or None."""
         self.windows += 1
         return self._while_speaking(probability) if self.speaking else self._while_silent(probability)
 
     def needs_answer(self, probability: float) -> bool:
-        """Whether the next window, of this probability, can be judged only once the last SpeechPause is answered."""
+        """Return whether the last SpeechPause must be answered before a window with this probability is fed."""
         if self._sure is None or not self.speaking or self._answered is not None:
             return False
         return self.silent_windows + 1 >= FINISHED_WINDOWS and not self._goes_on(probability)
@@ -170,7 +172,7 @@ class TurnDetector:
             self._answered = min(windows, self.silence_windows)
 
     def end_turn(self) -> None:
-        """End the current turn for another reason, such as a length limit; the next window may start a new one."""
+        """End the current turn for another reason, such as a length limit; the next window may begin a new one."""
         self.speaking = False
         self.silent_windows = 0
         self._answered = None
@@ -204,16 +206,16 @@ class TurnDetector:
         return SpeechPause(self.audio_ms) if is_asked else None
 
     def _goes_on(self, probability: float) -> bool:
-        """Whether the next window of a turn is speech.
+        """Return whether the next window of a turn counts as speech.
 
-        Between the thresholds speech continues, but only a window above the upper one resets the count of silent
+        Between the two thresholds speech continues, but only a window above the upper one resets the count of silent
         windows: otherwise a breath would keep the turn open.
         """
         return probability > (self.silence_threshold if self.silent_windows == 0 else self.threshold)
 
 
 class PrefixPadding:
-    """Keeps the last ``padding_ms`` of a stream, which a turn includes because speech is detected with a delay."""
+    """The last ``padding_ms`` of a stream, which a turn includes because speech is detected with a delay."""
 
     def __init__(self, padding_ms: int, *, sample_rate: int = SAMPLE_RATE) -> None:
         self.capacity = padding_ms * sample_rate // 1000
@@ -239,27 +241,28 @@ class PrefixPadding:
 
 T = TypeVar("T")
 
-#: How much of a piece is decoded and judged at a time: a second, so that no stream occupies a thread for long, however
-#: much audio its bytes are.
+#: The samples of a piece that are decoded and judged at a time: a second, so that no stream occupies a thread for long,
+#: however much audio its bytes contain.
 SLICE_SAMPLES: Final = SAMPLE_RATE
 
-#: A judge hears what was before the onset, too: speech is detected with a delay.
+#: The judge also hears what was before the onset: speech is detected with a delay.
 HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 _LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
 
 
-#: Asks how probable it is that the speaker of a turn, whose end is a pause, has finished. Must not raise, nor wait.
+#: Asks the judge how probable it is that the speaker of a turn, whose end is a pause, has finished. Neither raises nor
+#: waits.
 AskJudge: TypeAlias = Callable[[Samples], Future[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The result for one piece of the stream.
+    """The result of a SpeechWatch for one piece of the stream, or a slice of it.
 
-    ``samples`` is the piece at 16 kHz, or the slice of it that was heard, and begins at ``start_ms``. The stream is
-    judged up to ``judged_ms``; the rest is less than a window, or waits for the answer to ``question``: then
-    ``SpeechWatch.go_on`` judges it. ``pausing`` says that a turn is open but silent at the end of what is judged. Where
-    there is ``more`` of the piece, a StreamPiece without data comes next.
+    ``samples`` is the piece or slice at 16 kHz, and begins at ``start_ms``. The stream is judged up to ``judged_ms``;
+    the rest is less than a window, or waits for the answer to ``question``, after which ``SpeechWatch.go_on`` judges
+    it. ``pausing``: a turn is open, but silent at the end of the judged part. If there is ``more`` of the piece, a
+    StreamPiece without data has to come next.
     """
 
     events: tuple[TurnEvent, ...]
@@ -269,21 +272,21 @@ class Watched:
     pausing: bool
     question: Future[float] | None = None
     more: bool = False
-    #: The error that tells the client which bytes of the piece were dropped, and where their chunk begins in it.
+    #: The error about bytes of the piece that were dropped, and the offset in the piece at which their chunk begins.
     left_out: OmniError | None = None
     left_out_at: int = 0
 
     @property
     def rest_ms(self) -> float:
-        """The length of the stream's end that is not judged, in milliseconds."""
+        """The length of the end of the stream that is not judged yet, in milliseconds."""
         return self.start_ms + len(self.samples) * 1000 / SAMPLE_RATE - self.judged_ms
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """A piece at 16 kHz, which begins at ``start_ms``, and the samples that the detector has to process for it.
+    """A decoded piece at 16 kHz, which begins at ``start_ms``, and the samples that the detector has to process for it.
 
-    ``unjudged`` begins with the end of the file before, which that file's decoder held back, if there was one.
+    ``unjudged`` begins with samples that the decoder of the file before held back, if there are any.
     """
 
     start_ms: float
@@ -295,10 +298,10 @@ class _Decoded:
 
 
 class SpeechWatch:
-    """Decodes a stream, runs voice activity detection on it and reports starts and ends of speech.
+    """Decodes a stream, runs voice activity detection on it, and reports starts and ends of speech.
 
-    A turn ends after ``silence_duration_ms`` of silence; with a ``judge``, sooner where the speaker has finished, and
-    soonest where that is more probable than ``sure``. For use by one thread at a time.
+    A turn ends after ``silence_duration_ms`` of silence. With a ``judge`` it ends sooner if the speaker has likely
+    finished, and soonest if the probability of that is above ``sure``. For use by one thread at a time.
     """
 
     def __init__(
@@ -321,10 +324,10 @@ class SpeechWatch:
         self._decoder: AudioDecoder | None = None
         #: The length of the stream so far, in samples at 16 kHz.
         self._samples = 0
-        #: The rest of the piece: what is decoded already, and what is not.
+        #: The rest of the current piece: the part that is decoded already, and the part that is not.
         self._block: Samples | None = None
         self._blocks: Iterator[Samples] = iter(())
-        #: The error about dropped bytes of the slice, and where their chunk begins in the piece.
+        #: The error about dropped bytes of the slice, and the offset in the piece at which their chunk begins.
         self._left_out: OmniError | None = None
         self._left_out_at = 0
 
@@ -337,11 +340,11 @@ class SpeechWatch:
         borders: Sequence[int] = (0,),
         ends: bool = False,
     ) -> Watched:
-        """Process the next piece of the stream at once; a StreamPiece does it in slices.
+        """Process the next piece of the stream as a whole; a StreamPiece processes it in slices.
 
-        ``bar`` applies to it from its first window. ``borders`` are where chunks of the client begin in ``data``.
-        ``ends``: the input ends behind it, and with it a file, of which the decoder gives what it still holds. A
-        ``source`` different from the last one is decoded as a new file that continues the stream. Raises
+        ``bar`` applies from the first window of the piece. ``borders`` are the offsets in ``data`` at which chunks of
+        the client begin. ``ends``: the input ends after the piece, so the decoder returns what it still holds. A
+        ``source`` that differs from the last one is decoded as a new file that continues the stream. Raises
         UnsupportedFormat for input that cannot be decoded.
         """
         decoded = self._decode(data, source, borders, ends, most=sys.maxsize)
@@ -352,7 +355,7 @@ class SpeechWatch:
         return self._watched((), self._samples * 1000 / SAMPLE_RATE, np.empty(0, np.float32))
 
     def close(self) -> None:
-        """End the stream."""
+        """End the stream, and release its decoder."""
         if self._decoder is not None:
             self._decoder.close()
 
@@ -423,10 +426,10 @@ class SpeechWatch:
 
 
 class _Pauses:
-    """Asks a judge about pauses, and holds back the windows that cannot be judged without the answer.
+    """Asks the judge about pauses, and holds back the windows that cannot be processed without the answer.
 
-    Keeps these windows, and the audio that a question would include: ``HEARD_SEC`` seconds in 16 bits at most,
-    and in silence a fraction of a second.
+    It keeps these windows, and the audio that a question would include: at most ``HEARD_SEC`` seconds in 16 bits, and
+    in silence a fraction of a second.
     """
 
     def __init__(self, ask: AskJudge, turns: TurnDetector) -> None:
@@ -434,10 +437,10 @@ class _Pauses:
         self._turns = turns
         self._waiting: deque[float] = deque()
         self._question: Future[float] | None = None
-        #: The sample of the stream at which a question about the current turn begins.
+        #: The index in the stream of the sample at which a question about the current turn begins.
         self._turn_began = 0
         self._blocks: deque[Pcm16] = deque()
-        #: The sample of the stream with which the first block begins.
+        #: The index in the stream of the first sample of the first block.
         self._held_from = 0
 
     def hear(self, samples: Samples) -> None:
@@ -446,7 +449,7 @@ class _Pauses:
             self._blocks.append(pcm16_from_samples(samples))
 
     def judge_windows(self, probabilities: Iterable[float]) -> tuple[tuple[TurnEvent, ...], Future[float] | None]:
-        """Judge the next windows. Return their events, and the question that has to be answered before the rest."""
+        """Judge the next windows. Return their events, and the question that must be answered before the rest."""
         turns, waiting = self._turns, self._waiting
         waiting.extend(probabilities)
         events: list[TurnEvent] = []
@@ -459,7 +462,7 @@ class _Pauses:
                 turns.answer(_answer_to(self._question))
             event = turns.feed(waiting.popleft())
             if turns.silent_windows == 0 and self._question is not None:
-                self._question.cancel()  # the speaker has gone on
+                self._question.cancel()  # the speaker has continued
                 self._question = None
             if event is not None:
                 events.append(event)
@@ -476,7 +479,7 @@ class _Pauses:
                 self._question = self._ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
 
     def _between(self, start: int, end: int) -> Samples:
-        """The samples of the stream from ``start`` to ``end``."""
+        """Return the samples of the stream from the index ``start`` to ``end``."""
         held = np.concatenate([np.empty(0, np.int16), *self._blocks])
         return samples_from_pcm16(held[max(0, start - self._held_from) : end - self._held_from])
 
@@ -489,7 +492,7 @@ class _Pauses:
 
 
 def _answer_to(question: Future[float]) -> float:
-    """How probable it is that the speaker has finished; a judge that fails, or is closed, does not end turns."""
+    """Return the judge's probability that the speaker has finished; 0 if the judge failed or was closed."""
     try:
         return question.result()
     except (Exception, CancelledError):
@@ -498,7 +501,7 @@ def _answer_to(question: Future[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """The next piece of a stream, with the arguments of ``SpeechWatch.hear``; without ``data``, more of the last."""
+    """The arguments of ``SpeechWatch.hear`` for the next piece of a stream; no ``data``: the rest of the last piece."""
 
     watch: SpeechWatch
     data: bytes | None
@@ -509,7 +512,7 @@ class StreamPiece:
 
     @property
     def seconds(self) -> float:
-        """The longest that its next slice may be, in seconds."""
+        """The longest duration of the next slice, in seconds."""
         if self.data is None or not self.source.is_raw:
             return SLICE_SAMPLES / SAMPLE_RATE
         return min(SLICE_SAMPLES / SAMPLE_RATE, self.source.duration_ms(len(self.data)) / 1000)
@@ -526,9 +529,9 @@ class StreamPiece:
 
 
 def hear_together(pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:
-    """Return what ``hear`` returns or raises for each piece; each is of another stream.
+    """Return, for each piece, the result or the exception of its ``hear``. Each piece is of another stream.
 
-    The detectors of all streams work at once (``process_together``).
+    The detector processes all streams in one batch (``process_together``).
     """
     decoded = [_outcome(piece.decode) for piece in pieces]
     heard = [(piece, each) for piece, each in zip(pieces, decoded, strict=True) if isinstance(each, _Decoded)]

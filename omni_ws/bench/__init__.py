@@ -1,1 +1,1 @@
-"""A load test of a running server: talkers that ask, and the times of their answers."""
+"""A load test of a running server: simulated users ask questions, and their answers are timed."""

@@ -30,11 +30,11 @@ from omni_ws.errors import OmniError
 
 ALL_ANSWERED: Final = 0
 FAILED: Final = 1
-#: Also for a server that cannot be reached.
+#: The exit status for wrong usage, also for a server that cannot be reached.
 USAGE_ERROR: Final = 2
-#: What shells report for a program that SIGINT ended.
+#: The exit status that shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
-#: The rules of the default engine can answer this, too.
+#: A question that the rules of the default engine can answer, too.
 DEFAULT_TEXT: Final = "What is three plus four?"
 DEFAULT_TURNS: Final = 5
 _MODALITIES: Final = ("text", "audio")
@@ -71,7 +71,7 @@ def _complain(problem: object) -> int:
 
 
 def _load(options: argparse.Namespace, environ: Mapping[str, str]) -> Load:
-    """Return the load that the options ask for. Raises ValueError, or OmniError, if they do not fit."""
+    """Return the load that the options ask for. Raises ValueError or OmniError for options that do not fit together."""
     return Load(
         url=websocket_url(options.url),
         question=_question(options),
@@ -180,7 +180,7 @@ def _modalities(text: str) -> tuple[str, ...]:
 
 _COLUMNS: Final = ("n", "median", "p90", "p99", "max")
 _LABEL_WIDTH: Final = 34
-#: Of turns, beside what was asked, answered and failed.
+#: The counts of turns that are reported besides those asked, answered and failed.
 _REMARKS: Final = {
     "unfinished": "unfinished",
     "empty_answers": "answered without text and audio",
@@ -198,9 +198,9 @@ _LABELS: Final = {
 
 
 def as_json(load: Load, tally: Tally, *, interrupted: bool) -> dict[str, Any]:
-    """Build the report for programs. Times are in milliseconds where their name says so, else in seconds.
+    """Build the report for programs. Times are in milliseconds if their names say so, otherwise in seconds.
 
-    What was not observed is absent, or null.
+    A value that was not observed is absent, or null.
     """
     elapsed = tally.last_at - tally.began_at
     return {
@@ -306,6 +306,6 @@ def _described(load: Load) -> str:
 
 
 def _shown_url(url: str) -> str:
-    """The URL without what may be secret: a user, a password and a query."""
+    """Return the URL without parts that may be secret: a user, a password and a query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,4 +1,4 @@
-"""Talkers, who put load on a server: what they ask, what they hear, and what they have measured."""
+"""The talkers, simulated users that put load on a server: their questions, answers and measurements."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
 
-#: The pause after a turn that failed; the server may ask for a longer one.
+#: The pause after a failed turn; the server may ask for a longer one.
 PAUSE_AFTER_FAILURE_SEC: Final = 0.5
 LAG_INTERVAL_SEC: Final = 0.1
 
 
 async def bench(load: Load, tally: Tally) -> None:
-    """Run all talkers; ``tally`` has at any time what was measured so far.
+    """Run all talkers, and keep their measurements in ``tally``, which can be read at any time.
 
     Raises ConnectionFailed if the server cannot be reached at all.
     """
@@ -59,7 +59,7 @@ async def bench(load: Load, tally: Tally) -> None:
 
 
 async def _measure_lag(tally: Tally) -> None:
-    """Measure how late this program's own event loop is: what it adds to all other times."""
+    """Measure how late this program's own event loop is: this delay is added to all other times."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_INTERVAL_SEC
@@ -68,9 +68,9 @@ async def _measure_lag(tally: Tally) -> None:
 
 
 class LoadTalker:
-    """A talker, who asks one question after the other over a connection of its own.
+    """A simulated user who asks one question after the other over a connection of its own.
 
-    ``number`` counts from 0 and staggers their starts.
+    ``number`` counts the talkers from 0, and staggers their starts.
     """
 
     def __init__(self, load: Load, tally: Tally, number: int) -> None:
@@ -78,17 +78,17 @@ class LoadTalker:
         self._tally = tally
         self._number = number
         self._asked = 0
-        #: The turn that is listened to, and what ended the session; None while it is open.
+        #: The turn in progress, and the error that ended the session; None while it is open.
         self._watch: AnswerWatch | None = None
         self._error: Exception | None = None
         self._changed = asyncio.Event()
-        #: Pieces that were sent and not acknowledged: their numbers, and when.
+        #: The number and the time of each piece that was sent and not acknowledged.
         self._sent: deque[tuple[int, float]] = deque()
 
     async def talk(self) -> None:
-        """Ask all of its questions, over another connection where one was lost.
+        """Ask all questions, over a new connection if the last one was lost.
 
-        A session that is refused is the end of it. Raises ConnectionFailed if there has been no sign of a server.
+        Stops if a session is refused. Raises ConnectionFailed if there was no sign of a server at all.
         """
         await asyncio.sleep(self._number * self._load.stagger_sec)
         while self._wants_to_ask:
@@ -102,7 +102,7 @@ class LoadTalker:
         return self._load.turns is None or self._asked < self._load.turns
 
     async def _session(self) -> bool:
-        """Open a session and ask until it breaks or enough was asked; return whether it was opened."""
+        """Open a session and ask until it breaks or enough was asked; return whether it could be opened."""
         loop, load = asyncio.get_running_loop(), self._load
         began, opened = loop.time(), False
         try:
@@ -122,7 +122,7 @@ class LoadTalker:
         return opened
 
     async def _turn(self, session: ClientSession) -> bool:
-        """Ask once; return whether the session can go on. After a failure a late answer must not meet the next."""
+        """Ask once; return whether the session can continue: not after a failure, as a late answer could follow."""
         loop, load, question = asyncio.get_running_loop(), self._load, self._load.question
         self._watch = watch = AnswerWatch(open_microphone=question.is_open)
         self._asked += 1
@@ -154,7 +154,7 @@ class LoadTalker:
         return self._error is None
 
     async def _ask(self, session: ClientSession, watch: AnswerWatch) -> None:
-        """Send the question in real time. Answers are timed from its last piece, which may end the input."""
+        """Send the question in real time. The answer is timed from the last piece, which may end the input."""
         loop, question = asyncio.get_running_loop(), self._load.question
         if isinstance(question, TypedQuestion):
             now = loop.time()
@@ -173,7 +173,7 @@ class LoadTalker:
                     self._sent.append((number, now))
 
     async def _listen(self, session: ClientSession) -> None:
-        """Read until the session ends, and note when each event came."""
+        """Read events until the session ends, and record when each arrived."""
         loop = asyncio.get_running_loop()
         try:
             async for event in session.events():
@@ -184,7 +184,7 @@ class LoadTalker:
                 elif self._watch is not None:
                     self._watch.take(event, now)
                     self._changed.set()
-            async for _ in session.response():  # none is left, and it raises why
+            async for _ in session.response():  # no event is left: this raises the reason for the end
                 pass
             self._error = ConnectionLost("the session has ended")
         except (OmniError, ConnectionLost) as error:
@@ -192,7 +192,7 @@ class LoadTalker:
         self._changed.set()
 
     async def _answered(self, watch: AnswerWatch) -> None:
-        """Wait until the turn is over. Raises the error that ended the session before."""
+        """Wait until the turn is over. Raises the error that ends the session before."""
         while not watch.is_over:
             if self._error is not None:
                 raise self._error
@@ -201,7 +201,7 @@ class LoadTalker:
 
 
 def code_of(error: Exception) -> str:
-    """The code of the server, or a word of this program's for what no server reports."""
+    """Return the code of an error of the server, or a word for an error that no server reports."""
     match error:
         case OmniError():
             return error.code
@@ -212,15 +212,15 @@ def code_of(error: Exception) -> str:
     return "connection_lost"
 
 
-# What they ask
+# The questions
 
-#: Half a second of silence, with which an open microphone begins each turn.
+#: Half a second of silence, with which each turn begins for an open microphone.
 LEAD_PIECES: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
 class TypedQuestion:
-    """A text, sent at once."""
+    """A question as text, sent at once."""
 
     seconds: ClassVar = 0.0
     is_open: ClassVar = False
@@ -230,11 +230,11 @@ class TypedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SpokenQuestion:
-    """A recording, sent in real time.
+    """A question as a recording, sent in real time.
 
-    ``turn_detection`` is the type with which the server listens to an open microphone; None where the client ends its
-    input itself. ``last_piece`` is which of its ``pieces`` has the end of what is said, from 1: the last of the
-    recording or, with an open microphone, the last within 26 dB of the loudest.
+    ``turn_detection`` is the type of turn detection with which the server listens to an open microphone; None if the
+    client ends its input itself. ``last_piece`` is the number, from 1, of the piece with the end of the question: the
+    last piece of the recording or, with an open microphone, the last piece within 26 dB of the loudest.
     """
 
     file: str
@@ -244,7 +244,7 @@ class SpokenQuestion:
 
     @classmethod
     def of(cls, file: str, audio: Pcm16, *, turn_detection: str | None) -> Self:
-        """Return the question that a recording asks. Raises ValueError for one without any sound."""
+        """Return the question for a recording. Raises ValueError for a recording without sound."""
         _, spoken = speech_of(audio)
         last = LEAD_PIECES + spoken if turn_detection else sum(1 for _ in pieces(audio, piece_ms=PIECE_MS))
         return cls(file, audio, turn_detection, last)
@@ -256,12 +256,12 @@ class SpokenQuestion:
 
     @property
     def seconds(self) -> float:
-        """How long it takes to send it, up to the moment from which answers are timed."""
+        """The time that it takes to send the question, up to the moment from which the answer is timed."""
         return self.last_piece * PIECE_SEC if self.is_open else self.audio.duration_ms / 1000
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """What is sent: the recording; into an open microphone, silence before it and endless silence behind it."""
+        """Yield the pieces to send: the recording; for an open microphone, with silence before it and after it."""
         recording = pieces(self.audio, piece_ms=PIECE_MS)
         if not self.is_open:
             return recording
@@ -274,10 +274,11 @@ Question: TypeAlias = TypedQuestion | SpokenQuestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What all talkers ask, and how often. Times are seconds.
+    """The questions of all talkers, and how often they ask. Times are in seconds.
 
-    Each asks ``turns`` times or, with None, begins no turn after ``run_sec``. ``patience_sec`` is how long an answer
-    may take from the end of the input; ``pause_sec`` passes between an answer and the next question.
+    Each talker asks ``turns`` times or, if that is None, begins no turn after ``run_sec``. ``patience_sec`` is the
+    longest time from the end of the input to the answer; ``pause_sec`` is the time between an answer and the next
+    question.
     """
 
     url: str
@@ -294,7 +295,7 @@ class Load:
 
     @property
     def session_config(self) -> dict[str, Any]:
-        """The configuration of each session. Answers are pcm16, whose length says how long it plays."""
+        """The configuration of each session. Answers are pcm16, from whose length their duration follows."""
         config: dict[str, Any] = {"output_audio": {"format": "pcm16"}}
         if self.modalities is not None:
             config["modalities"] = list(self.modalities)
@@ -306,7 +307,7 @@ class Load:
         return config
 
 
-# What they hear
+# The answers
 
 
 _BYTES_PER_SAMPLE: Final = 2
@@ -314,12 +315,12 @@ _BYTES_PER_SAMPLE: Final = 2
 
 @dataclass(slots=True)
 class SimulatedPlayer:
-    """A loudspeaker that starts with the first audio, and is silent wherever the next has not come yet."""
+    """A simulated loudspeaker: it starts with the first audio, and is silent if the next audio arrives late."""
 
-    #: The silences, each where audio came too late.
+    #: The lengths of these silences in seconds.
     gaps: list[float] = field(default_factory=list)
     audio_sec: float = 0.0
-    #: When what has come will have been played; None before the first.
+    #: When all audio so far will have been played; None before the first audio.
     plays_until: float | None = None
 
     def add(self, chunk: AudioChunk, now: float) -> None:
@@ -332,23 +333,24 @@ class SimulatedPlayer:
 
 
 class AnswerWatch:
-    """Follows one turn up to the end of its answer: its events, and when each came, in seconds.
+    """The events of one turn, up to the end of its answer, with the time of each in seconds.
 
-    With an ``open_microphone`` the server decides what a turn is. A recording with pauses may be several: what is
-    answered, or cut off, before its end is counted in ``partial_answers``, and the turn goes on.
+    With an ``open_microphone`` the server decides what a turn is, and may take a recording with pauses for several. An
+    answer before the end of the recording, complete or cut off, is counted in ``partial_answers``, and the turn
+    continues.
     """
 
     def __init__(self, *, open_microphone: bool) -> None:
         self._begin_answer()
         self.partial_answers = 0
-        #: When the input ended or, with an open microphone, the speech; None before.
+        #: When the input ended or, with an open microphone, the speech ended; None before that.
         self.asked_at: float | None = None
-        #: The code of the first error of the turn, and when to try again.
+        #: The code of the first error of the turn, and the delay after which to retry.
         self.error_code: str | None = None
         self.retry_after_ms: int | None = None
         self.is_over = False
         self._open_microphone = open_microphone
-        #: The requests of this turn, and of these the ones whose speech is not the latest of the turn.
+        #: The requests of this turn; and those of them whose speech is not the last speech of the turn.
         self._requests: set[str] = set()
         self._earlier: set[str] = set()
 
@@ -360,7 +362,7 @@ class AnswerWatch:
         self.asked_at = now
 
     def take(self, event: Event, now: float) -> None:
-        """Record an event that came at ``now``; later ones than the end of the turn are ignored."""
+        """Record an event that arrived at ``now``; events after the end of the turn are ignored."""
         if self.is_over:
             return
         match event:
@@ -404,9 +406,9 @@ class AnswerWatch:
         self.is_over = True
 
 
-# What they have measured, in bounded memory
+# The measurements, in bounded memory
 
-#: What is measured, in the order of the report.
+#: The names of the measured times, in the order of the report.
 TIMES: Final = [
     "session_opened",
     "first_text",
@@ -416,12 +418,12 @@ TIMES: Final = [
     "gap_in_playback",
     "client_lag",
 ]
-#: Values that are kept for percentiles: half a megabyte.
+#: The most values that are kept for percentiles: half a megabyte.
 KEPT_VALUES: Final = 65_536
 
 
 class MeasuredValues:
-    """Values of one kind. Of more than ``kept`` a random sample is kept; their number and the largest are exact."""
+    """Measured values of one kind. Beyond ``kept`` a random sample is kept; the number and the largest are exact."""
 
     def __init__(self, *, kept: int = KEPT_VALUES) -> None:
         self._kept = kept
@@ -439,7 +441,7 @@ class MeasuredValues:
             self._values[place] = value
 
     def distribution(self) -> dict[str, float] | None:
-        """Return the number of values, their largest and their percentiles by nearest rank; None without any value."""
+        """Return the number of values, the largest, and percentiles by nearest rank; None if there are no values."""
         if not self._n:
             return None
         ordered = sorted(self._values)
@@ -452,28 +454,28 @@ class MeasuredValues:
 
 @dataclass(slots=True)
 class Tally:
-    """What all talkers have measured so far. Times are seconds, for answers from the end of their input."""
+    """The measurements of all talkers so far. Times are in seconds, for answers from the end of their input."""
 
     began_at: float = 0.0
-    #: The end of the last turn or, before one has ended, of the last session that was opened.
+    #: The end of the last turn; before any has ended, the time at which the last session was opened.
     last_at: float = 0.0
     opened: int = 0
-    #: Sessions that were refused, and what the first of each code was told.
+    #: The sessions that were refused, by error code, and the first message for each code.
     refused: Counter[str] = field(default_factory=Counter)
     refusals: dict[str, str] = field(default_factory=dict)
     asked: int = 0
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    #: Answers without text and audio, such as those to speech in which no words were heard.
+    #: The answers without text and audio, such as those to speech in which no words were recognised.
     empty: int = 0
     partial_answers: int = 0
-    #: By the names of the report.
+    #: The measured times, by their names in the report.
     times: dict[str, MeasuredValues] = field(default_factory=lambda: {name: MeasuredValues() for name in TIMES})
     audible: int = 0
     with_underruns: int = 0
     characters: int = 0
     audio_sec: float = 0.0
-    #: None until an answer has told.
+    #: None until the usage of an answer reports tokens.
     output_tokens: int | None = None
 
     @property
@@ -481,11 +483,11 @@ class Tally:
         return self.asked - self.answered - self.failed.total()
 
     def begin(self, now: float) -> None:
-        """Note when the talkers start."""
+        """Record when the talkers start."""
         self.began_at = self.last_at = now
 
     def open(self, began: float, now: float) -> None:
-        """Count a session that is open ``now``, and was asked for at ``began``."""
+        """Count a session that is open at ``now``, and was requested at ``began``."""
         self.opened += 1
         self.last_at = now
         self.times["session_opened"].add(now - began)
@@ -506,7 +508,7 @@ class Tally:
         self.last_at = now
 
     def finish(self, watch: AnswerWatch, now: float) -> None:
-        """Count a turn that is over. Only what was answered without an error is measured."""
+        """Count a turn that is over. Only the times of an answer without an error are measured."""
         if watch.error_code is not None:
             self.fail(watch, watch.error_code, now)
             return

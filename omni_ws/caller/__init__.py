@@ -1,1 +1,1 @@
-"""One caller of a server: plays a script of messages with their times, and collects the answers with theirs."""
+"""A simulated client: it plays a script of timed messages to a server, and collects the answers with their times."""

@@ -1,6 +1,6 @@
-"""Answers with the times of their parts, read alike from the native WebSocket, the Realtime API and HTTP responses.
+"""Answers with the times of their parts, read from the native WebSocket, the Realtime API or HTTP responses.
 
-Each wire is read into the events of the client library, which a TimedAnswer takes.
+All of these are converted to the events of the client library, which a TimedAnswer collects.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from omni_ws.wire.frames import FLAG_END, HEADER, decode_output_audio
 
 
 class TimedAnswer(AnswerBuilder):
-    """Answer to one request, and when its parts came, in the unit of the caller's clock.
+    """The answer to one request, with the times of its parts in the unit of the caller's clock.
 
-    ``asked_at`` is the start of its latency. Without ``keeps_audio`` only the times of audio are kept.
+    ``asked_at`` is the time from which its latency counts. Without ``keeps_audio`` only the times of audio are kept.
     """
 
     def __init__(self, request_id: str = "", *, keeps_audio: bool = True) -> None:
         super().__init__()
         self.request_id = request_id
         self.finish_reason: str | None = None
-        #: How many pieces of text, audio and tool calls have come.
+        #: The number of pieces of text, audio and tool calls so far.
         self.outputs = 0
         self.asked_at: float | None = None
         self.first_output_at: float | None = None
@@ -45,7 +45,7 @@ class TimedAnswer(AnswerBuilder):
         self._keeps_audio = keeps_audio
 
     def hear(self, event: Event, at: float) -> None:
-        """Add an event that came at ``at``."""
+        """Add an event that arrived at ``at``."""
         match event:
             case TextChunk() | ToolCallChunk() | AudioChunk():
                 self.outputs += 1
@@ -62,15 +62,15 @@ class TimedAnswer(AnswerBuilder):
             self.add(event)
 
     def end(self, reason: str | None, at: float | None = None) -> None:
-        """Note why the answer ends, and when; None while more may come."""
+        """Record why the answer ended, and when; with None, that more may follow."""
         self.finish_reason, self.final_at = reason, at
 
     def ask(self, at: float | None) -> None:
-        """Note when the question ended, from which latencies count."""
+        """Record when the question ended; latencies count from then."""
         self.asked_at = at
 
     def settle(self, transcript: str) -> None:
-        """Note the whole transcript of what was heard."""
+        """Record the whole transcript of the input."""
         self.transcript.add(TranscriptChunk("", 0, transcript))
 
     @property
@@ -79,12 +79,12 @@ class TimedAnswer(AnswerBuilder):
 
     @property
     def heard(self) -> str:
-        """What was settled of the transcript."""
+        """The settled part of the transcript."""
         return self.transcript.settled
 
     @property
     def tool_calls(self) -> str:
-        """Names and arguments of all calls."""
+        """The names and arguments of all tool calls."""
         return "".join(f"{call.name}{call.arguments}" for call in self.calls.values())
 
     @property
@@ -104,19 +104,19 @@ class TimedAnswer(AnswerBuilder):
 
     @property
     def is_partial(self) -> bool:
-        """Whether the answer was cut short, so that its length is a matter of timing."""
+        """Whether the answer was cut short, so that its length depends on timing."""
         return self.finish_reason in (None, "cancelled", "error")
 
     def latency(self, moment: float | None) -> float | None:
-        """Time from ``asked_at`` to ``moment``; None if either is missing."""
+        """Return the time from ``asked_at`` to ``moment``; None if either is missing."""
         return None if moment is None or self.asked_at is None else moment - self.asked_at
 
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of a session.
+    """The answers of a session.
 
-    ``errors`` are those that belong to no request; ``ends`` tell how each connection ended.
+    ``errors`` are those that belong to no request; ``ends`` says how each connection ended.
     """
 
     answers: list[TimedAnswer] = field(default_factory=list)
@@ -129,37 +129,37 @@ class SessionReader(ABC):
 
     def __init__(self) -> None:
         self.found = Answers()
-        #: Of what the server sent: greetings, configurations, answers begun and ended, the highest number of an output.
+        #: Counts of received greetings, configurations, and answers begun and ended; and the highest output number.
         self.greetings = self.configured = self.started = self.finals = 0
         self.highest = -1
-        #: Of the native wire, what a resume takes.
+        #: For the native WebSocket: what is needed to resume the session.
         self.session_id: str | None = None
         self.resume_token: str | None = None
-        #: The current answer.
+        #: The answer in progress.
         self.running: TimedAnswer | None = None
         self._format = (AudioEncoding.PCM16.value, 24_000)
         self._input_ended = True
-        #: Times of the ends of inputs.
+        #: The times at which inputs ended.
         self._ends: list[float] = []
         self._by_id: dict[str, TimedAnswer] = {}
 
     @abstractmethod
     def asked(self, at: float, message: bytes | str) -> bool:
-        """Handle a message of the client, sent at ``at``; return whether it stops or may stop a running answer."""
+        """Process a message of the client, sent at ``at``; return whether it stops, or may stop, a running answer."""
 
     @abstractmethod
     def heard(self, at: float, message: bytes | str) -> None:
-        """Handle a message of the server, received at ``at``."""
+        """Process a message of the server, received at ``at``."""
 
     @abstractmethod
     def rewritten(self, message: bytes | str, then: Any) -> bytes | str | None:
-        """A message of the session that ``then`` follows, with this session's ids and numbers in place of its own.
+        """Return a message of the recorded session, read by ``then``, with the ids and numbers of this session.
 
-        None if it has no counterpart here.
+        None if the message has no counterpart here.
         """
 
     def finished(self) -> Answers:
-        """All answers, once the session is over."""
+        """Return all answers, after the end of the session."""
         return self.found
 
     def _answer(self, request_id: str) -> TimedAnswer:
@@ -169,7 +169,7 @@ class SessionReader(ABC):
         return self._by_id[request_id]
 
     def _hear(self, answer: TimedAnswer, event: Event, at: float) -> None:
-        """At the first output, starts the latency at the end of the input if that was earlier."""
+        """Add an event. At the first output, let the latency count from the first end of input since ``asked_at``."""
         began = answer.first_output_at
         answer.hear(event, at)
         if began is None and answer.first_output_at is not None and answer.asked_at is not None:
@@ -186,7 +186,7 @@ class NativeReader(SessionReader):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Times of the chunks by number.
+        #: The time of each chunk, by number.
         self._chunks: dict[int, float] = {}
 
     def asked(self, at: float, message: bytes | str) -> bool:
@@ -244,7 +244,7 @@ class NativeReader(SessionReader):
                     self._end(answer)
 
     def _is_new(self, number: int) -> bool:
-        """Return whether an output is new; after a resume the server repeats some."""
+        """Return whether an output is new: after a resume the server repeats some outputs."""
         if number <= self.highest:
             return False
         self.highest = number
@@ -258,14 +258,14 @@ class NativeReader(SessionReader):
                 now = self.found.answers[ids.index(request_id) :][:1] if request_id in ids else []
                 return orjson.dumps(frame | {"request_id": now[0].request_id}).decode() if now else message
             case {"type": "output_ack", "sequence_id": int(number)} if number > self.highest:
-                # An output that has not been sent cannot be acknowledged.
+                # An output that was not received yet cannot be acknowledged.
                 frame |= {"sequence_id": self.highest}
                 return orjson.dumps(frame).decode() if self.highest >= 0 else None
         return message
 
 
 def _fields(message: bytes | str) -> dict[str, Any]:
-    """Return the fields of a message of the client: of its JSON, or of its binary header; none for anything else."""
+    """Return the fields of a client's message, from its JSON or its binary header; empty for any other message."""
     if isinstance(message, str):
         return parsed(message)
     if len(message) < HEADER.size:
@@ -284,39 +284,39 @@ def parsed(message: bytes | str) -> dict[str, Any]:
 
 
 def decoded(payload: object) -> bytes:
-    """Audio in base64; empty where it is not."""
+    """Decode audio in base64; empty if it is not valid."""
     try:
         return base64.b64decode(payload) if isinstance(payload, str) else b""
-    except ValueError:  # binascii.Error, and text that is not ASCII
+    except ValueError:  # binascii.Error, or text that is not ASCII
         return b""
 
 
 # The Realtime API
 
-#: A place that has the same event in the recording and in the replay.
+#: The place of an event, which is the same in the recording and in the replay.
 _Place: TypeAlias = tuple[str | int, ...]
 _ENCODINGS: Final = {
     "audio/pcm": (AudioEncoding.PCM16.value, 24_000),
     "audio/pcmu": (AudioEncoding.PCMU.value, 8000),
     "audio/pcma": (AudioEncoding.PCMA.value, 8000),
 }
-#: Fields of client events that name what the server has given an id.
+#: The fields of client events that contain ids given by the server.
 _ID_FIELDS: Final = frozenset({"id", "item_id", "previous_item_id", "response_id", "call_id"})
-#: Events that stop a response that is in progress.
+#: The events that stop a response in progress.
 _STOPPING: Final = frozenset({"response.cancel", "output_audio_buffer.clear", "conversation.item.truncate"})
 
 
 class RealtimeReader(SessionReader):
-    """Follows a session of the Realtime API, in which each response is an answer."""
+    """Follows a session of the Realtime API; each response is an answer."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: The ids that the server gave.
+        #: The ids that the server gave, by place.
         self.ids: dict[_Place, str] = {}
-        #: The item of speech that the next response answers.
+        #: The id of the item of speech that the next response answers.
         self._asked: str | None = None
         self._answer_to: dict[str, TimedAnswer] = {}
-        #: By item, what was heard and is not part of an answer yet.
+        #: By item id, transcripts that are not part of an answer yet.
         self._heard: dict[str, str] = {}
 
     def asked(self, at: float, message: bytes | str) -> bool:
@@ -363,7 +363,7 @@ class RealtimeReader(SessionReader):
                 self._respond(at, kind, event)
 
     def finished(self) -> Answers:
-        """All answers; what was heard and never answered counts as one."""
+        """Return all answers; a transcript that was never answered counts as one."""
         for item_id, transcript in self._heard.items():
             self._keep_unanswered(item_id, transcript)
         self._heard.clear()
@@ -451,24 +451,24 @@ def _renamed(value: Any, current: dict[str, str]) -> Any:
 
 # HTTP
 
-#: Audio in base64, within JSON.
+#: The format of audio that JSON contains in base64.
 _IN_EVENTS: Final = AudioFormat(sample_rate=24_000)
 
 
 class ResponseReader:
-    """The answer out of an HTTP response, collected while that arrives. Reads the formats of all routes."""
+    """Assembles the answer of an HTTP response as it arrives. Reads the formats of all routes."""
 
     def __init__(self) -> None:
         self.answer = TimedAnswer()
         self.status = 0
-        #: Session that the request opened.
+        #: The id of the session that the request opened.
         self.session_id: str | None = None
         self._content_type = ""
         self._body = bytearray()
         self._events = EventReader()
 
     def begin(self, status: int, content_type: str) -> None:
-        """Handle the head of the response."""
+        """Process the head of the response."""
         self.status = status
         self._content_type = content_type
 
@@ -479,17 +479,17 @@ class ResponseReader:
         return bool(answer.outputs or answer.heard or answer.errors or answer.finish_reason)
 
     def feed(self, at: float, data: bytes) -> None:
-        """Handle a piece of the body."""
+        """Process a piece of the body."""
         if self._content_type.startswith("audio/"):
             self._add_audio(at, data, _audio_format(self._content_type))
         elif self._content_type.startswith("text/event-stream"):
             for event in self._events.feed(data):
-                self._read(at, parsed(event.data))  # nothing for [DONE]
+                self._read(at, parsed(event.data))  # no fields for [DONE]
         else:
             self._body += data
 
     def finish(self, at: float) -> None:
-        """Handle the end of the response."""
+        """Process the end of the response."""
         if self._content_type.startswith("application/json"):
             self._read(at, parsed(bytes(self._body)))
         elif self._content_type.startswith("text/"):

@@ -1,4 +1,4 @@
-"""Plays a script over WebSockets, native or of the Realtime API, or as HTTP requests.
+"""WebSocketCall and HttpCall: they play a script over WebSockets, native or Realtime API, or as HTTP requests.
 
 Every message, and every piece of a body, is sent in order and at its time.
 """
@@ -33,16 +33,16 @@ from omni_ws.wire.recording import (
     SentLine,
 )
 
-#: Close codes of drain and time-outs, which depend on timing and are not compared.
+#: The close codes of drain and time-outs, which depend on timing and are not compared.
 ORDERLY_CLOSE_CODES: Final = frozenset({1001, 1012, 4408})
-#: Close codes that are never sent in a frame (RFC 6455, section 7.4.1).
+#: The close codes that are never sent in a frame (RFC 6455, section 7.4.1).
 _NEVER_SENT: Final = frozenset({1005, 1006, 1015})
-#: What a reader counts, and steps wait for.
+#: The events that a reader counts, and that steps wait for.
 _COUNTED: Final = ("started", "finals", "configured")
 
 
 def recorded_answers(script: Sequence[RecordedLine], reader: SessionReader) -> Answers:
-    """Collect the answers that a script has itself."""
+    """Collect the answers that are recorded in a script."""
     for _ in _steps(script, reader):
         pass
     ends = {event.connection: event for event in script if isinstance(event, ClosedLine)}
@@ -52,10 +52,10 @@ def recorded_answers(script: Sequence[RecordedLine], reader: SessionReader) -> A
 
 
 class WebSocketCall:
-    """Plays the script of one session.
+    """Plays the script of one session to a server.
 
-    ``run`` returns the answers. It raises OSError if the server cannot be reached. ``sent`` are the times of the
-    messages, in milliseconds of the answers' clock.
+    ``run`` returns the answers. It raises OSError if the server cannot be reached. ``sent`` has the times of the
+    messages, in milliseconds of the same clock as the answers.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class WebSocketCall:
         self._readers: list[asyncio.Task[None]] = []
         self._ends: dict[int, str] = {}
         self.sent: list[float] = []
-        #: Expected events that never arrived, which later steps do not wait for.
+        #: The number of expected events that never arrived: later steps do not wait for them.
         self._missing = dict.fromkeys(_COUNTED, 0)
-        #: Places of answers that produced fewer outputs than recorded.
+        #: The places of answers that produced fewer outputs than recorded.
         self._cut_short: set[int] = set()
 
     async def run(self, until: Callable[[Answers], bool] | None = None) -> Answers:
-        """Play the script, and wait for the answers that it has itself; return those that came.
+        """Play the script, and wait for as many answers as it has recorded; return those that arrived.
 
-        With ``until`` it ends once that is true of them, be it before the end of the script.
+        With ``until`` the call ends once that returns True for the answers, even before the end of the script.
         """
         try:
             for step in _steps(self._script, self._then):
@@ -135,7 +135,7 @@ class WebSocketCall:
             return True
         heard = all(getattr(now, name) >= step.counts[name] - self._missing[name] for name in _COUNTED)
         if isinstance(step.event, ClosedLine) and step.event.by == "lost":
-            # Between answers there is nothing to wait for: an answer may come in fewer pieces than recorded.
+            # Between answers there is nothing to wait for: an answer may arrive in fewer pieces than recorded.
             finals = step.counts["finals"]
             return heard and (step.counts["started"] == finals or now.highest >= step.highest or now.finals > finals)
         if not step.outputs or step.place in self._cut_short:
@@ -194,10 +194,10 @@ class _Step:
 
     event: OpenedLine | ReceivedLine | ClosedLine
     counts: dict[str, int]
-    #: Outputs of the running answer that the step depends on, and the place of that answer.
+    #: The outputs of the running answer that the step depends on, and the place of that answer.
     outputs: int
     place: int
-    #: Whether that answer was heard.
+    #: Whether that answer had audio by then.
     sounds: bool
     highest: int
 
@@ -219,23 +219,24 @@ def _steps(script: Iterable[RecordedLine], reader: SessionReader) -> Iterator[_S
         elif isinstance(event, ReceivedLine):
             running, may_stop = reader.running, reader.asked(event.at, content(event))
             if running is not None:
-                # Input during an answer waits until that has begun; a cancel, until it has progressed as far as then.
+                # Input during an answer waits until the answer has begun; a cancel, until it has as many outputs as
+                # recorded.
                 outputs = running.outputs if may_stop else min(running.outputs, 1)
         yield _Step(
             event,
             {name: getattr(reader, name) for name in _COUNTED},
             outputs,
             0 if running is None else reader.found.answers.index(running),
-            # Speech that interrupts an answer before its first audio is answered together with what was asked.
+            # Speech that interrupts an answer before its first audio is answered together with the question before it.
             running is not None and running.first_audio_at is not None,
             highest,
         )
 
 
-# Requests over HTTP: the pieces of their bodies are sent while the responses are read.
+# Requests over HTTP: the pieces of their bodies are sent while the responses are read
 
 _READ_BYTES: Final = 1 << 16
-#: Interval of polls for a result that is not ready.
+#: The interval of polls for a result that is not ready.
 _ASK_AGAIN_SEC: Final = 0.1
 _SESSION_ID: Final = re.compile(r"(?<=/v1/streaming_input/sessions/)[^/?]+|(?<=session_id=)[^&]+")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
@@ -263,16 +264,16 @@ class Exchange:
         self.response = ResponseReader()
 
     def end_input(self, at: float) -> None:
-        """Note when the whole request was sent."""
+        """Record when the whole request was sent."""
         self.input_ended_at = at
 
     def end(self, at: float, *, lost: bool = False) -> None:
-        """Note when the exchange ended; ``lost``: the client disconnected before the end of the response."""
+        """Record when the exchange ended; ``lost``: the client disconnected before the end of the response."""
         self.ended_at, self.lost = at, lost
 
 
 class HttpCall:
-    """Plays the script of one request, or of one Mode B session (``is_session``).
+    """Plays the script of one request, or of one Mode B session (``is_session``), to a server.
 
     ``run`` returns the answers. It raises OSError if the server cannot be reached.
     """
@@ -296,7 +297,7 @@ class HttpCall:
         self._session_id: str | None = None
 
     def recorded(self) -> Answers:
-        """The answers that the script has itself."""
+        """Return the answers that are recorded in the script."""
         return self._answers(self._then)
 
     async def run(self) -> Answers:
@@ -313,7 +314,7 @@ class HttpCall:
         return self._answers(self._now)
 
     def _all_over_before(self, then: Exchange) -> Callable[[], bool]:
-        """Return a condition: the exchanges that had ended before this one began have ended."""
+        """Return a condition: that all exchanges that had ended before ``then`` began have ended again."""
         before = {
             number for number, one in enumerate(self._then) if one.ended_at is not None and one.ended_at <= then.head.at
         }
@@ -358,7 +359,7 @@ class HttpCall:
         reading = asyncio.create_task(self._read(reader, connection, now), name="caller's answer")
         try:
             if then.lost and then.ended_at is not None:
-                await self._time.until(then.ended_at)  # when the client of then disconnected
+                await self._time.until(then.ended_at)  # when the client of the recording disconnected
             else:
                 await reading
         finally:
@@ -376,7 +377,7 @@ class HttpCall:
         now: Exchange,
     ) -> None:
         has_body = any(name.decode().lower() in _FRAMING for name, _ in request.headers)
-        with suppress(ConnectionError, h11.LocalProtocolError):  # the server stopped reading; its response tells why
+        with suppress(ConnectionError, h11.LocalProtocolError):  # the server stopped reading; its response says why
             writer.write(connection.send(request) or b"")
             for piece in then.pieces:
                 await self._time.until(piece.at)
@@ -406,7 +407,7 @@ class HttpCall:
                         return
 
     def _answers(self, exchanges: list[Exchange]) -> Answers:
-        """Collect answers: one for each reader of the result of a session, otherwise the one of the request."""
+        """Return one answer for each reader of a session's result, or else the one of the request."""
         found = Answers()
         for one in exchanges:
             if isinstance(one.head, OpenedLine):
@@ -421,7 +422,7 @@ class HttpCall:
 
 
 def _exchanges(script: Sequence[RecordedLine]) -> list[Exchange]:
-    """The exchanges of a script, with what it has of the responses."""
+    """Return the exchanges of a script, with the recorded responses."""
     exchanges: list[Exchange] = []
     for event in script:
         if isinstance(event, RequestedLine | OpenedLine):
@@ -449,7 +450,7 @@ def _exchanges(script: Sequence[RecordedLine]) -> list[Exchange]:
 
 
 def _asked_at(exchanges: list[Exchange], answer: TimedAnswer) -> float:
-    """Time of the last end of an input before the answer started."""
+    """Return the time of the last end of an input before the answer started."""
     until = answer.first_output_at
     ends = [one.input_ended_at for one in exchanges if one.input_ended_at is not None]
     return max((end for end in ends if until is None or end <= until), default=exchanges[0].began_at)

@@ -1,6 +1,6 @@
-"""What is played and where: the lines of a script with their times, their pace, and the server that they go to.
+"""Scripts: timed lines to play to a server, the pace of playing, and the target server.
 
-A script has the lines of a recording (docs/recording.md): each recording is one.
+A script has the lines of a recording (docs/recording.md), so each recording is a script.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from omni_ws.client import ClientSession
 from omni_ws.client.audio import Pcm16, paced, pieces
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
 
-#: Of spoken audio.
+#: The duration of a piece of speech.
 PIECE_MS: Final = 20
 PIECE_SEC: Final = PIECE_MS / 1000
-#: Time-out of the closing handshake.
+#: The time-out of the closing handshake.
 _CLOSE_SEC: Final = 5.0
 
 
 def content(event: ReceivedLine | SentLine) -> bytes | str:
-    """Payload of a message or of a piece of a body: text if it is text."""
+    """Return the payload of a message or of a piece of a body: text if it is text."""
     if event.text is not None:
         return event.text
     return event.binary if event.binary is not None else event.bad_text or b""
@@ -42,7 +42,7 @@ def content(event: ReceivedLine | SentLine) -> bytes | str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Address and key of the server that a script is played to."""
+    """The address and the API key of the server to which a script is played."""
 
     host: str
     port: int
@@ -65,22 +65,22 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and port, as in a URL."""
+        """The host and port, as in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that authenticate."""
+        """The headers that authenticate the client."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """TLS context; None for a plain connection."""
+        """Return the TLS context; None for a plain connection."""
         return ssl.create_default_context() if self.secure else None
 
     def websocket(self, target: str, subprotocol: str | None = None) -> connect:
-        """A connection to the WebSocket at a path, to be awaited or entered."""
+        """Return a connection to the WebSocket at the path ``target``, to be awaited or entered."""
         return connect(
             f"{'wss' if self.secure else 'ws'}://{self.authority}{target}",
             subprotocols=None if subprotocol is None else [Subprotocol(subprotocol)],
@@ -93,7 +93,7 @@ class Target:
 
 
 def spoken(audio: Pcm16, opening: str, *, target: str, after_ms: float = 0.0) -> list[RecordedLine]:
-    """Return the script of a call with an open microphone, which hangs up ``after_ms`` behind the end of the audio.
+    """Return the script of a call with an open microphone, which hangs up ``after_ms`` after the end of the audio.
 
     ``opening`` is the message that configures the session. ``target`` is the path of the native WebSocket, or of the
     Realtime API.
@@ -113,17 +113,17 @@ def spoken(audio: Pcm16, opening: str, *, target: str, after_ms: float = 0.0) ->
     return [*script, ClosedLine(at=at + after_ms, connection=0, by="client", code=1000)]
 
 
-#: A speed: without pauses.
+#: The speed of playing without pauses.
 AT_ONCE: Final = float("inf")
-#: Seconds that an awaited event may take, where nothing else is said.
+#: The default time-out of an awaited event, in seconds.
 PATIENCE_SEC: Final = 10.0
 
 
 class Timetable:
-    """Clock of one session: at recorded speed, faster or without pauses, but never before the events a step depends on.
+    """The clock of one session that is played: it waits for recorded times, and for the events that a step depends on.
 
-    A delay postpones everything after it. ``speed`` is a factor; ``patience`` is the time-out in seconds of each event
-    that is awaited.
+    A delay postpones everything after it. ``speed`` is a factor, up to AT_ONCE; ``patience`` is the time-out in seconds
+    of each awaited event.
     """
 
     def __init__(self, *, speed: float, patience: float) -> None:
@@ -134,7 +134,7 @@ class Timetable:
         self._changed = asyncio.Event()
 
     def now(self) -> float:
-        """Milliseconds since the start."""
+        """Return the milliseconds since the start."""
         return (time.monotonic() - self._began) * 1000
 
     def change(self) -> None:
@@ -144,7 +144,7 @@ class Timetable:
     async def until(self, at: float, is_ready: Callable[[], bool] = lambda: True) -> bool:
         """Wait for the recorded time ``at`` (milliseconds) and then for ``is_ready``.
 
-        Returns False if the latter timed out.
+        Returns False if ``is_ready`` timed out.
         """
         at = at / self._speed
         await asyncio.sleep(max(0.0, at + self._late - self.now()) / 1000)
@@ -164,14 +164,14 @@ class Timetable:
         return True
 
 
-# Speaking into a session of the client library, while something else listens to it
+# Speaking into a session of the client library, while another task listens to it
 
-#: The level of speech, relative to the loudest frame; what is softer counts as the noise of a recording.
+#: The level of speech relative to the loudest frame; anything below counts as noise of the recording.
 SPEECH_LEVEL: Final = 10 ** (-26 / 20)
 
 
 def frame_levels(samples: Samples, frame: int) -> NDArray[np.float64]:
-    """The RMS level of each ``frame`` samples, of which the last may be fewer."""
+    """Return the RMS level of each ``frame`` samples; the last frame may have fewer."""
     starts = np.arange(0, len(samples), frame)
     sums = np.add.reduceat(np.square(samples, dtype=np.float64), starts)
     levels: NDArray[np.float64] = np.sqrt(sums / np.diff(starts, append=len(samples)))
@@ -179,9 +179,9 @@ def frame_levels(samples: Samples, frame: int) -> NDArray[np.float64]:
 
 
 def loud_part(levels: NDArray[np.float64]) -> tuple[int, int]:
-    """The frames in which speech begins, and behind which it has ended: those within 26 dB of the loudest.
+    """Return the index of the first loud frame, and the index after the last: frames within 26 dB of the loudest.
 
-    Raises ValueError where there is no sound.
+    Raises ValueError if there is no sound.
     """
     if not levels.any():
         raise ValueError("the recording has no sound")
@@ -190,20 +190,20 @@ def loud_part(levels: NDArray[np.float64]) -> tuple[int, int]:
 
 
 def speech_of(audio: Pcm16) -> tuple[int, int]:
-    """The pieces in which speech begins, and behind which it has ended; see ``loud_part``."""
+    """Return the range [first, end) of the 20 ms pieces with speech; see ``loud_part``."""
     samples = samples_from_bytes(audio.samples, SampleLayout.S16)
     return loud_part(frame_levels(samples, max(1, audio.sample_rate * PIECE_MS // 1000) * audio.channels))
 
 
 async def say(session: ClientSession, audio: Pcm16) -> None:
-    """Send audio in real time."""
+    """Send audio to the session in real time."""
     async for piece in paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_SEC):
         await session.send_audio(piece)
 
 
 @asynccontextmanager
 async def beside(*activities: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Run something beside the block, and no longer than that; raise what went wrong in it."""
+    """Run the activities during the block and cancel them at its end; raise the exception of one that failed."""
     tasks = [asyncio.create_task(activity) for activity in activities]
     try:
         yield tasks

@@ -1,4 +1,4 @@
-"""Sound at a client: WAV files, the pace of speech, playing, and standard input."""
+"""Audio for clients: WAV files, real-time pacing, a playback buffer, and standard input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Final
 
-# Files.
+# Files
 
 
 class UnreadableAudio(ValueError):
@@ -22,7 +22,7 @@ class UnreadableAudio(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pcm16:
-    """Signed 16-bit little-endian samples, which every engine takes, channels interleaved."""
+    """Signed 16-bit little-endian samples, the format that every engine takes. Channels are interleaved."""
 
     samples: bytes
     sample_rate: int
@@ -34,9 +34,9 @@ class Pcm16:
 
 
 def read_wav(path: str | PathLike[str]) -> Pcm16:
-    """Reads a WAV file with integer samples of 8, 16, 24 or 32 bits.
+    """Read a WAV file with integer samples of 8, 16, 24 or 32 bits.
 
-    Raises UnreadableAudio for any other, and OSError if the file cannot be opened.
+    Raises UnreadableAudio for any other file, and OSError if the file cannot be opened.
     """
     try:
         with open(path, "rb") as file, wave.open(file) as reader:
@@ -50,7 +50,7 @@ def read_wav(path: str | PathLike[str]) -> Pcm16:
 
 
 def write_wav(path: str | PathLike[str], audio: Pcm16) -> None:
-    """Writes a WAV file with 16-bit samples."""
+    """Write a WAV file with 16-bit samples."""
     with open(path, "wb") as file, wave.open(file, "wb") as writer:
         writer.setnchannels(audio.channels)
         writer.setsampwidth(2)
@@ -59,7 +59,7 @@ def write_wav(path: str | PathLike[str], audio: Pcm16) -> None:
 
 
 def _to_16_bit(data: bytes, width: int) -> bytes:
-    """Keeps the two most significant bytes of each sample."""
+    """Keep the two most significant bytes of each sample."""
     data = data[: len(data) // width * width]
     if width == 2:
         return data
@@ -72,19 +72,18 @@ def _to_16_bit(data: bytes, width: int) -> bytes:
     return bytes(out)
 
 
-# In real time, as a microphone delivers it.
+# Pacing, in real time as by a microphone
 
 
 def pieces(audio: Pcm16, *, piece_ms: int = 20) -> Iterator[bytes]:
-    """Splits audio into pieces of ``piece_ms``, on frame boundaries. The last one may be shorter."""
+    """Split audio into pieces of ``piece_ms`` milliseconds, on frame boundaries. The last piece may be shorter."""
     size = max(1, audio.sample_rate * piece_ms // 1000) * 2 * audio.channels
     for start in range(0, len(audio.samples), size):
         yield audio.samples[start : start + size]
 
 
 async def paced(items: Iterable[bytes], *, interval: float) -> AsyncGenerator[bytes, None]:
-    """Yields one item every ``interval`` seconds, the first after one interval, as a microphone records before it
-    delivers.
+    """Yield one item every ``interval`` seconds, the first after one interval, as a microphone does.
 
     Due times count from the start, so delays do not accumulate: after a hold-up, the late items follow at once.
     """
@@ -95,24 +94,24 @@ async def paced(items: Iterable[bytes], *, interval: float) -> AsyncGenerator[by
         yield item
 
 
-# Playing.
+# Playback
 
 
 class PlaybackBuffer:
-    """Raw samples between the event loop, where they arrive in bursts, and a sound device, which reads them evenly.
+    """Buffers raw samples between the event loop, where they arrive in bursts, and an evenly reading sound device.
 
     Call ``read`` from the thread of the sound device, everything else on the loop.
 
     Playback starts once ``prefill_bytes`` are buffered or the answer has ended, which hides gaps between the first
-    chunks. Where a read finds less than it wants, an underrun unless the answer has ended, the buffer fills up again
-    first.
+    chunks. If a read finds less than it wants before the end of the answer, that is an underrun, and the buffer fills
+    up again before playback continues.
     """
 
     def __init__(self, *, prefill_bytes: int, silence: bytes = b"\0") -> None:
         self.prefill_bytes = prefill_bytes
-        #: Bytes of audio read since ``clear``.
+        #: The bytes of audio that were read since ``clear``.
         self.played_bytes = 0
-        #: Underruns within answers.
+        #: The number of underruns.
         self.underruns = 0
         self._silence = silence
         self._chunks: deque[memoryview] = deque()
@@ -127,11 +126,11 @@ class PlaybackBuffer:
 
     @property
     def idle(self) -> bool:
-        """Whether all audio has been read, and no more is expected."""
+        """Whether all audio has been read, and the answer has ended."""
         return self._buffered == 0 and self._ended
 
     def write(self, audio: bytes) -> None:
-        """Appends audio."""
+        """Append audio to the buffer."""
         with self._lock:
             if audio:
                 self._chunks.append(memoryview(audio))
@@ -139,19 +138,19 @@ class PlaybackBuffer:
                 self._ended = False
 
     def end(self) -> None:
-        """Marks the end of an answer: what is buffered is played without waiting for more."""
+        """Mark the end of an answer: the rest of the buffer is played without waiting for more."""
         with self._lock:
             self._ended = True
 
     def clear(self) -> None:
-        """Drops everything that is buffered, for a barge-in."""
+        """Drop all buffered audio, for a barge-in."""
         with self._lock:
             self._chunks.clear()
             self._buffered = self.played_bytes = 0
             self._filling = self._ended = True
 
     def read(self, size: int) -> bytes:
-        """Returns exactly ``size`` bytes, padded with silence. Blocks no longer than a copy takes."""
+        """Return exactly ``size`` bytes, padded with silence. Blocks no longer than a copy takes."""
         with self._lock:
             if self._filling and self._buffered and (self._ended or self._buffered >= self.prefill_bytes):
                 self._filling = False
@@ -176,22 +175,22 @@ class PlaybackBuffer:
         return b"".join(taken)
 
 
-# Standard input: a pipe, a file or a terminal.
+# Standard input: a pipe, a file or a terminal
 
-#: Pieces read ahead of the consumer.
+#: The most pieces that are read ahead of the consumer.
 _QUEUED: Final = 8
 
 
 def read_standard_input() -> bytes:
-    """Reads up to 64 KiB. Bypasses Python's buffer, whose lock a read that never returns would hold forever."""
+    """Read up to 64 KiB from standard input, without Python's buffer, whose lock a pending read would hold forever."""
     return os.read(0, 1 << 16)
 
 
 async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
-    """Yields what ``read`` returns until that is empty. Raises the OSError of ``read``.
+    """Yield the results of ``read`` until one is empty. Raises the OSError of ``read``.
 
-    ``read`` runs in a daemon thread: it does not block the event loop, and the process can exit while
-    ``read`` still waits.
+    ``read`` is called in a daemon thread, so it does not block the event loop, and the process can exit while ``read``
+    still waits.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""Connections to a server: how a session is opened or resumed, the frames on them, and their errors."""
+"""Connections to a server: opening and resuming a session, encoding of frames, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_URL: Final = "ws://127.0.0.1:8080/v1/streaming_input"
 BINARY: Final = Subprotocol("omni.v1+binary")
 JSON: Final = Subprotocol("omni.v1+json")
-#: Largest frame accepted from a server; many times a second of the highest audio rate in base64.
+#: The largest frame that is accepted from a server: many times a second of audio at the highest rate, in base64.
 MAX_FRAME_BYTES: Final = 64 << 20
 
 _SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -57,7 +57,7 @@ _Opened = TypeVar("_Opened")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Address of a server, and the options of a connection to it.
+    """The address of a server, and the options of a connection to it.
 
     ``binary`` offers binary audio frames. ``ssl`` is for ``wss`` only; None means the system's certificates.
     ``open_timeout`` is in seconds and covers the handshake and the first frames.
@@ -84,7 +84,7 @@ ResumedConnection: TypeAlias = tuple[ClientConnection, SessionResumedFrame]
 
 
 def websocket_url(url: str) -> str:
-    """Completes a URL: ``http`` becomes ``ws``, and an empty path becomes ``/v1/streaming_input``.
+    """Complete a URL: ``http`` becomes ``ws``, and an empty path becomes ``/v1/streaming_input``.
 
     Raises InvalidValue if it is not a WebSocket URL.
     """
@@ -102,7 +102,7 @@ def websocket_url(url: str) -> str:
 
 
 async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedConnection:
-    """Connects, waits for ``session_created``, and applies ``config`` unless it is empty.
+    """Connect, wait for ``session_created``, and apply ``config`` unless it is empty.
 
     Raises ConnectionFailed if no server of this protocol answers in time, or the error with which the server refuses
     the session or ``config``, such as Unauthenticated or InvalidValue.
@@ -113,9 +113,9 @@ async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedC
 async def resume_session(
     endpoint: Endpoint, session_id: str, resume_token: str, last_output: int, config: Mapping[str, Any]
 ) -> ResumedConnection | OpenedConnection:
-    """Resumes a session after the output ``last_output``.
+    """Resume a session after the output ``last_output``.
 
-    If the server can no longer replay what was missed, it opens a fresh session instead, which gets ``config``.
+    If the server can no longer replay the missed outputs, it opens a fresh session instead, which gets ``config``.
     Raises what ``open_session`` raises, and SessionNotFound if the session has ended.
     """
     wanted = urlencode({"session_id": session_id, "resume_token": resume_token, "last_output": last_output})
@@ -125,7 +125,7 @@ async def resume_session(
 
 
 async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnection], Awaitable[_Opened]]) -> _Opened:
-    """Connects to ``url`` and does what ``finish`` does, within the time-out; otherwise the connection is closed."""
+    """Connect to ``url`` and return the result of ``finish``. On failure or time-out, close the connection."""
     try:
         async with asyncio.timeout(endpoint.open_timeout):
             websocket = await _handshake(endpoint, url)
@@ -141,14 +141,14 @@ async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnecti
 
 
 def _address(endpoint: Endpoint) -> str:
-    """The server's address for messages, without the resume token that the URL of a connection may contain."""
+    """Return the server's address for messages, without the resume token that the URL of a connection may contain."""
     return websocket_url(endpoint.url)
 
 
 async def _finish_resume(
     websocket: ClientConnection, config: Mapping[str, Any]
 ) -> ResumedConnection | OpenedConnection:
-    """Reads the first frames after a resume."""
+    """Read the first frames after a resume: those of the resumed session, or of a fresh one."""
     try:
         message = await websocket.recv()
         frame = None if isinstance(message, bytes) else read_frame(message)
@@ -180,14 +180,14 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
             subprotocols=[BINARY, JSON] if endpoint.binary else [JSON],
             compression=None,  # audio does not compress
             open_timeout=None,
-            ping_interval=None,  # the session knows what a pong may have to wait for
+            ping_interval=None,  # the session has its own keep-alive, which knows what a pong may have to wait for
             max_size=MAX_FRAME_BYTES,
             **options,
         )
     except InvalidStatus as refusal:
         raise error_from_response(refusal.response.status_code, bytes(refusal.response.body or b"")) from None
     except InvalidURI as error:
-        # What the error says of the address is what ``url`` is, with its resume token.
+        # The library's message would quote ``url`` with its resume token.
         raise InvalidValue(f"not a WebSocket URL: {_address(endpoint)}: {error.msg}", param="url") from None
     except (InvalidHandshake, WebSocketException) as error:
         raise ConnectionFailed(f"{_address(endpoint)} does not speak WebSocket: {error}") from error
@@ -196,7 +196,7 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
 
 
 async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]) -> OpenedConnection:
-    """Reads the first frames of a fresh session: ``session_created``, then the reply to ``config``."""
+    """Read the first frames of a fresh session: ``session_created``, then the reply to ``config``."""
     created: SessionCreatedFrame | None = None
     try:
         while True:
@@ -219,7 +219,7 @@ async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether the host is this machine, to which no proxy leads."""
+    """Return whether the host is this machine, for which no proxy is used."""
     if host is None or host == "localhost":
         return True
     try:
@@ -228,7 +228,7 @@ def _is_loopback(host: str | None) -> bool:
         return False
 
 
-# Frames.
+# Frames
 
 _MAX_U32: Final = 2**32 - 1
 _SERVER_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
@@ -236,7 +236,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_frame(message: str) -> ServerFrame | None:
-    """Decodes a text frame; returns None if its type is unknown to this version.
+    """Decode a text frame; return None if its type is unknown to this version.
 
     Raises InvalidFrame if it is not a frame.
     """
@@ -251,7 +251,7 @@ def read_frame(message: str) -> ServerFrame | None:
 
 
 def encode_config(fields: Mapping[str, Any]) -> bytes:
-    """Encodes a ``session_config`` frame. Raises InvalidValue for a value that JSON cannot express."""
+    """Encode a ``session_config`` frame. Raises InvalidValue for a value that JSON cannot express."""
     try:
         return _encode({**fields, "type": "session_config"})
     except (TypeError, ValueError) as error:
@@ -259,12 +259,12 @@ def encode_config(fields: Mapping[str, Any]) -> bytes:
 
 
 def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]:
-    """Returns a function that encodes a numbered chunk, and tells whether the frame is a text frame."""
+    """Return a function that encodes a numbered chunk to a frame and whether that is a text frame."""
     return _smallest_frame if binary else _text_frame
 
 
 def _smallest_frame(chunk: InputChunk) -> tuple[bytes, bool]:
-    """Encodes a binary frame, unless its header has no field for something that the chunk carries."""
+    """Encode a chunk as a binary frame or, if the binary header lacks a field for something in it, as a text frame."""
     has_no_field = chunk.format is not None or chunk.tool_call_id is not None or chunk.ref is not None
     if has_no_field or (chunk.timestamp_ms or 0) > _MAX_U32:
         return _text_frame(chunk)
@@ -293,7 +293,7 @@ def _text_frame(chunk: InputChunk) -> tuple[bytes, bool]:
 
 
 def _as_text(chunk: InputChunk) -> str | None:
-    """Decodes a text payload; returns None for another modality, and for text cut within a character."""
+    """Decode a text payload; return None for another modality, and for text that is cut within a character."""
     if chunk.modality is not Modality.TEXT:
         return None
     try:
@@ -302,11 +302,11 @@ def _as_text(chunk: InputChunk) -> str | None:
         return None
 
 
-# Errors: those of the server, by their codes, and those of the connection.
+# Errors: those of the server, by their codes, and those of the connection
 
 
 class ConnectionFailed(ConnectionError):
-    """No session could be opened.
+    """The session could not be opened.
 
     Nothing listens at the address, it did not answer in time, or it does not speak this protocol.
     """
@@ -315,12 +315,13 @@ class ConnectionFailed(ConnectionError):
 class ConnectionLost(ConnectionError):
     """The session ended early, without an error from the server.
 
-    The connection broke and was not re-established, the server is going away, or the session was closed by its owner.
+    The connection broke and could not be re-established, the server is going away, or the application closed the
+    session.
     """
 
 
 class ServerError(OmniError):
-    """An error from the server whose code is unknown to this version; ``code`` is as received."""
+    """An error from the server whose code this version does not know; ``code`` is as received."""
 
     def __init__(self, message: str, *, code: str, retryable: bool = False) -> None:
         super().__init__(message)
@@ -333,7 +334,7 @@ class ServerError(OmniError):
 
 
 _BY_CODE: Final = {error.wire.code: error for error in leaves()}
-#: For responses without an error code, such as those of proxies.
+#: Error classes by HTTP status, for responses without an error code, such as those of proxies.
 _BY_STATUS: Final = {
     error.wire.http_status: error
     for error in (_BY_CODE[code] for code in ("unauthenticated", "origin_not_allowed", "not_found", "upgrade_required"))
@@ -341,12 +342,12 @@ _BY_STATUS: Final = {
 
 
 def is_retryable(error: OmniError) -> bool:
-    """Returns whether a later attempt may succeed."""
+    """Return whether a later attempt may succeed."""
     return error.retryable if isinstance(error, ServerError) else error.wire.retryable
 
 
 def error_from_fields(fields: ErrorFields) -> OmniError:
-    """Converts the content of an ``error`` frame to an exception."""
+    """Convert the content of an ``error`` frame to an exception."""
     error = _build(_BY_CODE.get(fields.code), fields.code, fields.message, retryable=fields.retryable)
     return error.about(
         param=fields.param,
@@ -358,7 +359,7 @@ def error_from_fields(fields: ErrorFields) -> OmniError:
 
 
 def error_from_response(status: int, body: bytes) -> OmniError:
-    """Converts an HTTP response that refuses the handshake to an exception."""
+    """Convert an HTTP response that refuses the handshake to an exception."""
     try:
         fields = orjson.loads(body)["error"]
         code, message = str(fields["code"]), str(fields["message"])

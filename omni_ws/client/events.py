@@ -1,4 +1,4 @@
-"""Events that a session delivers, the answers built from them, and the queue in which they wait."""
+"""The events that a session delivers, the answers that are assembled from them, and the event queue."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
 
 @dataclass(frozen=True, slots=True)
 class ResponseStarted:
-    """The engine has started on a request.
+    """The event that the engine has started on a request.
 
-    ``sequence_id`` is the input chunk that triggered it; None if the end of the input did so without a chunk. ``ref``
-    is the name that the request was sent with, ``turn_id`` that of the speech that opened or joined it.
+    ``sequence_id`` is the input chunk that triggered the start; None if a bare end of input did. ``ref`` is the name
+    that the request was sent with, ``turn_id`` the id of the speech turn that opened or joined it.
     """
 
     request_id: str
@@ -42,10 +42,10 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """A piece of the speech of an answer.
+    """A piece of the audio of an answer.
 
-    ``audio`` is in ``format`` at ``sample_rate`` Hz. ``start_ms`` is its position in the answer's audio; ``words``
-    have positions of the same kind.
+    ``audio`` is in ``format`` at ``sample_rate`` Hz. ``start_ms`` is its position in the answer's audio; the times of
+    ``words`` are positions there, too.
     """
 
     request_id: str
@@ -61,8 +61,8 @@ class AudioChunk:
 class TranscriptChunk:
     """A piece of the transcript of the user's speech.
 
-    An interim piece replaces the interim piece before it; :class:`TranscriptView` keeps track of that. A ``late`` one
-    comes behind the Final of its request, and is the rest of what was said.
+    An interim piece replaces the interim piece before it; :class:`TranscriptView` applies that. A ``late`` piece
+    arrives after the Final of its request, with the words that were recognised after it.
     """
 
     request_id: str
@@ -79,8 +79,8 @@ class TranscriptChunk:
 class ToolCallChunk:
     """A fragment of a tool call.
 
-    Its id and name arrive once; its arguments are JSON text, in pieces. ``call.index`` tells calls of one answer
-    apart.
+    The id and the name arrive once; the arguments are JSON text, in pieces. ``call.index`` tells apart the calls of one
+    answer.
     """
 
     request_id: str
@@ -90,7 +90,7 @@ class ToolCallChunk:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The last event of a request, but for a late transcript.
+    """The last event of a request, unless a late transcript follows.
 
     ``sequence_id`` and ``usage`` are None if the connection was lost after the request had been cancelled.
     """
@@ -101,17 +101,17 @@ class Final:
     usage: Usage | None
     ref: str | None = None
     turn_id: str | None = None
-    #: Where the server did something other than asked.
+    #: Deviations from what was asked.
     warnings: tuple[AnswerWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Turn detection: the user started to speak, ``audio_ms`` into the input audio.
+    """Turn detection: the user started to speak at ``audio_ms`` of the input audio.
 
-    If barge-in is configured, stop the playback of the current answer. With ``interrupt_resume`` it goes on where more
-    of it arrives, from the ``start_ms`` of that. ``turn_id`` names this speech, ``request_id`` is the request that it
-    opens or joins; None if it belongs to none.
+    If barge-in is configured, stop the playback of the current answer. With ``interrupt_resume`` the answer may
+    continue: then more of its audio arrives, to be played from its ``start_ms``. ``turn_id`` is the id of this speech
+    turn, ``request_id`` the request that it opens or joins; None if it belongs to none.
     """
 
     audio_ms: int
@@ -121,9 +121,9 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Turn detection: the user's turn ended, ``audio_ms`` into the input audio.
+    """Turn detection: the user's turn ended at ``audio_ms`` of the input audio.
 
-    ``request_id`` is the request that it opened or joined; None if no answer to that will come.
+    ``request_id`` is the request that the turn opened or joined; None if no answer to the turn will come.
     """
 
     audio_ms: int
@@ -133,9 +133,9 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class InputAck:
-    """All input below ``next_sequence_id`` was accepted.
+    """The acknowledgement of all input below ``next_sequence_id``.
 
-    ``credit_bytes`` more may be sent; ``buffered_chunks`` wait behind a gap.
+    ``credit_bytes`` more may be sent; ``buffered_chunks`` wait for a missing chunk.
     """
 
     next_sequence_id: int
@@ -146,10 +146,10 @@ class InputAck:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An error: of a chunk or a request, or the one for which the server then closes the session.
+    """An error of a chunk or a request, or the error for which the server then closes the session.
 
-    ``blocks_request`` means that a request gets no Final as things stand: the chunk with its ``end_of_input`` was
-    refused and it has to be ended again, or all of its chunks were refused and there is no request.
+    ``blocks_request``: a request gets no Final unless the application acts. Either the chunk with its ``end_of_input``
+    was refused, and the input has to be ended again, or all of its chunks were refused and there is no request.
     """
 
     error: OmniError
@@ -158,12 +158,12 @@ class ErrorEvent:
 
     @property
     def request_id(self) -> str | None:
-        """The request that the error belongs to, if it belongs to one."""
+        """The id of the request that the error is about; None if it is about none."""
         return self.error.request_id
 
     @property
     def ref(self) -> str | None:
-        """The name of the request, or of the refused chunk."""
+        """The name of the request, or of the refused chunk's request."""
         return self.error.ref
 
 
@@ -202,7 +202,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnecting:
-    """The connection is lost for ``error``, and the next attempt is made in ``seconds``; told from a second on."""
+    """The connection is lost because of ``error``; the next attempt is in ``seconds``, which is 1 or more."""
 
     seconds: float
     error: Exception
@@ -225,13 +225,13 @@ Event: TypeAlias = (
     | Reconnecting
 )
 
-# From frames.
+# Conversion from frames
 
 T = TypeVar("T")
 
 
 def output_event(frame: OutputChunkFrame) -> Event | None:
-    """Converts an ``output_chunk``; returns None if its modality is unknown to this version.
+    """Convert an ``output_chunk``; return None if its modality is unknown to this version.
 
     Raises InvalidFrame if a required field is missing.
     """
@@ -298,7 +298,7 @@ def _required(value: T | UnsetType, name: str) -> T:
 
 
 def optional(value: str | UnsetType) -> str | None:
-    """The value of a field, or None where it is absent."""
+    """Return the value of a field of a frame; None if it is absent."""
     return None if isinstance(value, UnsetType) else value
 
 
@@ -312,9 +312,9 @@ def _usage(fields: UsageFields) -> Usage:
     )
 
 
-# Answers.
+# Answers
 
-#: Answers that wait to be taken; the oldest is dropped for the next.
+#: The most answers that wait to be taken; one more drops the oldest.
 MAX_ANSWERS_KEPT = 64
 
 
@@ -326,7 +326,7 @@ class TranscriptView:
         self.interim = ""
 
     def add(self, chunk: TranscriptChunk) -> None:
-        """Applies a piece: an interim one replaces ``interim``, a settled one ends it."""
+        """Apply a piece: an interim one replaces ``interim``, a settled one is appended and clears ``interim``."""
         if chunk.interim:
             self.interim = chunk.text
         else:
@@ -350,7 +350,7 @@ class Answer:
     """
 
     request_id: str = ""
-    #: The name that the request was sent with, and that of the speech that opened or joined it.
+    #: The name that the request was sent with, and the id of the speech turn that opened or joined it.
     ref: str | None = None
     turn_id: str | None = None
     text: str = ""
@@ -359,20 +359,20 @@ class Answer:
     audio_format: str | None = None
     sample_rate: int | None = None
     words: tuple[Word, ...] = ()
-    #: Reply to each with ``send_tool_result``.
+    #: The tool calls of the answer: reply to each with ``send_tool_result``.
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
-    #: Where the server did something other than asked.
+    #: Deviations from what was asked.
     warnings: tuple[AnswerWarning, ...] = ()
-    #: Errors reported before the Final.
+    #: The errors that were reported before the Final.
     errors: tuple[OmniError, ...] = ()
 
 
 class AnswerBuilder:
     """Assembles the events of one request into an Answer.
 
-    A Reconnected discards what has been assembled. A late transcript belongs to an answer that is over.
+    A Reconnected event discards what was assembled. Late transcripts are ignored: their answer is complete.
     """
 
     def __init__(self) -> None:
@@ -383,18 +383,18 @@ class AnswerBuilder:
         self.ref: str | None = None
         self.turn_id: str | None = None
         self.texts: list[str] = []
-        #: By index.
+        #: The tool calls by their index.
         self.calls: dict[int, ToolCall] = {}
         self.transcript = TranscriptView()
         self.audio: list[bytes] = []
-        #: Of the audio: its format, and its rate in Hz.
+        #: The format of the audio, and its rate in Hz.
         self.format: tuple[str, int] | None = None
         self.words: list[Word] = []
         self.final: Final | None = None
         self.errors: list[OmniError] = []
 
     def add(self, event: Event) -> None:
-        """Adds an event. Events that are no part of an answer are ignored."""
+        """Add an event. Events that are not part of an answer are ignored."""
         match event:
             case Reconnected():
                 self._restart()
@@ -445,13 +445,13 @@ class AnswerCollector:
 
     def __init__(self) -> None:
         self._building: dict[str, AnswerBuilder] = {}
-        #: Errors without a request id, by the name of their request; None: errors that belong to no request.
+        #: Errors without a request id, by the name of their request; under None, errors that belong to no request.
         self._errors: dict[str | None, list[OmniError]] = {}
-        #: Whole answers that nobody has taken.
+        #: Complete answers that were not taken yet.
         self._whole: deque[Answer] = deque()
 
     def add(self, event: Event) -> None:
-        """Adds an event. What belongs to no answer is ignored."""
+        """Add an event. Events that are not part of an answer are ignored."""
         match event:
             case Reconnected():
                 self._building.clear()
@@ -469,14 +469,14 @@ class AnswerCollector:
                 self._building.setdefault(event.request_id or "", AnswerBuilder()).add(event)
 
     def take(self, ref: str | None) -> Answer | None:
-        """Removes and returns the answer to the request of this name, or with None the oldest, if there is one."""
+        """Remove and return the answer to the request ``ref``, or with None the oldest; None without one."""
         found = next((answer for answer in self._whole if ref is None or answer.ref == ref), None)
         if found is not None:
             self._whole.remove(found)
         return found
 
     def drop(self, request_id: str) -> None:
-        """Discards the answer to a request as far as it has come."""
+        """Discard the part of an answer that has been assembled."""
         self._building.pop(request_id, None)
 
     def _keep(self, answer: Answer) -> None:
@@ -491,16 +491,16 @@ class AnswerCollector:
                 self._whole[place] = replace(answer, transcript=answer.transcript + event.text)
 
 
-# The queue.
+# The queue
 
-#: Approximate memory of an event besides its content.
+#: The approximate memory of an event besides its content.
 EVENT_OVERHEAD_BYTES = 128
 
 
 class EventQueue:
-    """FIFO between the reader of a connection and the consumer of its events, of about ``capacity`` bytes.
+    """A queue between the reader of a connection and the consumer of its events; its capacity is in bytes.
 
-    ``put`` waits while it is full. After ``close``, ``get`` returns the events that remain and then None.
+    ``put`` waits while the queue is full. After ``close``, ``get`` returns the remaining events and then None.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -512,21 +512,21 @@ class EventQueue:
         self._writable = asyncio.Event()
 
     async def put(self, event: Event) -> None:
-        """Appends an event; waits while the queue is full."""
+        """Append an event; wait while the queue is full."""
         while self.queued >= self.capacity and not self.closed:
             self._writable.clear()
             await self._writable.wait()
         self.put_nowait(event)
 
     def put_nowait(self, event: Event) -> None:
-        """Appends an event even if the queue is full. Drops it if the queue is closed."""
+        """Append an event even if the queue is full. Drops it if the queue is closed."""
         if not self.closed:
             self._events.append(event)
             self.queued += event_bytes(event)
             self._readable.set()
 
     async def get(self) -> Event | None:
-        """Removes and returns the next event; None once the queue is closed and empty."""
+        """Remove and return the next event; None once the queue is closed and empty."""
         while not self._events:
             if self.closed:
                 return None
@@ -537,7 +537,7 @@ class EventQueue:
         return event
 
     def discard(self, unwanted: Callable[[Event], bool]) -> None:
-        """Drops the queued events for which ``unwanted`` is true."""
+        """Remove the queued events for which ``unwanted`` returns true."""
         kept: deque[Event] = deque()
         for event in self._events:
             if unwanted(event):
@@ -547,7 +547,7 @@ class EventQueue:
         self._events = kept
 
     def close(self) -> None:
-        """Ends the queue, and wakes up its reader and its writers."""
+        """Close the queue, and wake up the waiting ``get`` and ``put`` calls."""
         self.closed = True
         self._readable.set()
         self._writable.set()
@@ -559,7 +559,7 @@ class EventQueue:
 
 
 def event_bytes(event: Event) -> int:
-    """Estimates the memory that an event takes."""
+    """Estimate the memory that an event takes, in bytes."""
     match event:
         case AudioChunk(audio=audio):
             return EVENT_OVERHEAD_BYTES + len(audio)

@@ -1,4 +1,4 @@
-"""Converts the frames of a session to events, and resolves the calls that wait for a reply."""
+"""The receiving half of a session: it converts frames to events, and completes the calls that wait for a reply."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from omni_ws.wire.server_frames import (
 )
 from omni_ws.wire.session_config import OutputAudioConfig
 
-#: Frames without a number that the server keeps in order with the outputs, and repeats after a resume.
+#: Frames without a number that the server sends in order with the outputs, and repeats after a resume.
 _REPEATED_FRAMES = (
     server_frames.ResponseStartedFrame,
     server_frames.ErrorFrame,
@@ -47,13 +47,13 @@ _REPEATED_FRAMES = (
 
 @dataclass(slots=True, eq=False)
 class PendingTruncation:
-    """A ``history_truncate`` without a reply."""
+    """A ``history_truncate`` that has no reply yet."""
 
     request_id: str
     frame: bytes
     #: The number of requests that were dropped.
     reply: asyncio.Future[int]
-    #: Whether it was sent a second time after a resume: a refusal may then answer the first.
+    #: Whether the frame was sent again after a resume: a refusal may then be about the second copy.
     resent: bool = False
     refusal: OmniError | None = None
 
@@ -61,7 +61,7 @@ class PendingTruncation:
         self.resent = True
 
     def note_refusal(self, error: OmniError) -> bool:
-        """Notes a refusal. Returns whether that is final."""
+        """Record a refusal. Return whether the refusal is final, as the frame was sent only once."""
         self.refusal = error
         return not self.resent
 
@@ -71,9 +71,9 @@ class PendingTruncation:
 
 
 class IncomingFrames:
-    """Receiving side of a session.
+    """The receiving half of a session: converts its messages to events.
 
-    Passes on to ``outgoing`` what the server reports about its input.
+    Reports of the server about the session's input are passed on to ``outgoing``.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class IncomingFrames:
         self.closing: Closing | None = None
         #: The last message, if it was an error: it explains a closure that follows.
         self.last_error: ErrorEvent | None = None
-        #: Repeatable frames since the last output; and how many of them the server still repeats after a resume.
+        #: The repeatable frames received since the last output, and how many of them the server is about to repeat.
         self._since_output = 0 if updated is None else 1
         self._repeated = 0
         self._created = created
@@ -93,46 +93,46 @@ class IncomingFrames:
         self._truncations: list[PendingTruncation] = []
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
-        #: Calls of tools that this session has made.
+        #: The ids of the tool calls in this session's answers.
         self.calls: set[str] = set()
-        #: Request of the last ``response_started``, to which binary frames belong.
+        #: The request of the last ``response_started``, to which binary frames belong.
         self._answering = ""
 
     @property
     def output_audio(self) -> OutputAudioConfig:
-        """Output format in effect."""
+        """The format of output audio in effect."""
         return self.config.output_audio if self.config else self._created.output_audio
 
     def expect_configuration(self) -> asyncio.Future[SessionUpdatedFrame]:
-        """Returns a future for the reply to a ``session_config``.
+        """Return a future for the reply to a ``session_config`` that is about to be sent.
 
-        Replies arrive in the order of the requests, so a future stays queued even if its caller is cancelled.
+        Replies arrive in the order of these frames, so a future stays queued even if its caller is cancelled.
         """
         reply = asyncio.get_running_loop().create_future()
         self._configurations.append(reply)
         return reply
 
     def expect_truncation(self, request_id: str, frame: bytes) -> asyncio.Future[int]:
-        """Returns a future for the reply to a ``history_truncate``."""
+        """Return a future for the reply to a ``history_truncate``: the number of dropped requests."""
         reply = asyncio.get_running_loop().create_future()
         self._truncations.append(PendingTruncation(request_id, frame, reply))
         return reply
 
     def awaits_truncation(self, frame: bytes) -> bool:
-        """Whether this ``history_truncate`` has no reply yet."""
+        """Return whether this ``history_truncate`` frame has no reply yet."""
         return any(pending.frame is frame for pending in self._truncations)
 
     def truncations_resent(self) -> bool:
-        """Notes that the pending truncations are sent twice; returns whether there are any.
+        """Mark the pending truncations as sent twice; return whether there are any.
 
-        A refusal of one counts only when both are answered: see ``settle_truncations``.
+        A refusal of such a truncation only counts after both copies were answered: see ``settle_truncations``.
         """
         for pending in self._truncations:
             pending.note_resent()
         return bool(self._truncations)
 
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
-        """Returns a number for a ping, and a future for its pong."""
+        """Return a number for a new ping, and a future that its pong completes."""
         number = self._next_ping
         self._next_ping += 1
         pong = self._pings[number] = asyncio.get_running_loop().create_future()
@@ -144,7 +144,7 @@ class IncomingFrames:
         return bool(self._configurations)
 
     def fail(self, error: Exception) -> None:
-        """Fails every pending call: the session is over."""
+        """Fail every waiting call with this error: the session is over."""
         self.fail_pings(error)
         for pending in self._truncations:
             pending.fail(error)
@@ -156,7 +156,7 @@ class IncomingFrames:
                 reply.set_exception(error)
 
     def fail_pings(self, error: Exception) -> None:
-        """Fails the pending pings: their connection is gone."""
+        """Fail the waiting pings with this error: their connection is gone."""
         waiting = [*self._pings.values()]
         self._pings.clear()
         for pong in waiting:
@@ -164,12 +164,12 @@ class IncomingFrames:
                 pong.set_exception(error)
 
     def resumed(self) -> None:
-        """Prepares for a resumed connection, on which the server repeats what followed the last output."""
+        """Prepare for a resumed connection, on which the server repeats the frames that followed the last output."""
         self._repeated = self._since_output
         self.closing = self.last_error = None
 
     def receive(self, message: str | bytes) -> Event | None:
-        """Handles one message; returns its event, or None if it has none.
+        """Process one message; return its event, or None if it has none.
 
         Raises InvalidFrame if it is not a frame of this protocol.
         """
@@ -234,7 +234,7 @@ class IncomingFrames:
         return self._output(started)
 
     def _audio(self, message: bytes) -> Event | None:
-        """Decodes binary audio. Its header has no request id: it belongs to the last ``response_started``."""
+        """Decode binary audio. Its header has no request id: it belongs to the last ``response_started``."""
         frame = decode_output_audio(message)
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
         request = self._outgoing.find(self._answering)
@@ -245,7 +245,7 @@ class IncomingFrames:
         return None if request is not None and request.muted else event
 
     def _output(self, event: Event | None) -> Event | None:
-        """Returns the event, unless its request is abandoned."""
+        """Return the event; None if the application has abandoned its request."""
         match event:
             case None:
                 return None
@@ -271,13 +271,13 @@ class IncomingFrames:
     def _truncated(self, frame: server_frames.HistoryTruncatedFrame) -> None:
         pending = next((one for one in self._truncations if one.request_id == frame.request_id), None)
         if pending is None:
-            return  # the reply to a frame that was sent twice
+            return  # the reply to the other copy of a frame that was sent twice
         self._truncations.remove(pending)
         if not pending.reply.done():
             pending.reply.set_result(frame.dropped_requests)
 
     def _truncation_refused(self, error: OmniError) -> None:
-        """Attributes a refusal to the oldest truncation without one; what was sent twice may still succeed."""
+        """Assign a refusal to the oldest truncation that has none. One that was sent twice may still succeed."""
         pending = next((one for one in self._truncations if one.refusal is None), None)
         if pending is None:
             return
@@ -286,7 +286,7 @@ class IncomingFrames:
             pending.fail(error)
 
     def settle_truncations(self, answered: asyncio.Future[None]) -> None:
-        """Fails the refused truncations once a pong shows that everything sent before the ping is answered."""
+        """Fail the refused truncations once a pong shows that everything sent before its ping has been answered."""
         if answered.cancelled() or answered.exception() is not None:
             return
         for pending in [*self._truncations]:
@@ -295,10 +295,10 @@ class IncomingFrames:
                 pending.fail(pending.refusal)
 
     def _error(self, fields: ErrorFields) -> Event | None:
-        """Routes an error to the ``session_config`` or ``history_truncate`` that it refuses, or returns it as an event.
+        """Assign an error to the ``session_config`` or ``history_truncate`` it refuses, or return it as an event.
 
-        An error names no ``session_config``, so one that belongs to nothing else is taken for the refusal of the
-        oldest. That of a truncation names the field ``request_id``, and no request.
+        Errors do not say which ``session_config`` they refuse: an error that belongs to nothing else is taken as the
+        refusal of the oldest one. The refusal of a truncation has ``param`` ``request_id``, and no request id.
         """
         error = error_from_fields(fields)
         if not error.ref:

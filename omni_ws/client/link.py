@@ -42,51 +42,51 @@ from omni_ws.wire.server_frames import SessionResumedFrame
 from omni_ws.wire.session_config import merge
 
 _REASONS: dict[str, type[OmniError]] = {"shutting_down": ShuttingDown, "session_timeout": SessionTimeout}
-#: Close codes after which reconnecting may help: the fault is not the client's.
+#: The close codes after which reconnecting may help: the fault is not the client's.
 _RETRYABLE_CODES = frozenset(
     {CloseCode.ABNORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER}
 )
-#: Close codes that follow no error frame; an earlier error did not cause the close.
+#: The close codes that no error frame explains: an error before such a close is not its cause.
 _UNEXPLAINED = frozenset(
     {CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE}
 )
-#: Outputs between two acknowledgements; until then the server keeps them for a resume.
+#: The number of outputs between two acknowledgements; until then the server keeps them for a resume.
 OUTPUTS_PER_ACK = 32
-#: Reconnecting is reported for waits from this length on.
+#: The shortest wait before reconnecting that is reported as an event.
 TOLD_WAIT_SEC = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Bounds of a client session, in bytes and seconds."""
+    """The limits of a client session, in bytes and seconds."""
 
-    #: Frames queued for the socket.
+    #: Frames that are queued for the socket.
     send_buffer_bytes: int = 256 << 10
-    #: Input sent and not acknowledged, however much credit the server grants.
+    #: Input that was sent and not acknowledged, whatever credit the server grants.
     window_bytes: int = 4 << 20
-    #: Input of unfinished requests, kept to be sent again; used only with ``reconnect``.
+    #: Input of unfinished requests that is kept to be sent again; used only with ``reconnect``.
     keep_bytes: int = 16 << 20
-    #: Events queued for the caller; while the queue is full, the socket is not read.
+    #: Events that are queued for the application; while the queue is full, the socket is not read.
     event_bytes: int = 32 << 20
-    #: Without credit: the interval of probes for it, and the time after which input is sent without.
+    #: Without credit: the interval of probes for credit, and the time after which input is sent without credit.
     credit_probe_sec: float = 0.25
     credit_patience_sec: float = 5
-    #: Silence after which the server is pinged, and silence behind the ping after which the connection counts as lost.
-    #: The ping may wait behind a chunk that is sent up, for which the slowest network is given its time.
+    #: The silence after which the server is pinged, and the silence after the ping after which the connection counts as
+    #: lost. A ping may have to wait until a large chunk is sent, at the rate of the slowest network that is supported.
     keepalive_sec: float = 20
     slowest_bytes_per_sec: int = 16_000
-    #: Delay before each attempt to reconnect. It starts over once the server has acknowledged something new: input that
-    #: it never had, output of a resumed session, or a ping after a time of silence. An open connection is no reason:
-    #: what ended the last one may end the next.
+    #: The delay before each attempt to reconnect. The sequence starts over once the server has acknowledged something
+    #: new: input that it never had, output of a resumed session, or a ping after a silence. That a connection opens is
+    #: not enough: whatever ended the last connection may end the next one.
     reconnect_delays: tuple[float, ...] = (0, 0.25, 0.5, 1, 2, 4, 8, 8)
     close_timeout: float = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Outcome of a connection, or of the whole session.
+    """How a connection, or the whole session, has ended.
 
-    ``error`` is raised by calls from then on. ``orderly`` means that nothing failed; ``retryable`` that reconnecting
+    ``error`` is raised by calls from then on. ``orderly`` means that nothing failed, ``retryable`` that reconnecting
     may help.
     """
 
@@ -96,10 +96,10 @@ class Ending:
 
 
 class Link:
-    """Sends frames and receives events over one connection at a time.
+    """The current connection of a session: sends frames, receives events, and reconnects.
 
-    One task owns the connection and reads from it, and has a child that writes. ``encode`` turns a chunk into a frame
-    and tells whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
+    One task owns the connection and reads from it; a child task writes. ``encode`` converts a chunk to a frame, and
+    returns it with whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
     """
 
     def __init__(
@@ -118,25 +118,25 @@ class Link:
             window_bytes=limits.window_bytes, keep_bytes=limits.keep_bytes if reconnect else 0
         )
         self.events = EventQueue(limits.event_bytes)
-        #: Set once the session is over.
+        #: How the session ended; None while it lasts.
         self.ending: Ending | None = None
         self._endpoint = endpoint
         self._encode = encode
         self._reconnect = reconnect
         self._sent = SentFrames()
-        #: Token for the next resume; None if the session cannot be resumed.
+        #: The token for the next resume; None if the session cannot be resumed.
         self._resume_token: str | None = None
         self._acknowledged_output = -1
-        #: Calls of tools that earlier sessions made.
+        #: The ids of tool calls that earlier sessions made.
         self.lost_calls: set[str] = set()
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outbox_bytes = 0
         self._outbox_changed = asyncio.Event()
         self._progress = asyncio.Event()
-        #: Messages and pongs so far, and an event that each sets.
+        #: The number of messages and pongs received, and an event that each of them sets.
         self._signs = 0
         self._sign = asyncio.Event()
-        #: Whether the reader waits for the consumer of the events; meanwhile it reads no sign of life.
+        #: Whether the reader waits for the application to consume events: then no sign of life can be received.
         self._delivering = False
         self._kept_alive = 0
         self._is_resumed = False
@@ -161,13 +161,13 @@ class Link:
             raise self.ending.error
 
     def write_soon(self, frame: bytes, is_text: bool) -> None:
-        """Queues a frame. Frames are written in the order of these calls."""
+        """Queue a frame for the socket. Frames are written in the order of these calls."""
         self._outbox.append((frame, is_text))
         self._outbox_bytes += len(frame)
         self._outbox_changed.set()
 
     def send_control(self, kind: SentKind, frame: bytes) -> None:
-        """Queues a frame that has no sequence number; a resume sends it again if it may have been lost."""
+        """Queue a frame that has no number; after a resume it is sent again if it may have been lost."""
         self._remember(SentFrame(self.outgoing.next_sequence_id, kind, frame, is_text=True))
         self.write_soon(frame, True)
 
@@ -176,7 +176,7 @@ class Link:
             self._sent.add(frame)
 
     def send(self, chunk: InputChunk) -> int:
-        """Numbers and queues a chunk; returns its number, or -1 if its request has already ended and it is dropped."""
+        """Number and queue a chunk; return its number, or -1 if its request has already ended and it is dropped."""
         numbered = self.outgoing.add(chunk, output_audio=self.incoming.output_audio)
         if numbered is None or numbered.sequence_id is None:
             return -1
@@ -186,10 +186,10 @@ class Link:
         return numbered.sequence_id
 
     async def wait_for_room(self, size: int) -> None:
-        """Waits until ``size`` bytes may be sent: the send buffer, the window and the server's credit allow it.
+        """Wait until ``size`` bytes may be sent: the send buffer, the window and the server's credit allow it.
 
-        Credit is advisory. Without credit, and without an acknowledgement due that could grant some, this probes for
-        it, and after ``credit_patience_sec`` goes ahead without.
+        Credit is advisory. If there is none, and no acknowledgement is due that could grant some, the method probes for
+        credit, and after ``credit_patience_sec`` it returns without credit.
         """
         patience = self.limits.credit_patience_sec
         while True:
@@ -209,22 +209,22 @@ class Link:
                 self._probe_credit()
 
     def _probe_credit(self) -> None:
-        """Repeats an accepted chunk without payload: the server drops and acknowledges it, with its current credit."""
+        """Repeat an accepted chunk without payload: the server drops it, and acknowledges it with its credit."""
         known = self.outgoing.acknowledged_sequence_id - 1
         if known >= 0 and not self._outbox:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
 
     def want(self, fields: Mapping[str, Any]) -> None:
-        """Gives configuration fields that the server has accepted to a fresh session, too."""
+        """Add fields that the server has accepted to the configuration of a later fresh session."""
         self.wanted = merge(self.wanted, fields)
 
     def cancel(self, request_id: str | None) -> None:
-        """Sends a ``cancel``."""
+        """Send a ``cancel`` frame."""
         kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
         self.send_control(kind, msgspec.json.encode(CancelFrame(request_id)))
 
     def stop(self, request: OutgoingRequest) -> None:
-        """Cancels one request by its id, at once or as soon as the server has told the id."""
+        """Cancel one request by its id, as soon as the server has told the id."""
         is_open, is_alone = request is self.outgoing.receiving, len(self.outgoing.requests) == 1
         self.outgoing.stop(request)
         if request.request_id is not None or (is_alone and not self.outgoing.open_microphone):
@@ -235,7 +235,7 @@ class Link:
             self.send_control(SentKind.FINISH, msgspec.json.encode(FinishFrame()))
 
     def abandon(self, request: OutgoingRequest) -> None:
-        """Drops the events of a request, those queued and those still to arrive. Does not cancel it."""
+        """Drop the events of a request, those in the queue and those still to arrive. Does not cancel it."""
         request.mute()
         request_id = request.request_id
         if request_id is not None:
@@ -244,12 +244,12 @@ class Link:
     # connection
 
     async def close(self, *, flush: bool) -> None:
-        """Flushes, closes the connection and ends the tasks. Idempotent."""
+        """Close the session: flush queued frames if wanted, close the connection, and end the tasks. Idempotent."""
         if flush and self.ending is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.close_timeout):
                     await self._flushed()
-        # Unblocks the reader, which waits while the queue is full, so that it sees the closing handshake.
+        # Unblocks the reader, which may be waiting on the full queue, so that it sees the closing handshake.
         self.events.close()
         self._end(Ending(ConnectionLost("the session was closed"), orderly=True, retryable=False))
         try:
@@ -270,7 +270,7 @@ class Link:
             await self._progress.wait()
 
     async def _run(self) -> None:
-        """Owns the connection, and replaces it while that is possible."""
+        """Run the connection, and replace it as long as that is possible."""
         ending = Ending(ConnectionLost("the client failed"), orderly=False, retryable=False)
         delays = iter(self.limits.reconnect_delays)
         try:
@@ -302,12 +302,12 @@ class Link:
 
     @property
     def _advances(self) -> tuple[int, int, int]:
-        """Changes when the server has acknowledged something new."""
+        """Counters that change when the server has acknowledged something new."""
         output = self.incoming.last_output_sequence_id if self._is_resumed else -1
         return self.outgoing.advances, self._kept_alive, output
 
     async def _run_connection(self) -> Ending:
-        """Reads and writes until the connection is closed."""
+        """Read and write until the connection is closed. Return how it ended."""
         name = self._task.get_name()
         writer = asyncio.create_task(self._write(), name=f"{name}, writing")
         watch = asyncio.create_task(self._watch(), name=f"{name}, keeping alive")
@@ -323,7 +323,7 @@ class Link:
         return ending
 
     async def _watch(self) -> bool:
-        """Pings a server that has become silent; drops the connection and returns True when no sign of life follows."""
+        """Ping a server that has become silent; if there is no sign of life, drop the connection and return True."""
         while True:
             signs = self._signs
             await asyncio.sleep(self.limits.keepalive_sec)
@@ -355,7 +355,7 @@ class Link:
         return True
 
     async def _write(self) -> None:
-        with suppress(ConnectionClosed):  # the reader handles it
+        with suppress(ConnectionClosed):  # the reader reports it
             while True:
                 while self._outbox:
                     frame, is_text = self._outbox[0]
@@ -396,11 +396,11 @@ class Link:
             self.write_soon(msgspec.json.encode(OutputAckFrame(last)), True)
 
     async def _reopen(self, delays: Iterator[float], ending: Ending) -> OpenedConnection | ResumedConnection:
-        """Resumes the session, or opens a fresh one if it has ended.
+        """Resume the session, or open a fresh one if it has ended.
 
-        Raises the error that rules out another attempt, or ConnectionLost after the last one.
+        Raises the error that makes further attempts useless, or ConnectionLost after the last attempt.
         """
-        # Only a lost connection leaves a session to resume; an error or a Closing ends it.
+        # Only after a lost connection is there a session to resume; an error or a Closing ends it.
         resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
         last: Exception = ending.error
         for delay in delays:
@@ -433,13 +433,13 @@ class Link:
 
     @property
     def _wanted_again(self) -> Mapping[str, Any]:
-        """The configuration of a fresh session, which does not repeat a greeting that has ended."""
+        """Return the configuration of a fresh session, without a greeting that has ended."""
         if not self.outgoing.greeted:
             return self.wanted
         return {name: value for name, value in self.wanted.items() if name != "greeting"}
 
     def _start_over(self, opened: OpenedConnection) -> None:
-        """Moves every unfinished request to a fresh session.
+        """Send all unfinished requests again, to a fresh session.
 
         Never awaits, so that no other frame is queued in between.
         """
@@ -466,7 +466,7 @@ class Link:
         self._progress.set()
 
     def _continue_session(self, websocket: ClientConnection, resumed: SessionResumedFrame) -> None:
-        """Sends again what did not arrive, in its order.
+        """Send the frames that did not arrive again, in their order, after a resume.
 
         Never awaits, so that no other frame is queued in between.
         """
@@ -487,12 +487,12 @@ class Link:
         self._progress.set()
 
     def _may_resend(self, sent: SentFrame) -> bool:
-        """Returns whether a frame that may have arrived does no harm the second time."""
+        """Return whether sending a frame again is harmless if it has already arrived."""
         match sent.kind:
             case SentKind.CONFIG:
                 return self.incoming.awaits_configuration
             case SentKind.CANCEL:
-                return len(self.outgoing.requests) == 1  # or it could cancel another request
+                return len(self.outgoing.requests) == 1  # otherwise it could cancel another request
             case SentKind.TRUNCATE:
                 return self.incoming.awaits_truncation(sent.frame)
             case _:
@@ -500,7 +500,7 @@ class Link:
 
 
 def call_is_gone(ref: str | None = None) -> SessionConflict:
-    """The error about the result of a tool whose call another session made."""
+    """Return the error for the result of a tool call that an earlier session made."""
     return SessionConflict("an earlier session made this call, and it is lost", param="tool_call_id", ref=ref)
 
 
@@ -509,7 +509,7 @@ def _input_not_kept() -> ConnectionLost:
 
 
 def _ending_of(websocket: ClientConnection, closing: Closing | None, last_error: ErrorEvent | None) -> Ending:
-    """Explains a closed connection by its close code, ``session_closing`` and the last error frame."""
+    """Determine how a connection ended, from its close code, ``session_closing`` and the last error frame."""
     code = websocket.close_code
     if closing is not None:
         kind = _REASONS.get(closing.reason)

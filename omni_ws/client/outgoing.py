@@ -1,4 +1,4 @@
-"""Bookkeeping of input: numbers, acknowledgements, credit, and what may have to be sent again. No I/O."""
+"""The state of a session's input: numbers, acknowledgements, credit, and chunks to send again. No I/O."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from omni_ws.wire.session_config import OutputAudioConfig
 
 @dataclass(slots=True, eq=False)
 class OutgoingRequest:
-    """A request without a Final."""
+    """A request of this session that has no Final yet."""
 
     first_sequence_id: int
-    #: Its name, which its first chunk carries, and the last one too, in case the first is refused.
+    #: The name of the request. Its first and its last chunk carry it, in case the first one is refused.
     ref: str | None
-    #: Output format when it began; binary frames of its answer name neither format nor rate.
+    #: The output format when the request began: binary frames of its answer name neither format nor rate.
     output_audio: OutputAudioConfig
     request_id: str | None = None
     input_open: bool = True
     cancelled: bool = False
-    #: Whether it is to be cancelled as soon as the server has told its id.
+    #: Whether the request is to be cancelled as soon as the server has told its id.
     cancel_when_named: bool = False
-    #: Whether its events are dropped, since its caller was cancelled.
+    #: Whether its events are dropped, since the call that waited for its answer was cancelled.
     muted: bool = False
-    #: Whether its Final has arrived; the server discards further input of it.
+    #: Whether its Final has arrived: the server discards further input of the request.
     finished: bool = False
-    #: Whether it is the greeting, which has no input: the configuration of a fresh session brings it about.
+    #: Whether it is the greeting, which has no input; a fresh session makes it again, by its configuration.
     is_greeting: bool = False
-    #: Whether it ended on an earlier connection, so that further input of it is not sent.
+    #: Whether the request ended on an earlier connection, so that further input of it is not sent.
     orphaned: bool = False
-    #: Whether it has a result of a tool, which only the session that made the call can take.
+    #: Whether its input has a tool result, which only the session that made the call accepts.
     has_results: bool = False
-    #: Chunks sent and not refused.
+    #: The number of chunks that were sent and not refused.
     live_chunks: int = 0
     last_sequence_id: int = -1
-    #: Number of the chunk with ``end_of_input``, if one had it.
+    #: The number of the chunk with ``end_of_input``; None if there was none.
     end_sequence_id: int | None = None
-    #: Its input so far; None if that is too large to keep.
+    #: The input so far, by chunk number; None if it is too large to keep.
     kept: dict[int, InputChunk] | None = field(default_factory=dict)
     kept_bytes: int = 0
 
     def add(self, number: int, chunk: InputChunk) -> None:
-        """Notes a chunk that is sent under this number."""
+        """Record a chunk that is sent with this number."""
         self.live_chunks += 1
         self.has_results = self.has_results or chunk.tool_call_id is not None
         self.last_sequence_id = number
@@ -60,7 +60,7 @@ class OutgoingRequest:
             self.kept_bytes += len(chunk.payload)
 
     def take_back(self, number: int) -> None:
-        """Drops a chunk that was refused."""
+        """Remove a chunk that was refused."""
         self.live_chunks -= 1
         if self.kept is not None and (gone := self.kept.pop(number, None)) is not None:
             self.kept_bytes -= len(gone.payload)
@@ -72,7 +72,7 @@ class OutgoingRequest:
         self.input_open = False
 
     def reopen_input(self) -> None:
-        """Notes that its input goes on: the chunk that carried the end was refused."""
+        """Record that the input continues: the chunk that carried the end was refused."""
         self.input_open = True
 
     def cancel(self) -> None:
@@ -80,31 +80,31 @@ class OutgoingRequest:
         self.input_open = False
 
     def cancel_later(self) -> None:
-        """Has it cancelled by its id, once the server has told the id."""
+        """Mark the request to be cancelled once the server has told its id."""
         self.cancel_when_named = True
 
     def assign(self, request_id: str) -> bool:
-        """Sets the id that the server tells. Returns whether it is to be cancelled now."""
+        """Set the id that the server has told. Return whether the request is to be cancelled now."""
         self.request_id = request_id
         cancels, self.cancel_when_named = self.cancel_when_named, False
         return cancels
 
     def mute(self) -> None:
-        """Has its events dropped from now on."""
+        """Mark the request so that its events are dropped from now on."""
         self.muted = True
 
     def finish(self, request_id: str) -> None:
-        """Notes that its Final has arrived."""
+        """Record that the Final of the request has arrived."""
         self.request_id = request_id
         self.finished = True
         self.keep_nothing()
 
     def orphan(self) -> None:
-        """Notes that it ended on a connection that is gone."""
+        """Record that the request ended on a connection that is lost."""
         self.orphaned = True
 
     def begin_again(self, first_sequence_id: int) -> list[InputChunk]:
-        """Prepares it for a fresh session. Returns its input so far."""
+        """Reset the request for a fresh session. Return its input so far."""
         chunks = list((self.kept or {}).values())
         self.kept, self.kept_bytes, self.live_chunks = {}, 0, 0
         self.first_sequence_id, self.request_id = first_sequence_id, None
@@ -114,8 +114,8 @@ class OutgoingRequest:
 class OutgoingInput:
     """Numbers chunks, groups them into requests, and counts unacknowledged bytes against window and credit.
 
-    With ``keep_bytes`` above 0 the input of unfinished requests is kept even once it is acknowledged: a fresh session
-    has none of what the old one accepted, and would answer half a request as if it were whole.
+    With ``keep_bytes`` above 0 the input of unfinished requests is kept even after it is acknowledged: a fresh session
+    has nothing that the old one accepted, and would answer half a request as if it were whole.
     """
 
     def __init__(self, *, window_bytes: int, keep_bytes: int) -> None:
@@ -124,56 +124,57 @@ class OutgoingInput:
         self.next_sequence_id = 0
         self.acknowledged_sequence_id = 0
         self.unacknowledged_bytes = 0
-        #: Bytes that the server accepts beyond the acknowledged ones; None before its first ``input_ack``.
+        #: The bytes beyond the acknowledged ones that the server accepts; None before its first ``input_ack``.
         self.credit_bytes: int | None = None
-        #: In the order in which they were opened, which is that of their answers.
+        #: The unfinished requests, in the order in which they were opened, which is the order of their answers.
         self.requests: deque[OutgoingRequest] = deque()
         self.receiving: OutgoingRequest | None = None
         #: The name of the request of the last chunk.
         self.last_ref: str | None = None
-        #: Whether the greeting of this session, if there is one, has ended or is no longer wanted.
+        #: Whether the greeting of this session has ended, or is no longer wanted.
         self.greeted = False
-        #: With turn detection the server assigns audio to requests; here it opens none.
+        #: Whether turn detection assigns audio to requests: then audio opens no request here.
         self.open_microphone = False
-        #: Chunks acknowledged that the server never had before: what is sent again is no progress.
+        #: The number of acknowledged chunks that the server had never received before; chunks that are resent do not
+        #: count.
         self.advances = 0
-        #: Requests that were named after they had been cancelled.
+        #: The ids of requests whose id the server told after they had been cancelled.
         self.to_cancel: list[str] = []
         self._opened = 0
         #: Whether the server names requests, by ``ref`` or ``turn_id``.
         self._names = False
-        #: Requests that the server opened.
+        #: The ids of requests that the server opened.
         self._opened_by_server: set[str] = set()
         self._unacknowledged: deque[tuple[int, int]] = deque()
-        #: Numbers of chunks that an earlier session had acknowledged.
+        #: The numbers of chunks that an earlier session had acknowledged.
         self._known: set[int] = set()
 
     def configured(self, turn_detection: object | None) -> None:
-        """Notes the turn detection of the session from now on."""
+        """Record the turn detection that is in effect from now on."""
         self.open_microphone = turn_detection is not None
 
     # flow control
 
     def has_room(self, size: int) -> bool:
-        """Returns whether window and credit allow another ``size`` bytes."""
+        """Return whether window and credit allow another ``size`` bytes."""
         if self.credit_bytes is not None and self.unacknowledged_bytes + size > self.credit_bytes:
             return False
         return not self._unacknowledged or self.unacknowledged_bytes + size <= self.window_bytes
 
     @property
     def starved(self) -> bool:
-        """Whether no acknowledgement is due that could bring new credit."""
+        """Whether no acknowledgement is due that could grant new credit."""
         return not self._unacknowledged
 
     @property
     def largest_unacknowledged(self) -> int:
-        """Bytes of the largest chunk that is under way: so many have to arrive before the server says something."""
+        """The bytes of the largest chunk under way: the server acknowledges nothing before so many have arrived."""
         return max((size for _, size in self._unacknowledged), default=0)
 
     # sending
 
     def add(self, chunk: InputChunk, *, output_audio: OutputAudioConfig) -> InputChunk | None:
-        """Returns the chunk with its number; None if its request has ended and the chunk must not be sent."""
+        """Return the chunk with its number; None if its request has ended, so that the chunk must not be sent."""
         request = self.receiving
         self.last_ref = None
         if request is None and self.open_microphone and chunk.modality is Modality.AUDIO:
@@ -201,7 +202,7 @@ class OutgoingInput:
         self._limit_kept()
 
     def _count(self, size: int) -> int:
-        """Allocates the number of a chunk, and counts its bytes as unacknowledged."""
+        """Allocate the number of a chunk, and count its bytes as unacknowledged."""
         number = self.next_sequence_id
         self.next_sequence_id += 1
         self._unacknowledged.append((number, size))
@@ -209,14 +210,14 @@ class OutgoingInput:
         return number
 
     def _limit_kept(self) -> None:
-        """Forgets the input of the largest requests until the rest fits ``keep_bytes``."""
+        """Drop the kept input of the largest requests until the rest fits into ``keep_bytes``."""
         while sum(request.kept_bytes for request in self.requests) > self.keep_bytes:
             max(self.requests, key=lambda request: request.kept_bytes).keep_nothing()
 
     def finish(self) -> bool:
-        """Ends the open input without another chunk; returns whether the server has to be notified.
+        """End the open input without another chunk; return whether the server has to be told.
 
-        Raises EmptyInput if the server refused every chunk of it, so that no answer follows.
+        Raises EmptyInput if the server refused every chunk of the input, so that no answer follows.
         """
         request, self.receiving = self.receiving, None
         if request is None:
@@ -232,12 +233,12 @@ class OutgoingInput:
         return not request.orphaned
 
     def cancel(self, request_id: str | None) -> None:
-        """Applies the rule of the server: cancels the named request, or with None the first and the open one."""
+        """Mark requests as the server will: the one with this id, or with None the first and the open request."""
         if request_id is not None:
             named = self.find(request_id)
             targets = [] if named is None else [named]
         else:
-            # The server answers the first; those behind it wait.
+            # The server answers the first request; later ones wait.
             targets = list(self.requests)[:1]
             if self.receiving is not None and self.receiving not in targets:
                 targets.append(self.receiving)
@@ -245,7 +246,7 @@ class OutgoingInput:
             self.stop(target)
 
     def stop(self, target: OutgoingRequest) -> None:
-        """Marks a request as cancelled."""
+        """Mark a request as cancelled."""
         target.cancel()
         self.greeted = self.greeted or target.is_greeting
         if target.live_chunks == 0 and target in self.requests:
@@ -253,10 +254,10 @@ class OutgoingInput:
         if target is self.receiving:
             self.receiving = None
 
-    # replies of the server
+    # Replies of the server
 
     def acknowledge(self, next_sequence_id: int, credit_bytes: int) -> None:
-        """Applies an ``input_ack``. ``credit_bytes`` counts from ``next_sequence_id``."""
+        """Apply an ``input_ack``. ``credit_bytes`` counts from ``next_sequence_id``."""
         while self._unacknowledged and self._unacknowledged[0][0] < next_sequence_id:
             number, size = self._unacknowledged.popleft()
             self.unacknowledged_bytes -= size
@@ -267,10 +268,10 @@ class OutgoingInput:
     def started(
         self, request_id: str, sequence_id: int | None, *, ref: str | None = None, turn_id: str | None = None
     ) -> OutgoingRequest | None:
-        """Assigns the id of a request that the server has started; returns the request.
+        """Assign the id of a request that the server has started; return the request.
 
-        Returns None for a request that the server opened itself. Without a name the number of a chunk decides. Of a
-        server that tells neither it is the oldest request.
+        Return None for a request that the server opened itself. Without a name the number of a chunk identifies the
+        request. If the server tells neither, it is the oldest request.
         """
         request = self._named(request_id, ref=ref, turn_id=turn_id)
         if request is None and ref is None and turn_id is None:
@@ -286,7 +287,7 @@ class OutgoingInput:
         return request
 
     def _named(self, request_id: str, *, ref: str | None, turn_id: str | None) -> OutgoingRequest | None:
-        """Returns the unfinished request with this id, or else the one that was sent with this name."""
+        """Return the unfinished request with this id, or else the one that was sent with this name."""
         self._names = self._names or ref is not None or turn_id is not None
         unnamed = (request for request in self.requests if request.request_id is None and request.ref == ref)
         return self.find(request_id) or (None if ref is None else next(unnamed, None))
@@ -297,7 +298,7 @@ class OutgoingInput:
             self.to_cancel.append(request_id)
 
     def speech_ended(self, request_id: str | None) -> None:
-        """Ends the input of the open request if the speech that has ended joined it."""
+        """End the input of the open request if the speech that has ended joined it."""
         if self.receiving is not None and request_id is not None and self.receiving.request_id == request_id:
             self._input_ended(self.receiving)
 
@@ -306,32 +307,32 @@ class OutgoingInput:
         self.receiving = None
 
     def greeting_started(self, request_id: str, output_audio: OutputAudioConfig) -> None:
-        """Adds the greeting: a request of the server's own, answered before all others."""
+        """Add the greeting: a request that the server makes itself, and answers before all others."""
         greeting = OutgoingRequest(
             -1, None, output_audio, request_id, input_open=False, live_chunks=1, is_greeting=True
         )
         self.requests.appendleft(greeting)
 
     def find(self, request_id: str) -> OutgoingRequest | None:
-        """Returns the unfinished request with this id."""
+        """Return the unfinished request with this id."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
     def waiting(self, ref: str | None) -> OutgoingRequest | None:
-        """Returns the unfinished request of this name, or with None the one that is answered first."""
+        """Return the unfinished request named ``ref``, or with None the one that is answered first."""
         return next((request for request in self.requests if ref is None or request.ref == ref), None)
 
     def ref_of(self, sequence_id: int | None) -> str | None:
-        """Returns the name of the unfinished request that a chunk is of."""
+        """Return the name of the unfinished request to which a chunk belongs."""
         if sequence_id is None:
             return None
         spans = (one for one in self.requests if one.first_sequence_id <= sequence_id <= one.last_sequence_id)
         return next((one.ref for one in spans), None)
 
     def final(self, request_id: str, *, ref: str | None = None, turn_id: str | None = None) -> OutgoingRequest | None:
-        """Removes and returns the request that has ended.
+        """Remove and return the request that has ended.
 
-        A request that never started has no id here. Of a server that names nothing it is the first without one: answers
-        arrive in order.
+        The id of a request that never started is unknown here. If the server names no requests, it is then the first
+        request without an id: answers arrive in order.
         """
         request = self._named(request_id, ref=ref, turn_id=turn_id)
         if request_id in self._opened_by_server:
@@ -340,14 +341,14 @@ class OutgoingInput:
             request = next((request for request in self.requests if request.request_id is None), None)
         if request is not None:
             if request is self.receiving and (turn_id is not None or request.has_results):
-                self._input_ended(request)  # by the end of speech, or by the last result of a tool
+                self._input_ended(request)  # ended by the end of speech, or by the last result of a tool
             request.finish(request_id)
             self.greeted = self.greeted or request.is_greeting
             self.requests.remove(request)
         return request
 
     def refused(self, sequence_id: int) -> bool:
-        """Handles a refused chunk, whose number is used up; returns whether its request gets no Final as it is."""
+        """Remove a refused chunk, whose number is used up; return whether its request gets no Final as things are."""
         request = next((r for r in reversed(self.requests) if r.first_sequence_id <= sequence_id), None)
         if request is None or sequence_id > request.last_sequence_id:
             return False
@@ -360,7 +361,7 @@ class OutgoingInput:
         if sequence_id != request.end_sequence_id or request.cancelled:
             return False
         if self.receiving is None:
-            # The refused chunk carried the end: the server still has this input open.
+            # The refused chunk carried the end: at the server this input is still open.
             request.reopen_input()
             self.receiving = request
         return True
@@ -369,14 +370,14 @@ class OutgoingInput:
 
     @property
     def not_kept(self) -> list[OutgoingRequest]:
-        """Requests that a fresh session cannot be given again, since their input was too large to keep."""
+        """The requests that cannot be sent to a fresh session, since their input was too large to keep."""
         return [request for request in self.requests if request.kept is None and not request.cancelled]
 
     def restart(self, *, max_chunk_bytes: int) -> tuple[list[InputChunk], list[OutgoingRequest]]:
-        """Renumbers the input of unfinished requests from 0, for a fresh session that takes so much in a chunk.
+        """Renumber the input of unfinished requests from 0, for a fresh session with this limit on a chunk.
 
-        Returns the chunks to send, and the requests that end here because they were cancelled, or have results of tools
-        that the earlier session asked for.
+        Return the chunks to send, and the requests that end here because they were cancelled, or have results of tool
+        calls that the earlier session made.
         """
         acknowledged, known_before = self.acknowledged_sequence_id, self._known
         self._known = set()
@@ -407,17 +408,16 @@ class OutgoingInput:
         return chunks, over
 
 
-# Pieces.
+# Pieces of chunks
 
-#: Each piece is acknowledged, so a connection that carries one in time has not died, however slow it is.
+#: Each piece is acknowledged: however slow a connection is, it is alive if it carries one piece in time.
 PIECE_BYTES: Final = 64 << 10
 
 
 def pieces_of(chunk: InputChunk, most: int) -> Iterator[InputChunk]:
-    """Yields the chunk in pieces of at most ``most`` bytes; the last one has its end.
+    """Yield the chunk in pieces of at most ``most`` bytes; the last piece has the chunk's end of input.
 
-    They come through a slow network one after the other. Audio, text and files of video are streams. A picture and the
-    result of a tool are one chunk, however large.
+    Audio, text and video files can be cut. An image and the result of a tool are always one chunk, however large.
     """
     payload = chunk.payload
     if len(payload) <= most or not _is_stream(chunk):
@@ -436,11 +436,11 @@ def _is_stream(chunk: InputChunk) -> bool:
     return chunk.modality is not Modality.VIDEO or sniff_image(chunk.payload[:12]) is None
 
 
-# Sent frames.
+# Sent frames
 
 
 class SentKind(Enum):
-    """The kinds of frames, by which ``Link`` decides whether a frame may be sent twice."""
+    """The kinds of sent frames, by which ``Link`` decides whether a frame may be sent twice."""
 
     CHUNK = "input_chunk"
     CONFIG = "session_config"
@@ -451,9 +451,9 @@ class SentKind(Enum):
 
 
 class SentFrame(NamedTuple):
-    """A frame that was sent."""
+    """A frame that was sent, with its place among the chunks."""
 
-    #: Number of the chunk; for any other frame, that of the next chunk.
+    #: The number of the chunk; for any other frame, the number of the next chunk.
     place: int
     kind: SentKind
     frame: bytes
@@ -461,7 +461,7 @@ class SentFrame(NamedTuple):
 
 
 class SentFrames:
-    """Holds the frames after the last acknowledged chunk, in their order, to be sent again after a resume."""
+    """The frames that were sent since the last acknowledged chunk, in order, to be sent again after a resume."""
 
     def __init__(self) -> None:
         self._frames: deque[SentFrame] = deque()
@@ -470,14 +470,14 @@ class SentFrames:
         self._frames.append(frame)
 
     def accepted(self, next_sequence_id: int) -> None:
-        """Forgets what was sent before the chunk ``next_sequence_id``."""
+        """Drop the frames that were sent before the chunk ``next_sequence_id``."""
         while self._frames and self._frames[0].place < next_sequence_id:
             self._frames.popleft()
 
     def to_resend(self, next_sequence_id: int, wanted: Callable[[SentFrame], bool]) -> list[SentFrame]:
-        """Returns the frames from the first chunk on that did not arrive.
+        """Return the frames from the chunk ``next_sequence_id`` on, which did not arrive.
 
-        A frame without a number may have arrived: ``wanted`` decides about it.
+        A frame without a number may have arrived: ``wanted`` decides whether it is returned.
         """
         self.accepted(next_sequence_id)
         self._frames = deque(frame for frame in self._frames if frame.kind is SentKind.CHUNK or wanted(frame))

@@ -1,4 +1,4 @@
-"""Client session: what an application uses."""
+"""ClientSession: the interface of the client for applications."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def connect(
     open_timeout: float = 10,
     limits: ClientLimits = ClientLimits(),  # noqa: B008  # frozen
 ) -> AsyncIterator[ClientSession]:
-    """Opens a session, which is closed at the end of the block.
+    """Open a session, which is closed at the end of the block.
 
     Raises ConnectionFailed if no server answers, and the error of the server if it refuses the session or ``config``.
 
@@ -57,7 +57,7 @@ async def connect(
     requests, whole and numbered from 0 (:class:`Reconnected`).
 
     A ``greeting`` in ``config`` is the first answer of the session, before that to any request: take it with
-    ``answer``, or from the events. A fresh session does not repeat one that has ended.
+    ``answer``, or from the events. A fresh session does not repeat a greeting that has ended.
     """
     endpoint = Endpoint(url=url, api_key=api_key, binary=binary, ssl=ssl, open_timeout=open_timeout)
     wanted = merge({}, config or {})
@@ -81,11 +81,11 @@ class ClientSession:
     server's credit is exhausted. Read events concurrently: while more than ``ClientLimits.event_bytes`` of them wait,
     the socket is not read, so acknowledgements do not arrive either.
 
-    Consume events by ``events``, ``response`` or ``answer``, one at a time.
+    Consume the events by only one of ``events``, ``response`` and ``answer`` at a time.
 
-    Each request has a name, its ``ref``: yours, if the first chunk of it was sent with one, else one that is made. Its
-    events, errors and answer have that name, so what answers what never follows from the order. What the server hears
-    somebody say has a ``turn_id`` instead.
+    Each request has a name, its ``ref``: the one that its first chunk was sent with, or else a generated one. The
+    events, errors and the answer of the request have that name, so matching them never depends on their order. Speech
+    that the server detects has a ``turn_id`` instead.
     """
 
     def __init__(self, link: Link) -> None:
@@ -97,7 +97,7 @@ class ClientSession:
 
     @property
     def session_id(self) -> str:
-        """Id of the current session; a Reconnected changes it."""
+        """The id of the current session; it changes with a Reconnected event."""
         return self._link.created.session_id
 
     @property
@@ -107,36 +107,36 @@ class ClientSession:
 
     @property
     def config(self) -> SessionUpdatedFrame | None:
-        """Configuration in effect, as the server reported it; None before the first one."""
+        """The configuration in effect, as the server reported it; None before the first report."""
         return self._link.incoming.config
 
     @property
     def input_audio(self) -> InputAudioConfig:
-        """Format in which ``send_audio`` takes audio."""
+        """The format that ``send_audio`` takes."""
         config = self.config
         return config.input_audio if config else self.created.input_audio
 
     @property
     def output_audio(self) -> OutputAudioConfig:
-        """Format of the audio of answers."""
+        """The format of the audio of answers."""
         return self._link.incoming.output_audio
 
     @property
     def last_output_sequence_id(self) -> int:
-        """Highest number of an output received, or -1."""
+        """The highest number of an output that was received, or -1."""
         return self._link.incoming.last_output_sequence_id
 
     @property
     def queued_event_bytes(self) -> int:
-        """Size of the events that were received and not consumed."""
+        """The size of the events that were received and not consumed."""
         return self._link.events.queued
 
     # sending
 
     async def configure(self, **fields: Any) -> SessionUpdatedFrame:
-        """Changes configuration fields, from the next request on; None restores a default.
+        """Change configuration fields from the next request on; None restores a default.
 
-        Returns the configuration in effect. Raises the error of the server if it refuses; then nothing has changed.
+        Return the configuration in effect. Raises the error of the server if it refuses; nothing has changed then.
         """
         frame = encode_config(fields)
         self._link.check_open()
@@ -149,30 +149,30 @@ class ClientSession:
     async def send_audio(
         self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None, ref: str | None = None
     ) -> int:
-        """Sends audio in the format of ``input_audio``; returns its sequence number.
+        """Send audio in the format of ``input_audio``; return its sequence number.
 
-        Chunks may be cut anywhere; large ones are sent in pieces, and the number is that of the last. ``end`` ends the
-        input of the request. ``ref`` is your name for the request that the chunk opens, of 1 to 64 characters.
+        Chunks may be cut anywhere; large ones are sent in pieces, and the number is that of the last piece. ``end``
+        ends the input of the request. ``ref`` is your name for the request that the chunk opens, of 1 to 64 characters.
 
-        With ``turn_detection`` configured it opens no request: the server opens one when it detects speech. Such
+        With ``turn_detection`` configured, audio opens no request: the server opens one when it detects speech. Such
         audio is not sent again after a Reconnected.
         """
         chunk = InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms, end_of_input=end, ref=ref)
         return await self.send_chunk(chunk)
 
     async def send_text(self, text: str, *, end: bool = False, ref: str | None = None) -> int:
-        """Sends text, in pieces if it is long; returns the last number. ``end`` ends the input of the request.
+        """Send text, in pieces if it is long; return the number of the last. ``end`` ends the input of the request.
 
-        ``ref`` is your name for the request, if the text opens it.
+        ``ref`` is your name for the request, if the text opens one.
         """
         return await self.send_chunk(InputChunk(Modality.TEXT, text.encode(), end_of_input=end, ref=ref))
 
     async def send_tool_result(self, call_id: str, result: str, *, end: bool = False, ref: str | None = None) -> int:
-        """Sends the result of a tool call of an earlier answer; it may be empty.
+        """Send the result of a tool call of an earlier answer; it may be empty.
 
-        ``end`` ends the input, which starts the next request to the model; it would also end what somebody has begun to
-        say. Without it the request starts once all calls of that answer have their results, with servers that name
-        requests. Raises SessionConflict if the call is of a session that was lost: no other session knows of it.
+        ``end`` ends the input, which starts the next request to the model; it would also end speech that has just
+        begun. Without it, servers that name requests start the request once all calls of that answer have their
+        results. Raises SessionConflict if a lost session made the call: no other session knows the call.
         """
         if call_id in self._link.lost_calls and call_id not in self._link.incoming.calls:
             raise call_is_gone(ref)
@@ -188,13 +188,13 @@ class ClientSession:
         timestamp_ms: int | None = None,
         ref: str | None = None,
     ) -> int:
-        """Sends one image. ``format`` is its MIME type; None lets the server detect it. ``ref`` as for text."""
+        """Send one image. ``format`` is its MIME type; with None the server detects it. ``ref``: see ``send_text``."""
         return await self.send_chunk(
             InputChunk(Modality.IMAGE, image, format=format, timestamp_ms=timestamp_ms, end_of_input=end, ref=ref)
         )
 
     async def send_chunk(self, chunk: InputChunk) -> int:
-        """Numbers and sends a chunk of any modality; returns its sequence number.
+        """Number and send a chunk of any modality; return its sequence number.
 
         Numbers start over in a fresh session. -1 means that the request had already ended and the chunk was dropped.
         A large chunk of audio, text or a video file is sent in pieces, all with its timestamp; the number is that of
@@ -208,7 +208,7 @@ class ClientSession:
         return number
 
     async def _send(self, chunk: InputChunk) -> tuple[int, str | None]:
-        """Sends a chunk; returns its number, and the name of its request."""
+        """Send a chunk; return its number, and the name of its request."""
         if chunk.timestamp_ms is not None and chunk.timestamp_ms < 0:
             raise ValueError("timestamp_ms must not be negative")
         if chunk.ref is not None and not 1 <= len(chunk.ref) <= MAX_REF_CHARACTERS:
@@ -218,20 +218,20 @@ class ClientSession:
         async with self._sending:
             for piece in pieces_of(chunk, min(PIECE_BYTES, self.created.limits.max_chunk_bytes)):
                 await self._link.wait_for_room(len(piece.payload))
-                for part in pieces_of(piece, self.created.limits.max_chunk_bytes):  # a fresh session may take less
+                for part in pieces_of(piece, self.created.limits.max_chunk_bytes):  # a fresh session may accept less
                     self._check_size(part)
                     number, ref = self._link.send(part), self._link.outgoing.last_ref
         return number, ref
 
     def _check_size(self, chunk: InputChunk) -> None:
-        """Raises PayloadTooLarge for a chunk that the server does not take and that cannot be cut."""
+        """Raises PayloadTooLarge for a chunk that is larger than the server accepts, and cannot be cut."""
         limit = self.created.limits.max_chunk_bytes
         largest = max(len(piece.payload) for piece in pieces_of(chunk, limit))
         if largest > limit:
             raise PayloadTooLarge(f"a chunk may hold {limit} bytes, this one has {largest}", param="payload")
 
     async def finish(self) -> None:
-        """Ends the input of the open request. Does nothing if none is open.
+        """End the input of the open request. Does nothing if none is open.
 
         Raises EmptyInput if the server refused every chunk of it.
         """
@@ -241,10 +241,10 @@ class ClientSession:
                 self._link.send_control(SentKind.FINISH, _encode(FinishFrame()))
 
     async def cancel(self, request_id: str | None = None, *, ref: str | None = None) -> None:
-        """Cancels the request of this id or name, and ends its input. Its Final still arrives.
+        """Cancel the request with this id or name, and end its input. Its Final still arrives.
 
-        With neither it cancels the running and the open request. While a microphone is open, that is also what somebody
-        has just begun to say: name what you mean. By its name a request can be cancelled before it has an id.
+        With neither, it cancels the running and the open request. While a microphone is open, that includes speech that
+        has just begun: pass an id or a name. A name also works before the request has an id.
         """
         self._link.check_open()
         if ref is not None:
@@ -256,9 +256,9 @@ class ClientSession:
         self._link.cancel(request_id)
 
     async def truncate_history(self, request_id: str) -> int:
-        """Drops a request and all later ones from the history; the next request sees only what was before them.
+        """Drop a request and all later ones from the history; the next request sees only what was before them.
 
-        Returns the number of requests that were dropped, 0 if an earlier truncation dropped this one. Raises
+        Return the number of requests that were dropped, 0 if an earlier truncation dropped this one. Raises
         SessionConflict while a request is open or being answered, and InvalidValue for a request that the history
         does not have; nothing has changed then.
         """
@@ -269,10 +269,11 @@ class ClientSession:
         return await reply
 
     async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:
-        """Acknowledges all output received so far.
+        """Acknowledge all output received so far.
 
-        ``played_ms`` reports how much of the answer to ``request_id`` has been played, by which the server paces audio
-        and knows where a barge-in cut it; without ``request_id``, of the one that plays by the server's line.
+        ``played_ms`` reports how much of the answer to ``request_id`` has been played: the server paces audio by it,
+        and computes what was heard before a barge-in. Without ``request_id`` it is about the answer that plays
+        according to the server.
         """
         self._link.check_open()
         if self.last_output_sequence_id >= 0:
@@ -280,7 +281,7 @@ class ClientSession:
             self._link.write_soon(_encode(frame), True)
 
     async def ping(self) -> float:
-        """Returns the round-trip time in seconds, including the wait behind queued frames."""
+        """Ping the server. Return the round-trip time in seconds, including the time in the queue of frames."""
         self._link.check_open()
         number, pong = self._link.incoming.expect_pong()
         loop = asyncio.get_running_loop()
@@ -292,9 +293,9 @@ class ClientSession:
     # receiving
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yields all events until the session ends.
+        """Yield all events until the session ends.
 
-        Raises the error that ended it, unless it ended in order: by ``close``, or by the server after a Closing.
+        Raises the error that ended the session, unless it ended in order: by ``close``, or after a Closing event.
         """
         while (event := await self._link.events.get()) is not None:
             yield event
@@ -303,10 +304,10 @@ class ClientSession:
             raise ending.error
 
     async def response(self, ref: str | None = None) -> AsyncIterator[Event]:
-        """Yields events up to and including the next Final, or that of the request of this name.
+        """Yield events up to and including the next Final or, with ``ref``, the Final of the request of this name.
 
-        Events of other requests are among them. Raises the error that ended the session before it, and that of an
-        ErrorEvent with ``blocks_request`` (of this name).
+        Events of other requests are among them. Raises the error that ends the session, and that of an ErrorEvent with
+        ``blocks_request`` (for the request of this name).
         """
         while (event := await self._link.events.get()) is not None:
             yield event
@@ -319,11 +320,11 @@ class ClientSession:
         self._link.check_open()
 
     async def answer(self, ref: str | None = None) -> Answer:
-        """Collects the answer to the request of this name, or the next one.
+        """Return the answer to the request of this name or, without ``ref``, the next answer.
 
-        Raises the error with which its request ended. Answers to other requests that come meanwhile are kept for later
-        calls. What is written down of speech behind the Final (``late``) is not in its answer. If it is cancelled, it
-        cancels the request, and nothing else, and drops the events that still arrive for it.
+        Raises the error with which the request ended. Answers to other requests that arrive meanwhile are kept for
+        later calls. Transcripts that arrive after the Final (``late``) are not in the answer. If the call is cancelled,
+        it cancels its request, and nothing else, and drops the events that still arrive for that request.
         """
         request = self._link.outgoing.waiting(ref)
         try:
@@ -344,12 +345,12 @@ class ClientSession:
         return answer
 
     async def ask_text(self, text: str, *, ref: str | None = None) -> Answer:
-        """Sends a text as a whole request, named ``ref``; returns the answer to it, and to no other."""
+        """Send a text as a whole request named ``ref``; return the answer to this request."""
         _, name = await self._send(InputChunk(Modality.TEXT, text.encode(), end_of_input=True, ref=ref))
         return await self.answer(name)
 
     # closing
 
     async def close(self, *, flush: bool = True) -> None:
-        """Ends the session. Writes queued frames first unless ``flush`` is False. Idempotent."""
+        """Close the session. Writes queued frames first unless ``flush`` is False. Idempotent."""
         await self._link.close(flush=flush)

@@ -1,6 +1,6 @@
-"""Configuration of the server: one immutable value from defaults, a file, the environment and the command line.
+"""Configuration of the server: one immutable value, from defaults, a file, the environment and the command line.
 
-``load`` merges and validates the sources; its errors name where each bad value was set.
+``load`` merges and validates these sources; its errors name where each bad value was set.
 """
 
 from omni_ws.config.keys import ApiKey, configured_keys, load_keys

@@ -1,4 +1,4 @@
-"""API keys: who a client is, and what it may do."""
+"""API keys: the names, limits and permissions of clients."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """An API key, stored as its SHA-256 digest. A limit of None does not apply."""
+    """An API key, stored as its SHA-256 digest, with its limits; None for no limit."""
 
     name: str
     key_sha256: bytes = field(repr=False)
-    #: Concurrent sessions.
+    #: The most concurrent sessions.
     max_sessions: int | None = None
     requests_per_sec: float | None = None
-    #: Requests that may exceed ``requests_per_sec`` in a burst; default: the requests of one second, at least 1.
+    #: The most requests in a burst above ``requests_per_sec``; default: the requests of one second, at least 1.
     burst: int | None = None
-    #: All connections of the key together, counted as received.
+    #: Bytes of input of all connections of the key together, as received.
     input_bytes_per_sec: int | None = None
-    #: Input and output, in a day of UTC.
+    #: Tokens of input and output, in a day (UTC).
     tokens_per_day: int | None = None
-    #: Heard and spoken, in a day of UTC.
+    #: Seconds of audio, heard and spoken, in a day (UTC).
     audio_seconds_per_day: float | None = None
-    #: Length of one session.
+    #: The longest duration of a session.
     max_session_sec: float | None = None
-    #: Grants access to the profiling routes.
+    #: Whether the key gives access to the profiling routes.
     admin: bool = False
-    #: Allows a request priority below 0, which precedes that of other keys.
+    #: Whether requests may have a priority below 0, and so precede those of other keys.
     priority: bool = False
 
 
 def key_name(key: ApiKey | None) -> str | None:
-    """Return the name of a client's key; None where no keys are configured."""
+    """Return the name of a client's key; None if no keys are configured."""
     return None if key is None else key.name
 
 
 def digest(key: str) -> bytes:
-    """Returns the 32 bytes of the SHA-256 digest of the key's UTF-8 text."""
+    """Return the 32 bytes of the SHA-256 digest of the key's UTF-8 text."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
-    """Returns the single key, named ``api_key``, and those of the keys file.
+    """Return the single key, named ``api_key``, and those of the keys file.
 
     Raises ConfigurationError if the file is invalid.
     """
@@ -67,7 +67,7 @@ def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
 
 
 def load_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Reads a keys file, which holds at least one key.
+    """Read a keys file, which holds at least one key.
 
     Raises ConfigurationError with every problem in it.
     """
@@ -95,7 +95,7 @@ def load_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def _key(entry: Mapping[str, Any]) -> ApiKey:
-    """Builds the key of an entry without problems."""
+    """Build the key of an entry of the keys file that has no problems."""
     limits = {name: value for name, value in entry.items() if name not in ("key", "key_sha256")}
     if "input_bytes_per_sec" in limits:
         limits["input_bytes_per_sec"] = parse_size(limits["input_bytes_per_sec"])
@@ -104,7 +104,7 @@ def _key(entry: Mapping[str, Any]) -> ApiKey:
 
 
 def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the problems of an entry. The keys themselves never appear in a message."""
+    """Yield the problems of an entry of the keys file. The keys themselves never appear in a message."""
     known = [*(f.name for f in fields(ApiKey)), "key"]
     for name, value in entry.items():
         if name not in known:
@@ -120,7 +120,7 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wanted(name: str, value: object) -> str | None:
-    """Describes the values that are valid for this name; None if ``value`` is one."""
+    """Return what a valid value for the field ``name`` is, for a message; None if ``value`` is valid."""
     match name:
         case "name" | "key":
             return None if isinstance(value, str) and value.strip() else "a non-empty text"

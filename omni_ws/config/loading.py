@@ -1,7 +1,7 @@
-"""Loads the configuration from its sources.
+"""Loads the configuration from the command line, the environment, a file and the defaults.
 
-Each source is read into a layer: a tree of values with the origin of each. The command line takes precedence over the
-environment, the environment over the configuration file, and that over the defaults.
+Each source is read into a layer: a tree of values, with where each was set. The command line takes precedence over the
+environment, the environment over the configuration file, and the file over the defaults.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from omni_ws.config.values import ConfigurationError, parse_free_form, parse_lis
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration with the origin of each value that was set."""
+    """A configuration with the origin of each value that is not a default."""
 
     config: ServerConfig
     origins: Mapping[str, str]
 
     def origin(self, key: str) -> str:
-        """Where the value of a key comes from, such as ``command line --port`` or ``default``."""
+        """Return where the value of a setting is from, such as ``command line --port`` or ``default``."""
         return self.origins.get(key, "default")
 
     def render(self) -> str:
-        """Formats the configuration as a commented TOML file, with origins; secrets are masked."""
+        """Format the configuration as a TOML file with the origin of each value as a comment; secrets are masked."""
         return render_values(self.config, self.origins)
 
 
@@ -55,9 +55,9 @@ def load(
     environ: Mapping[str, str] | None = None,
     toml: str | Path | None = None,
 ) -> LoadedConfig:
-    """Loads the configuration.
+    """Load the configuration.
 
-    ``argv`` holds settings only. ``toml`` is the path of a file or, as ``str``, its content. Raises
+    ``argv`` has the flags of settings only. ``toml`` is the path of a file or, as ``str``, its content. Raises
     ConfigurationError with every problem in all sources.
     """
     layers = (toml_layer(toml), environment_layer(environ or {}), command_line_layer(argv))
@@ -73,7 +73,7 @@ def load(
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges two trees. Where both have a value, ``above`` wins; tables are merged key by key."""
+    """Merge two trees. If both have a value, ``above`` wins; tables are merged key by key."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)
@@ -82,7 +82,7 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:
-    """Yields a line for each invalid value: key, value, origin and reason."""
+    """Yield a line for each invalid value: setting, value, origin and reason."""
     for detail in error.errors(include_url=False, include_context=False):
         reason = detail["msg"].removeprefix("Value error, ")
         setting = _blamed(detail["loc"])
@@ -95,7 +95,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[s
 
 
 def _blamed(location: tuple[int | str, ...]) -> Setting | None:
-    """Finds the setting in pydantic's location; None if the rule spans several settings."""
+    """Return the setting at the location of a pydantic error; None if the violated rule spans several settings."""
     names = tuple(part for part in location if isinstance(part, str))
     return next((s for n in range(len(names), 0, -1) if (s := SETTINGS.get(".".join(names[:n])))), None)
 
@@ -107,7 +107,7 @@ def _blamed(location: tuple[int | str, ...]) -> Setting | None:
 class Layer:
     """Values from one source.
 
-    ``tree`` is nested like the configuration. ``origins`` maps each key that the layer sets to where it was set.
+    ``tree`` is nested like the configuration. ``origins`` maps the key of each setting in it to where it was set.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Layer:
     problems: list[str] = field(default_factory=list)
 
     def set(self, path: tuple[str, ...], value: object, *, origin: str) -> None:
-        """Stores a value; a list of a flag that is repeated grows. A path that leads through a value is a problem."""
+        """Store a value, or append it for a repeated list flag. A path through another value is a problem."""
         key = ".".join(path)
         branch = self.tree
         for part in path[:-1]:
@@ -129,7 +129,7 @@ class Layer:
         self.origins[key] = origin
 
     def set_text(self, setting: Setting, text: str, *, origin: str) -> None:
-        """Stores a value given as text. Only its syntax is checked here; validation of types follows for all layers."""
+        """Store a value given as text, and check its syntax; types are validated after all layers are merged."""
         try:
             value = _from_text(setting, text)
         except ValueError as error:
@@ -143,7 +143,7 @@ class Layer:
 
 
 def _from_text(setting: Setting, text: str) -> object:
-    # An empty secret is more likely a mistake than the wish to have none, so validation sees and refuses it.
+    # An empty secret is more likely a mistake than the wish to have none: validation refuses it.
     if text == "" and setting.nullable and setting.kind is not SettingKind.SECRET:
         return None
     if setting.kind is SettingKind.LIST:
@@ -157,7 +157,7 @@ def _from_text(setting: Setting, text: str) -> object:
 
 
 def toml_layer(source: str | Path | None) -> Layer:
-    """Reads a configuration file (Path) or its content (str)."""
+    """Read a configuration file (Path) or its content (str)."""
     layer = Layer()
     if source is None:
         return layer
@@ -176,7 +176,7 @@ def toml_layer(source: str | Path | None) -> Layer:
 
 
 def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
-    """Reads a TOML document; ``name`` is how messages call it.
+    """Read a TOML document, which error messages call ``name``.
 
     Raises ConfigurationError if it cannot be read or is not TOML.
     """
@@ -191,9 +191,9 @@ def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
 
 
 def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the leaves of a tree with their paths.
+    """Yield the leaves of a tree with their paths.
 
-    A free-form table is walked too, and those of plug-ins to their ends; any other table below a setting is its value.
+    Free-form tables, those of plug-ins included, are descended into; any other table at a setting is a leaf.
     """
     for name, value in tree.items():
         path = (*prefix, name)
@@ -208,7 +208,7 @@ def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Reads the variables with the prefix ``OMNI_WS_``. An unknown one is a problem."""
+    """Read the environment variables with the prefix ``OMNI_WS_``. An unknown variable is a problem."""
     layer = Layer()
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     for name in sorted(environ):
@@ -225,16 +225,16 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def _inside(names: Sequence[str]) -> tuple[str, ...] | None:
-    """The path of these names, if it leads into a free-form setting."""
+    """Return the path for the parts of a variable's name if it leads into a free-form setting; otherwise None."""
     path = tuple(name.replace("-", "_") for name in names)
     return path if all(path) and setting_at(path) is not None and ".".join(path) not in SETTINGS else None
 
 
 def command_line_layer(argv: Sequence[str]) -> Layer:
-    """Reads the flags in ``argv``, which holds settings only.
+    """Read the flags in ``argv``, which has the flags of settings only.
 
-    Takes ``--flag value`` and ``--flag=value``, with hyphens or underscores, and ``--vllm.args.<name>`` for what is
-    within a free-form setting. A switch, and what is within a free-form setting, may stand alone.
+    Takes ``--flag value`` and ``--flag=value``, with hyphens or underscores, and ``--vllm.args.<name>`` for a key in a
+    free-form setting. A switch, and a flag for a key in a free-form setting, may have no value.
     """
     layer = Layer()
     by_flag = {flag: setting for setting in SETTINGS.values() for flag in setting.flags}
@@ -259,14 +259,14 @@ def command_line_layer(argv: Sequence[str]) -> Layer:
             layer.set_text(setting, text, origin=f"command line {setting.flag}")
         elif inside is not None:
             layer.set(inside, parse_free_form(text), origin=f"command line {name}")
-    # The value of an unknown flag is not reported as another problem.
+    # The value of an unknown flag is not reported as a second problem.
     for name in [one for one in unknown if one.startswith("-")] or unknown:
         layer.problems.append(f"unknown {'flag' if name[:1] == '-' else 'argument'} {name}{hint(name, by_flag)}")
     return layer
 
 
 def add_flags(parser: argparse.ArgumentParser, *, only_often: bool) -> None:
-    """Adds the flags to the parser of the help, one group for each section: those used often, or all."""
+    """Add the flags to the parser for the help, one group for each section: either frequent flags, or all."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for setting in SETTINGS.values():
         if only_often and not setting.often:

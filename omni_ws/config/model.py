@@ -1,7 +1,7 @@
-"""The table of settings: names, types, bounds, defaults, descriptions, short flags, and for what each means something.
+"""The table of settings: names, types, bounds, defaults, descriptions, short flags, and the engines that use each.
 
-The configuration file, the flags, the variables, ``--help`` and docs/configuration.md are made of it (``settings``).
-``ServerConfig`` is the whole; its groups come first, since their defaults are part of it.
+The configuration file, the flags, the variables, ``--help`` and docs/configuration.md are derived from it
+(``settings``). ``ServerConfig`` is the whole configuration; its groups come first, since their defaults are part of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from omni_ws.config.values import (
 
 # What clients send and get
 
-# on_modality is left out: it needs the name of a modality.
+# Without on_modality, which needs the name of a modality.
 StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length"]
 
 _Minimum = Annotated[int, Field(ge=1)]
@@ -60,7 +60,7 @@ class _StartPolicyObject(Section):
 
 
 def _checked_policy(policy: object) -> object:
-    """A name, or an object, which may be written as JSON. Raises ValueError with what is wrong."""
+    """Validate a start policy: a name, or an object, which may be written as JSON. Raises ValueError."""
     if isinstance(policy, str) and policy.lstrip().startswith("{"):
         policy = msgspec.json.decode(policy)
     names = get_args(StartPolicyName)
@@ -80,7 +80,7 @@ def _checked_policy(policy: object) -> object:
     return checked.model_dump(exclude_none=True)
 
 
-#: A start policy by its name, or as the whole object of ``session_config``.
+#: A start policy by name, or as an object as in ``session_config``.
 StartPolicySetting = Annotated[StartPolicyName | dict[str, Any], BeforeValidator(_checked_policy)]
 AfterStart = Literal["extend", "snapshot"]
 
@@ -157,15 +157,15 @@ DEFAULT_PORTS: Final = {"https": 443, "http": 80}
 
 _HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
-#: Well-known prefix of NAT64 (RFC 6052).
+#: The well-known prefix of NAT64 (RFC 6052).
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaDomain:
-    """An entry of the list: a host name or a network.
+    """An entry of ``http.media_domains``: a host name or a network.
 
-    ``port`` None means the default port of the scheme.
+    ``port`` is None for the default port of the scheme.
     """
 
     name: str | None
@@ -175,7 +175,7 @@ class MediaDomain:
 
     @classmethod
     def parse(cls, entry: str) -> MediaDomain:
-        """Parses ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
+        """Parse ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
 
         A prefix ``http://`` allows plain HTTP as well; ``https://`` is the default. Raises ValueError.
         """
@@ -191,7 +191,7 @@ class MediaDomain:
         return cls(name if network is None else None, network, int(port) if port else None, scheme == "http")
 
     def lists(self, scheme: str, host: str, port: int) -> bool:
-        """Returns whether the entry covers this scheme, host and port."""
+        """Return whether the entry covers this scheme, host and port."""
         if (scheme == "http" and not self.plain_http) or port != (self.port or DEFAULT_PORTS.get(scheme)):
             return False
         if self.name is not None:
@@ -200,29 +200,29 @@ class MediaDomain:
         return address is not None and self.holds(address)
 
     def holds(self, address: Address) -> bool:
-        """Returns whether the entry is a network with this address."""
+        """Return whether the entry is a network that contains this address."""
         return self.network is not None and address in self.network
 
 
 class MediaDomains:
-    """The entries of ``http.media_domains``. An empty list allows nothing."""
+    """The entries of ``http.media_domains``: the hosts that media may be fetched from; without entries, none."""
 
     def __init__(self, entries: Iterable[str]) -> None:
-        """Parses the entries. Raises ValueError for an invalid one."""
+        """Parse the entries. Raises ValueError for an invalid one."""
         self._domains = tuple(MediaDomain.parse(entry) for entry in entries)
 
     def __bool__(self) -> bool:
         return bool(self._domains)
 
     def allow_url(self, scheme: str, host: str, port: int) -> bool:
-        """Returns whether a URL with this scheme, host and port may be fetched."""
+        """Return whether a URL with this scheme, host and port may be fetched."""
         host = host.lower().rstrip(".")
         return any(domain.lists(scheme, host, port) for domain in self._domains)
 
     def allow_address(self, address: str) -> bool:
-        """Returns whether a listed host may resolve to ``address``.
+        """Return whether a listed host may resolve to ``address``.
 
-        It must be public, or within a listed network; otherwise a name could lead into the private network (SSRF).
+        The address must be public, or in a listed network; otherwise a name could lead into the private network (SSRF).
         """
         parsed = literal_address(address)
         if parsed is None:
@@ -240,7 +240,7 @@ def _network(text: str) -> Network | None:
 
 
 def _embedded(address: Address) -> Address:
-    """Returns the IPv4 address that NAT64, 6to4 or Teredo embeds in an IPv6 one; otherwise ``address``."""
+    """Return the IPv4 address that is embedded in a NAT64, 6to4 or Teredo address; else ``address`` itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:
@@ -298,6 +298,7 @@ class VoiceChoice(StrEnum):
 
     AUTO = "auto"
     HIBARI = "hibari"
+    KOKORO = "kokoro"
     ESPEAK = "espeak"
     NONE = "none"
 
@@ -353,7 +354,7 @@ class VllmConfig(Section):
     )
 
 
-#: The engine of some settings of ``RemoteConfig``: a part on a server has its own in their place.
+#: The engine that uses some settings of ``RemoteConfig``: a part on a server has settings of its own for them.
 _REMOTE_ENGINE: Final = ("remote",)
 _SAMPLING: Final = (
     *("temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty"),
@@ -518,7 +519,7 @@ class ProfilerConfig(Section):
 
 
 class EngineName(StrEnum):
-    """Names of our own engines."""
+    """The names of the engines of this package."""
 
     EMBEDDED = "embedded"
     VLLM = "vllm"
@@ -650,7 +651,7 @@ class ServerConfig(Section):
 
     @property
     def composed(self) -> bool:
-        """Whether parts are named, of which the engine is composed."""
+        """Whether parts are configured, so that the engine is composed of them."""
         return any(part.use is not None for part in (self.asr, self.llm, self.tts))
 
     @property
@@ -661,7 +662,7 @@ class ServerConfig(Section):
 
     @property
     def engine_name(self) -> str:
-        """What the engine is called: by its own name, or ``composed``."""
+        """The name of the engine: as configured, or ``composed``."""
         return "composed" if self.composed else self.engine or EngineName.EMBEDDED
 
     @model_validator(mode="after")

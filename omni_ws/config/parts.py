@@ -1,4 +1,4 @@
-"""The three parts of a composed engine, ASR, LLM and TTS: what names them, and their settings."""
+"""The three parts of a composed engine, ASR, LLM and TTS: how they are chosen, and their settings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pydantic import field_validator
 
 from omni_ws.config.values import Count, Key, Seconds, Section, Text, Whole, setting
 
-# What ``use`` may say: a name, a name with a model, or the URL of a server
+# The values of ``use``: a name, a name with a model, or the URL of a server
 
-#: The form in which a server is chosen as any part.
+#: The form of a URL, which chooses a server as any part.
 _URL_FORM: Final = "http://HOST:PORT/v1"
-#: The names that each part can be chosen by, with the form in which users write the choice. A form with a colon needs a
-#: model behind it (``gguf:FILE``); in brackets the model may be left out (``ollama[:MODEL]``).
+#: The names by which each part can be chosen, with the form in which users write the choice. After a colon a model is
+#: required (``gguf:FILE``), or optional in brackets (``ollama[:MODEL]``).
 FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "asr": {
         "embedded": "embedded",
@@ -45,6 +45,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "tts": {
         "embedded": "embedded",
         "hibari": "hibari[:FILE]",
+        "kokoro": "kokoro[:VOICE]",
         "espeak": "espeak",
         "talker": "talker:MODEL",
         "none": "none",
@@ -53,32 +54,32 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
 
 #: The names of LLMs that can be fetched, which are those of their weights.
 FETCHED_LLMS: Final = ("qwen", "qwen3-1.7b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2")
-#: Other names of them, in full.
+#: Their other names, in full.
 FULL_NAMES: Final[Mapping[str, str]] = {"qwen2.5-coder-1.5b": "qwen"}
-#: The name of a choice that is a URL.
+#: The name that a choice has if it is a URL.
 SERVER: Final = "server"
-#: The ports on which servers of models listen on this machine unless told otherwise.
+#: The default ports of model servers on this machine.
 LOCAL_PORTS: Final[Mapping[str, int]] = {"ollama": 11434, "lmstudio": 1234, "llamacpp": 8080}
-#: The base URL of OpenAI, and the environment variable from which its own packages take the key.
+#: The base URL of OpenAI, and the environment variable from which OpenAI's own packages read the key.
 OPENAI_URL: Final = "https://api.openai.com/v1"
 OPENAI_KEY: Final = "OPENAI_API_KEY"
-#: An address without a scheme, and perhaps a path.
+#: An address without a scheme, with an optional path.
 _BARE_ADDRESS: Final = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(?P<path>/\S*)?", re.ASCII)
 #: The names of LLMs that llama.cpp runs in a process of this server.
 GGUF_PARTS: Final = frozenset({"gguf", *FETCHED_LLMS})
-#: The names of parts on vLLM.
+#: The names of the parts that run on vLLM.
 VLLM_PARTS: Final = frozenset({"vllm", "talker"})
-#: The names of parts that another server is.
+#: The names of the parts that another server provides.
 REMOTE_PARTS: Final = frozenset({SERVER, "openai", *LOCAL_PORTS})
-#: The names of parts that may have a model.
+#: The names of the parts that may be given a model.
 MODEL_PARTS: Final = REMOTE_PARTS | {name for names in FORMS.values() for name, form in names.items() if ":" in form}
 
 
 @dataclass(frozen=True, slots=True)
 class PartChoice:
-    """One part as chosen: by a name of ``FORMS``, or by a URL, whose ``name`` is ``server``.
+    """The choice of one part: by a name of ``FORMS``, or by a URL, for which ``name`` is ``server``.
 
-    ``implied``: nobody named it, and the server works without it, too.
+    ``implied``: the part is a default that nobody chose, and the server also starts without it.
     """
 
     name: str
@@ -90,7 +91,7 @@ class PartChoice:
 def parse_part(part: str, text: str) -> PartChoice:
     """Parse ``NAME``, ``NAME:MODEL`` or a URL; ``part`` is ``asr``, ``llm`` or ``tts``. Raises ValueError.
 
-    The first colon separates, since names of models contain colons, too. A URL is not checked, only recognised.
+    The first colon ends the name: names of models contain colons, too. A URL is recognised, but not checked.
     """
     if "://" in text:
         return PartChoice(SERVER, url=text)
@@ -110,7 +111,7 @@ def parse_part(part: str, text: str) -> PartChoice:
 
 
 def _meant(part: str, text: str) -> str:
-    """The end of the message about an unknown choice: ``; did you mean rules?``; empty without a similar name."""
+    """Return the end of the message about an unknown name: ``; did you mean rules?``, or "" if no name is similar."""
     if (address := _BARE_ADDRESS.fullmatch(text)) is not None:
         return f"; did you mean http://{text.rstrip('/')}{'' if (address['path'] or '/') != '/' else '/v1'}?"
     name, colon, model = text.partition(":")
@@ -120,7 +121,7 @@ def _meant(part: str, text: str) -> str:
 
 # Settings
 
-#: Instructions for an LLM whose answers are spoken, unless the operator or the client gives others.
+#: The default instructions for an LLM whose answers are spoken, used if neither operator nor client sets any.
 SPOKEN_INSTRUCTIONS: Final = (
     "You are talking with the user: they speak, and a voice reads your answers aloud. Answer in one to three short, "
     "plain sentences, as in a conversation, the most important thing first, in the user's language. Write no lists, "
@@ -129,7 +130,7 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
-#: Further instructions for a small model, which tends to promise what it cannot do.
+#: Further instructions for small models, which tend to promise what they cannot do.
 _OF_SMALL_MODELS: Final = (
     " You cannot see, browse the internet, know the weather or the news, play music, call anybody or control devices: "
     "if you are asked to, say that you cannot. If you do not know something, say so."
@@ -137,7 +138,7 @@ _OF_SMALL_MODELS: Final = (
 
 
 def _use(part: str, server: str) -> Any:
-    """The setting that chooses a part; ``server`` tells for the help what a server has to offer to be this part."""
+    """Return the setting that chooses a part; ``server`` says in its help which API a server needs to be this part."""
     forms = ", ".join(f"`{form}`" for form in FORMS[part].values())
     return setting(
         f"{forms}, or the base URL of {server}; unset: embedded, beside another part.", short=f"--{part}", often=True
@@ -145,9 +146,9 @@ def _use(part: str, server: str) -> Any:
 
 
 class PartConfig(Section):
-    """Base of the settings of a part."""
+    """Base of the settings of one part."""
 
-    #: The name of the section.
+    #: The name of the section in the configuration.
     part: ClassVar[str]
 
     use: Text | None = None
@@ -158,7 +159,7 @@ class PartConfig(Section):
 
     @property
     def choice(self) -> PartChoice:
-        """The choice that ``use`` names, with the model from ``use`` or ``model``."""
+        """The choice that ``use`` makes. The model is that in ``use``, or else that of the setting ``model``."""
         if self.use is None:
             return PartChoice("embedded", implied=True)
         choice = parse_part(self.part, self.use)
@@ -257,7 +258,7 @@ class LlmConfig(PartConfig):
 
     @property
     def spoken_instructions(self) -> str:
-        """The instructions for spoken answers; empty for none, as for an LLM that nobody named."""
+        """The instructions for spoken answers; "" for none, as for an LLM that was not chosen explicitly."""
         if self.use is None:
             return ""
         if self.instructions is not None:
@@ -265,7 +266,7 @@ class LlmConfig(PartConfig):
         return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name.startswith("qwen") else "")
 
 
-#: A Talker's voices are those of its profile, in that order.
+#: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.
 _VOICED: Final = {*FORMS["tts"], SERVER} - {"none", "talker"}
 
 

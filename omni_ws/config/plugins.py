@@ -1,7 +1,8 @@
-"""Plug-ins: the engines and front ends that entry points register, our own and those of other packages.
+"""Plug-ins: the engines and front ends that packages register as entry points, this package included.
 
-Our own stand here as in pyproject.toml, which a test compares: the entry points of all that is installed take 15 ms to
-read, and an installation may be older than the code. Nobody else can have their names.
+The plug-ins of this package are listed here as in pyproject.toml; a test compares the lists. Reading the entry points
+of all installed packages takes 15 ms, and the installed entry points may be older than the code. No other package can
+register the same names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 #: The groups of entry points. An engine's function is called with the ServerConfig, a front end's with the App.
 ENGINES: Final = "omni_ws.engines"
 FRONTS: Final = "omni_ws.fronts"
-#: Our own of each group. The front ends stand in the order in which they drain and end.
+#: The plug-ins of this package, by group. Front ends drain and end in this order.
 OWN: Final[Mapping[str, Mapping[str, str]]] = {
     ENGINES: {
         "embedded": "omni_ws.engine_choice:composed_engine",
@@ -39,7 +40,7 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def registered(group: str, name: object) -> EntryPoint:
-    """Find the plug-in of this name, and import nothing. Raises ValueError where there is none, or more than one."""
+    """Return the entry point of this name, without importing it. Raises ValueError unless there is just one."""
     own = OWN[group]
     if isinstance(name, str) and name in own:
         return EntryPoint(name, own[name], group)
@@ -55,9 +56,9 @@ def registered(group: str, name: object) -> EntryPoint:
 
 
 def made(group: str, name: str, *, of: object, kind: type[Any]) -> Any:
-    """Import the plug-in of this name, which was checked, and return the ``kind`` that it makes ``of`` the argument.
+    """Import the plug-in of this name, call it with ``of``, and return the object of type ``kind`` that it makes.
 
-    Raises ConfigurationError where that fails, and what our own raise.
+    Raises ConfigurationError if that fails. Exceptions of this package's own plug-ins are passed on.
     """
     entry = registered(group, name)
     what = f"{'engine' if group == ENGINES else 'front end'} {name} of {_package(entry)} ({entry.value})"
@@ -74,5 +75,5 @@ def made(group: str, name: str, *, of: object, kind: type[Any]) -> Any:
 
 
 def _package(entry: EntryPoint) -> str:
-    """The name of the package that registers it."""
+    """Return the name of the package that registers the entry point."""
     return entry.dist.name if entry.dist is not None else "omni_ws"

@@ -1,4 +1,4 @@
-"""The settings in the table of ``model``: key, flag, variable and syntax of each; and how values are shown."""
+"""The settings as derived from ``model``: key, flag, variable and syntax of each, and formatting of values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VARIABLE_PREFIX: Final = "OMNI_WS_"
 
 
 class SettingKind(StrEnum):
-    """Syntax of a value."""
+    """The syntax of a setting's value."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -39,7 +39,7 @@ class SettingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting as declared by a field of the model."""
+    """A setting, derived from a field of the model."""
 
     path: tuple[str, ...]
     kind: SettingKind
@@ -48,34 +48,34 @@ class Setting:
     nullable: bool
     default: object
     description: str
-    #: A shorter flag.
+    #: A shorter flag, if there is one.
     short: str | None
-    #: Whether ``serve --help`` shows it; ``--help-all`` shows all.
+    #: Whether ``serve --help`` shows the setting; ``--help-all`` shows all settings.
     often: bool
 
     @property
     def key(self) -> str:
-        """Its name in the configuration file: ``streaming_input.start_policy``."""
+        """The name in the configuration file: ``streaming_input.start_policy``."""
         return ".".join(self.path)
 
     @property
     def section(self) -> str:
-        """The section that holds it; empty for the top level."""
+        """The name of the section that has the setting; empty for the top level."""
         return ".".join(self.path[:-1])
 
     @property
     def flag(self) -> str:
-        """Its name on the command line: ``--streaming-input.start-policy``."""
+        """The name on the command line: ``--streaming-input.start-policy``."""
         return "--" + self.key.replace("_", "-")
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flag and the shorter one, if it has one."""
+        """The flag, and the shorter flag if there is one."""
         return (self.flag,) if self.short is None else (self.flag, self.short)
 
     @property
     def variable(self) -> str:
-        """Its name in the environment: ``OMNI_WS_STREAMING_INPUT__START_POLICY``."""
+        """The name in the environment: ``OMNI_WS_STREAMING_INPUT__START_POLICY``."""
         return VARIABLE_PREFIX + "__".join(self.path).upper()
 
 
@@ -118,7 +118,7 @@ _KINDS: Final[Mapping[Any, SettingKind]] = {
     tuple: SettingKind.LIST,
     dict: SettingKind.FREE_FORM,
 }
-#: The groups of settings by the name of their section; the top level has none.
+#: The groups of settings by the name of their section, which is empty for the top level.
 _GROUPS: Final[Mapping[str, type[Section]]] = {"": ServerConfig} | {
     name: field.annotation
     for name, field in ServerConfig.model_fields.items()
@@ -139,7 +139,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
-    """Returns the setting at a path, or the free-form setting that contains it."""
+    """Return the setting at a path, or the free-form setting that contains it."""
     for length in range(len(path), 0, -1):
         setting = SETTINGS.get(".".join(path[:length]))
         if setting is not None and (length == len(path) or setting.kind is SettingKind.FREE_FORM):
@@ -148,7 +148,7 @@ def setting_at(path: tuple[str, ...]) -> Setting | None:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Returns ``"; did you mean X?"`` for a similar name; otherwise an empty text.
+    """Return ``"; did you mean X?"`` for a similar name; otherwise an empty text.
 
     The last part of a name is compared too, since sections are often left out (``--session-timeout-sec``).
     """
@@ -167,16 +167,16 @@ def _last_part(name: str) -> str:
     return plain.rpartition(".")[2]
 
 
-# Values as ``--help``, ``--print-config`` and the documentation show them
+# Values in the form in which ``--help``, ``--print-config`` and the documentation show them
 
 MASK: Final = "********"
-#: Names of free-form arguments that hold secrets.
+#: The names of free-form arguments whose values are secrets.
 _SECRET_NAME: Final = re.compile(r"(^|[_.])(token|secret|password|passphrase|key)$")
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/@]+(?=@)")
 
 
 def default_words(setting: Setting) -> str:
-    """Formats the default of a setting; empty if it has none."""
+    """Format the default of a setting; empty if it has none."""
     if setting.default in (None, (), {}, ""):
         return ""
     if isinstance(setting.default, tuple):
@@ -185,14 +185,14 @@ def default_words(setting: Setting) -> str:
 
 
 def render_values(config: ServerConfig, origins: Mapping[str, str]) -> str:
-    """Formats a configuration as a TOML file with the origin of each value. Secrets are masked and commented out."""
+    """Format a configuration as a TOML file with the origin of each value. Secrets are masked and commented out."""
     lines = [line for setting in SETTINGS.values() for line in _lines(setting, config, origins)]
     width = min(max(len(line) for line, _ in lines), 60)
     return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
 
 
 def _lines(setting: Setting, config: ServerConfig, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The lines of a setting, each with its origin: one, or those of the names within a free-form setting."""
+    """Yield the lines of a setting with their origins: one line, or one for each key in a free-form setting."""
     waiting: list[tuple[str, Any]] = [(setting.key, attrgetter(setting.key)(config))]
     while waiting:
         key, value = waiting.pop(0)

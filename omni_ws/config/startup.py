@@ -1,4 +1,4 @@
-"""Checks before the start that go beyond single values: exposure, packages, and what the engine has."""
+"""Checks of the configuration before the start: exposure to the network, packages, abilities of the engine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.ot
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Refuses to listen beyond this machine without a key, unless ``insecure_no_auth`` is set.
+    """Raise ConfigurationError if the server would listen beyond this machine without an API key.
 
-    Raises ConfigurationError.
+    ``insecure_no_auth`` permits that.
     """
     has_key = config.api_key is not None or config.auth.keys_file is not None
     if has_key or config.auth.insecure_no_auth:
@@ -49,7 +49,7 @@ def check_exposure(config: ServerConfig) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether ``host`` is this machine only. A name other than ``localhost`` is not assumed to be."""
+    """Return whether ``host`` is reachable from this machine only. Of names, only ``localhost`` is taken to be."""
     if host.lower() == "localhost":
         return True
     address = literal_address(host)
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_available(config: ServerConfig) -> None:
-    """Refuses settings that the engine or the installed packages cannot honour. Raises ConfigurationError."""
+    """Raise ConfigurationError for settings that the engine or the installed packages cannot honour."""
     if problems := [*_unavailable_settings(config)]:
         raise ConfigurationError(problems)
 
@@ -72,7 +72,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     what = f"LLM {llm}" if config.composed else f"{llm} engine"
     if config.grpc.port is not None and not has_grpc():
         yield f"the gRPC service needs its packages: {install_command('grpc')}"
-    # Of an engine of others that is known once it has started.
+    # For an engine of another package this is known only after it has started.
     of_others = config.engine is not None and not isinstance(config.engine, EngineName)
     if config.grpc.port is not None and llm != "vllm" and not of_others:
         yield f"the {what} has no token sessions; remove grpc.port"
@@ -92,7 +92,7 @@ def has_grpc() -> bool:
 
 
 def _worker_problems(config: ServerConfig) -> Iterator[str]:
-    """The problems of settings that several workers cannot serve."""
+    """Yield the settings that several workers cannot honour."""
     if os.name != "posix":
         yield "workers above 1 need a system on which processes can pass connections to each other (Linux, macOS)"
     if config.ssl_certfile is not None:
@@ -122,16 +122,20 @@ def _is_installed(module: str) -> bool:
 
 # Engines and their parts
 
-#: The package that a part needs, with the extra that installs it.
+#: The module that a part needs, and the extra that installs it.
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("asr", "whisper"): ("ctranslate2", "whisper"),
     ("tts", "hibari"): ("hibari", "hibari"),
+    ("tts", "kokoro"): ("onnxruntime", "kokoro"),
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
     **{("llm", name): ("xllamacpp", "gguf") for name in GGUF_PARTS},
 }
 
 
 def _part_problems(config: ServerConfig) -> Iterator[str]:
+    voice = config.tts.choice.model if config.tts.choice.name == "kokoro" else None
+    if voice is not None and config.tts.voice not in (None, voice):
+        yield f"--tts names the voice {voice}, and tts.voice {config.tts.voice}"
     if config.vllm.model is not None:
         yield f"--model is for --engine vllm: say --llm vllm:{config.vllm.model}"
     if config.vllm.talker is not None:
@@ -204,7 +208,7 @@ def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
 
 
 def _forwarding_problems(remote: RemoteConfig) -> Iterator[str]:
-    """The problems of the settings that the remote engine and an LLM on a server share."""
+    """Yield the problems of the settings that the remote engine and an LLM on a server share."""
     for key, field in RemoteConfig.model_fields.items():
         known = mark(field, "words")
         for word in getattr(remote, key) if known else ():

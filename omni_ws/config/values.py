@@ -1,4 +1,4 @@
-"""The means of writing the table of settings: groups, fields, types of values and their text forms."""
+"""The building blocks of the table of settings: groups, fields, types of values and their text forms."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pydantic.fields import FieldInfo
 
 
 class ConfigurationError(ValueError):
-    """The server cannot start as configured.
+    """The configuration is invalid, so the server cannot start.
 
-    Never crosses the wire: the command prints it and exits with status 2. ``problems`` holds one sentence for each
-    mistake, all of them at once.
+    The error never reaches a client: the command prints it and exits with status 2. ``problems`` has one sentence for
+    each mistake, all of them at once.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -35,12 +35,12 @@ class Section(BaseModel):
 
     @property
     def changed(self) -> frozenset[str]:
-        """The names of settings whose values are not the defaults, which a file may repeat."""
+        """The names of settings whose values differ from the defaults: a file may also set a default explicitly."""
         fields = type(self).model_fields
         return frozenset(name for name, field in fields.items() if getattr(self, name) != field.get_default())
 
     def meaningless(self, engine: str) -> list[str]:
-        """The names of changed settings that have no effect with the engine or part of this name."""
+        """Return the names of changed settings that have no effect with the engine, or part, of this name."""
         of = {name: mark(field, "of") for name, field in type(self).model_fields.items()}
         return [name for name in sorted(self.changed) if of[name] is not None and engine not in of[name]]
 
@@ -55,17 +55,18 @@ def setting(
     words: Collection[str] = (),
     **bounds: Any,
 ) -> Any:
-    """A field of a group: what the help and docs/configuration.md say of it, its default, and its further bounds.
+    """Return the field for a setting: its description for help and docs/configuration.md, default and bounds.
 
-    ``short`` is a shorter flag, ``often`` puts it into the short help. ``of`` names the engines or parts for which it
-    means something, ``words`` what a list may hold; both are checked when the engine is known.
+    ``short`` is a shorter flag; ``often`` puts the setting into the short help. ``of`` names the engines or parts for
+    which the setting has an effect, ``words`` the values that a list may contain; both are checked when the engine is
+    known.
     """
     marks: Any = {"short": short, "often": often, "of": of, "words": words}
     return Field(default=default, description=meaning, json_schema_extra=marks, **bounds)
 
 
 def mark(field: FieldInfo, name: str) -> Any:
-    """The argument ``name`` of the ``setting`` that made a field, such as ``short`` or ``often``."""
+    """Return the argument ``name``, such as ``short``, of the call of ``setting`` that made a field."""
     extra = field.json_schema_extra
     return extra.get(name) if isinstance(extra, dict) else None
 
@@ -88,9 +89,9 @@ _SIZE_UNITS: Final = {
 
 
 def parse_size(value: object) -> object:
-    """Parses a number of bytes: a number, or text such as ``65536``, ``64KiB`` or ``1.5MB``.
+    """Parse a number of bytes: a number, or text such as ``65536``, ``64KiB`` or ``1.5MB``.
 
-    Returns a value of another type unchanged, for the type check that follows. Raises ValueError for bad text.
+    Return a value of another type unchanged, for the type check that follows. Raises ValueError for bad text.
     """
     if not isinstance(value, str):
         return _not_a_switch(value)
@@ -107,7 +108,7 @@ def parse_size(value: object) -> object:
 
 
 def format_size(size: int) -> str:
-    """Returns the shortest exact text that ``parse_size`` reads."""
+    """Return the shortest exact text that ``parse_size`` reads."""
     for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -115,7 +116,7 @@ def format_size(size: int) -> str:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parses ``a,b`` or a JSON list; empty text is the empty list. Raises ValueError."""
+    """Parse ``a,b`` or a JSON list; empty text is the empty list. Raises ValueError."""
     if text.lstrip().startswith("["):
         parsed = msgspec.json.decode(text)
         if isinstance(parsed, list):
@@ -124,7 +125,7 @@ def parse_list(text: str) -> list[Any]:
 
 
 def parse_free_form(text: str) -> Any:
-    """Parses a value for another program: JSON if it is JSON, otherwise the text itself.
+    """Parse the value of another program's option: as JSON if it is valid JSON, otherwise as text.
 
     ``4096`` is a number, ``true`` a boolean, ``{"a": 1}`` an object; ``bfloat16`` and ``"4096"`` in quotes are text.
     """
@@ -145,12 +146,12 @@ def _not_a_switch(value: object) -> object:
 
 
 class SizeMark:
-    """Marks fields that hold a number of bytes, for help and rendering."""
+    """Marks a field whose value is a number of bytes, for the help and for formatting."""
 
 
 _number = BeforeValidator(_not_a_switch)
 
-#: Bytes, above 0.
+#: A number of bytes, above 0.
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0), SizeMark()]
 #: A whole number, at least 1.
 Count = Annotated[int, _number, Field(ge=1)]
@@ -181,7 +182,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @lru_cache(maxsize=1024)
 def literal_address(text: str) -> Address | None:
-    """Parses an address, with or without brackets and zone; returns None for a host name.
+    """Parse an address, with or without brackets and zone; return None for a host name.
 
     An IPv4-mapped IPv6 address is returned as IPv4.
     """
@@ -194,9 +195,9 @@ def literal_address(text: str) -> Address | None:
 
 
 def user_cache_folder() -> Path:
-    """``omni_ws`` in the user's cache folder (XDG Base Directory Specification), for what can be made or fetched again.
+    """Return ``omni_ws`` in the user's cache folder (XDG Base Directory Specification), for replaceable data.
 
-    A user that the system does not know, as in some containers, has its home at ``/``.
+    For a user without a home, as in some containers, that is below ``/``.
     """
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(cache):
@@ -206,8 +207,8 @@ def user_cache_folder() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file as a whole, by one that only its owner may read. Its folder must exist. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent)  # with mode 0600
+    """Replace a file atomically by one that only its owner may read. Its folder must exist. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)  # created with mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

@@ -13,7 +13,7 @@ _IPV6_CLIENT_PREFIX: Final = 64
 
 
 class Addresses:
-    """Resolves client addresses with a list of trusted proxies, and says what counts as one client.
+    """Determines the address of a client behind trusted proxies, and the key under which limits count the client.
 
     ``trusted_proxies`` are networks in CIDR notation or single addresses; anything else raises ValueError.
     """
@@ -22,7 +22,7 @@ class Addresses:
         self._trusted: tuple[Network, ...] = tuple(ipaddress.ip_network(one, strict=False) for one in trusted_proxies)
 
     def client(self, peer: str, forwarded: Sequence[str]) -> str:
-        """Return the address of the client that a connection from ``peer`` serves.
+        """Return the address of the client on whose behalf ``peer`` connected: ``peer`` itself, unless that is a proxy.
 
         ``forwarded`` are the members of ``X-Forwarded-For``. Each proxy appends the address of its own peer, so the
         list is read from the end, and only for as long as the writer of a member is a trusted proxy; anything further
@@ -78,7 +78,7 @@ class Hosts:
         self._allowed = frozenset(_name(one) for one in allowed)
 
     def answers_to(self, host: str) -> bool:
-        """Whether ``host``, with or without a port, is an IP address, ``localhost`` (or below it), or an allowed name.
+        """Return whether ``host`` is an IP address, ``localhost`` (or below it), or an allowed name, with any port.
 
         In a DNS rebinding attack a web page resolves its own name to this server, so that its requests pass as
         same-origin: only the ``Host`` field, which has the page's name, betrays them. A page that connects to an

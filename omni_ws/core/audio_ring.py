@@ -24,7 +24,7 @@ class AudioRing:
         #: The stream offsets, in bytes, of the first byte held and of the byte after the last.
         self._begin = 0
         self._end = 0
-        #: The bytes of a frame that are dropped when they arrive.
+        #: How many of the next bytes are dropped as they arrive: the rest of a frame whose beginning was dropped.
         self._dropped = 0
 
     @property
@@ -33,11 +33,11 @@ class AudioRing:
 
     @property
     def chunks(self) -> list[InputChunk]:
-        """All that it holds."""
+        """All audio that is buffered."""
         return list(self._pieces)
 
     def append(self, chunk: InputChunk) -> int:
-        """Add ``chunk`` at the end of the stream. Returns how many of its bytes were dropped, see ``drop``."""
+        """Add ``chunk`` at the end of the stream. Return how many of its bytes were dropped (see ``drop``)."""
         dropped = min(self._dropped, len(chunk.payload))
         if dropped:
             self._dropped -= dropped
@@ -50,7 +50,7 @@ class AudioRing:
         return dropped
 
     def cut(self) -> int:
-        """Begin the stream anew with a whole frame: discard an incomplete one at the end, and return its size."""
+        """Discard an incomplete frame at the end, so that the next chunk begins a whole one. Return its size."""
         incomplete = self._end % self._frame_bytes
         removed = 0
         while self._pieces and removed < incomplete:
@@ -65,19 +65,19 @@ class AudioRing:
         return removed
 
     def drop(self) -> int:
-        """Discard everything, and when it arrives, the rest of a frame that is incomplete now.
+        """Discard all audio; also, as it arrives, the rest of a frame that is incomplete now.
 
-        Returns the size of what was discarded.
+        Returns the number of bytes that were discarded now.
         """
         size = self.forget()
         self._dropped = -self._end % self._frame_bytes
         return size
 
     def take(self, until_ms: float | None = None) -> list[InputChunk]:
-        """Remove and return the audio before ``until_ms``, or all of it when that is None.
+        """Remove and return the audio before ``until_ms``, or all of it if that is None.
 
-        Chunks that are cut keep their fields; the timestamp of a rest moves on by the length that was cut off, and it
-        names no request: its beginning did.
+        The two parts of a chunk that is cut keep its fields, but the second gets a later ``timestamp_ms`` and no
+        ``ref``: the first has named the request already.
         """
         taken = self._remove(until_ms)
         rest = self._pieces[0] if taken and self._pieces else None
@@ -99,7 +99,7 @@ class AudioRing:
         return taken
 
     def forget(self, until_ms: float | None = None) -> int:
-        """Discard the audio before ``until_ms``, or all of it when that is None; returns its size in bytes."""
+        """Discard the audio before ``until_ms``, or all of it if that is None; return its size in bytes."""
         return sum(len(piece.payload) for piece in self._remove(until_ms))
 
     def _offset(self, time_ms: float) -> int:

@@ -1,4 +1,4 @@
-"""The vocabulary of input and output: chunks, modalities, tasks, audio formats, usage.
+"""The data types of input and output: chunks, modalities, tasks, audio formats, usage.
 
 Every transport decodes its input to InputChunks. An answer is a series of OutputChunks and one FinalChunk, numbered by
 OutputSequencer.
@@ -20,7 +20,7 @@ from omni_ws.errors import ContextLengthExceeded, InvalidFrame, InvalidValue, Om
 MAX_FORMAT_CHARACTERS: Final = 256
 #: The longest id that a client may choose, of an item or of the tool call that it answers. OpenAI's limit.
 MAX_ID_CHARACTERS: Final = 512
-#: The longest name of a client for one of its requests.
+#: The longest ``ref``: the name that a client gives one of its requests.
 MAX_REF_CHARACTERS: Final = 64
 
 
@@ -93,12 +93,12 @@ class Offset(Struct, frozen=True, gc=False):
     in_characters: bool = False
 
 
-#: What a chunk takes in memory besides its payload.
+#: The memory that a chunk takes besides its payload.
 CHUNK_OVERHEAD_BYTES: Final = 192
 
 
 class InputChunk(Struct, frozen=True, gc=False):
-    """One unit of input, as every transport decodes it.
+    """One unit of input, in the form that all transports decode it to.
 
     One is created for each frame of each stream, hence a msgspec Struct, the cheapest class to create and read. Its
     fields cannot form a reference cycle, so ``gc=False`` exempts the thousands that may be buffered from garbage
@@ -107,7 +107,7 @@ class InputChunk(Struct, frozen=True, gc=False):
 
     modality: Modality
     payload: bytes
-    #: None where chunks are unnumbered and ordered by arrival (HTTP bodies) or by ``offset``.
+    #: None if chunks are unnumbered and ordered by arrival (HTTP bodies) or by ``offset``.
     sequence_id: int | None = None
     #: An audio encoding that overrides the request's, or the MIME type of an image or video; None for the default.
     format: str | None = None
@@ -117,14 +117,15 @@ class InputChunk(Struct, frozen=True, gc=False):
     tool_call_id: str | None = None
     #: Given instead of ``sequence_id`` by clients that address input by position.
     offset: Offset | None = None
-    #: Whether it is a piece of a longer body, cut anywhere, so that its first bytes say nothing about its format.
+    #: Whether the chunk is a piece of a longer body, cut anywhere, so that its first bytes say nothing about its
+    #: format.
     continues: bool = False
-    #: The client's name for the request that it belongs to.
+    #: The client's name for the request to which the chunk belongs.
     ref: str | None = None
 
     @property
     def only_names(self) -> bool:
-        """Whether it does nothing but name a request."""
+        """Whether the chunk only names a request: it has no content, and does not end the input."""
         return self.ref is not None and not self.has_content and not self.end_of_input
 
     @property
@@ -153,7 +154,7 @@ class HeardSegment:
     #: The ids of the recogniser's tokens, and the mean of their log-probabilities.
     tokens: tuple[int, ...]
     avg_logprob: float
-    #: How many times longer the text is than zlib makes it: high where it repeats itself.
+    #: The length of the text divided by its length as compressed by zlib: high if the text repeats itself.
     compression_ratio: float
     no_speech_prob: float
     temperature: float = 0.0
@@ -161,22 +162,23 @@ class HeardSegment:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """What the recogniser reports besides the words. ``language`` is an English name in lower case."""
+    """What a recogniser reports of speech besides the words. ``language`` is an English name in lower case."""
 
     language: str | None = None
     segments: tuple[HeardSegment, ...] = ()
 
     def shifted(self, by_ms: int) -> Hearing:
-        """Return the hearing for audio that begins ``by_ms`` later."""
+        """Return the same with all times ``by_ms`` later, for audio that is part of a longer stream."""
         moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
         return self if not by_ms else Hearing(self.language, tuple(moved))
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A spoken word and its time in milliseconds, in the answer's audio or, for a transcript, in the input's.
+    """A spoken word and its time in milliseconds, in the answer's audio or, for a transcript, in the input's audio.
 
-    ``text_end`` is where it ends in the answer's text, in characters, if the engine knows it.
+    ``text_end`` is the index in the answer's text, in characters, at which the word ends; None if the engine does not
+    say.
     """
 
     text: str
@@ -223,7 +225,7 @@ class ToolCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments parse as a JSON object. They do not when the answer was cut off within them."""
+        """Whether the arguments parse as a JSON object. They do not if the answer was cut off within them."""
         try:
             check_values(self.arguments)
             return isinstance(orjson.loads(self.arguments), dict)
@@ -233,10 +235,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The resources that a request used. Engines without tokens count whitespace-separated words.
+    """The tokens, bytes and audio that a request used. Engines without tokens count whitespace-separated words.
 
     ``input_after_start_bytes`` is the size of the input that arrived after the start. ``cached_tokens`` are the input
-    tokens whose computation was reused, or None when unknown.
+    tokens whose computation was reused, or None if unknown.
     """
 
     input_tokens: int = 0
@@ -286,7 +288,7 @@ MAX_CHANNELS = 32
 
 
 def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
-    """Return ``value``, a sample rate in Hz. Raises InvalidValue, naming ``param``, when it is out of range."""
+    """Return ``value``, a sample rate in Hz. Raises InvalidValue, naming ``param``, if it is out of range."""
     if not MIN_SAMPLE_RATE <= value <= MAX_SAMPLE_RATE:
         raise InvalidValue(
             f"the sample rate must be {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz, got {value}", param=param
@@ -295,7 +297,7 @@ def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
 
 
 def checked_channels(value: int, *, param: str = "channels") -> int:
-    """Return ``value``, a count of channels. Raises InvalidValue, naming ``param``, when it is out of range."""
+    """Return ``value``, a number of channels. Raises InvalidValue, naming ``param``, if it is out of range."""
     if not 1 <= value <= MAX_CHANNELS:
         raise InvalidValue(f"the number of channels must be 1 to {MAX_CHANNELS}, got {value}", param=param)
     return value
@@ -303,7 +305,7 @@ def checked_channels(value: int, *, param: str = "channels") -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """How to interpret the bytes of an audio stream.
+    """The format of an audio stream: its encoding, sample rate and channels.
 
     ``sample_rate`` is in Hz. Containers and self-describing formats (WAV, Ogg, WebM, MP3, FLAC, AAC, MP4) carry their
     own rate and channels, which win over these.
@@ -315,12 +317,12 @@ class AudioFormat:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the stream is bare samples, without headers: any frame boundary is a valid cut."""
+        """Whether the stream is bare samples, without headers, so that it can be cut at any frame."""
         return self.encoding in SAMPLE_BYTES
 
     @property
     def bytes_per_second(self) -> int:
-        """The byte rate: exact for raw samples, of 16-bit samples for ``wav``, nominal for compressed audio."""
+        """The byte rate: exact for raw samples, that of 16-bit samples for ``wav``, nominal for compressed audio."""
         if self.encoding is AudioEncoding.WAV:
             return 2 * self.sample_rate * self.channels
         sample_bytes = SAMPLE_BYTES.get(self.encoding)
@@ -329,7 +331,7 @@ class AudioFormat:
         return sample_bytes * self.sample_rate * self.channels
 
     def duration_ms(self, byte_count: int) -> float:
-        """Return the milliseconds that ``byte_count`` bytes last at ``bytes_per_second``."""
+        """Return how many milliseconds ``byte_count`` bytes last at ``bytes_per_second``."""
         return byte_count * 1000 / self.bytes_per_second
 
 
@@ -338,14 +340,14 @@ DEFAULT_INPUT_AUDIO = AudioFormat()
 
 # The chunks of an answer.
 
-#: OpenAI's finish reason of an answer that was cut because of what it says.
+#: OpenAI's finish reason of an answer that was cut because of its content.
 CONTENT_FILTER: Final = "content_filter"
-#: The code of the warning for a finish reason that FinishReason lacks.
+#: The code of the warning about a finish reason of another server that FinishReason lacks.
 FINISH_REASON_WARNING: Final = "finish_reason"
 
 
 class OutputChunk(Struct, frozen=True):
-    """One unit of output.
+    """One unit of the output of a request.
 
     The modality selects the field with the content: ``text`` for text and transcripts, ``tool_call``, or ``payload``
     (in ``format``) for audio. ``start_ms`` is the position on the time line of the answer's audio or, for transcripts,
@@ -366,20 +368,20 @@ class OutputChunk(Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     #: The index of the answer, for requests that ask for several (OpenAI's ``n``).
     choice: int = 0
-    #: Whether it is a transcript that follows the final of its request.
+    #: Of a transcript: whether it follows the final chunk of its request.
     late: bool = False
-    #: Of a late transcript: whether recognition has failed, so that no words are known.
+    #: Of a late transcript: whether recognition has failed, so that the words will never be known.
     failed: bool = False
-    #: Of a transcript: the speech turn.
+    #: Of a transcript: the id of the speech turn in which it was spoken.
     turn_id: str | None = None
-    #: Of text: whether it says that the model does not answer.
+    #: Of text: whether it is a refusal, the model's statement that it does not answer.
     refusal: bool = False
-    #: Of a transcript: the segments and the language, if the recogniser reports them.
+    #: Of a transcript: its segments and its language, if the recogniser reports them.
     hearing: Hearing | None = None
 
 
 class AnswerWarning(Struct, frozen=True):
-    """A deviation from what the request asked, in an answer that has not failed: for example, it was cut off."""
+    """A warning that an answer, which has not failed, deviates from what was asked: for example, it was cut off."""
 
     code: str
     message: str
@@ -395,11 +397,11 @@ def context_full(context: int) -> AnswerWarning:
 
 
 class WordsKnown(Enum):
-    """Whether the words that were spoken in a request are known."""
+    """Whether the words that the user spoke in a request are known."""
 
-    #: They are still being written down.
+    #: Recognition is still running.
     NOT_YET = "not yet"
-    #: All of them, which may be none.
+    #: All words are known; there may be none.
     ALL = "all"
     #: Recognition has failed, was refused, or took too long.
     NEVER = "never"
@@ -407,7 +409,7 @@ class WordsKnown(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalChunk:
-    """The last output of a request."""
+    """The last output of a request, unless a late transcript follows."""
 
     request_id: str
     sequence_id: int
@@ -415,13 +417,13 @@ class FinalChunk:
     usage: Usage
     #: The finish reason of each choice, for requests that ask for several answers.
     finish_reasons: tuple[FinishReason, ...] = ()
-    #: For each choice, the reason of another server that FinishReason lacks, or None. Empty if FinishReason has all.
+    #: For each choice, the finish reason of another server that FinishReason lacks, or None. Empty if there is none.
     foreign_reasons: tuple[str | None, ...] = ()
-    #: Failures of parts of the engine, and other deviations from what the request asked.
+    #: The failures of parts of the engine, and other deviations from what was asked.
     warnings: tuple[OmniError | AnswerWarning, ...] = ()
-    #: NOT_YET: a late transcript will follow.
+    #: NOT_YET if a late transcript will follow.
     words: WordsKnown = WordsKnown.ALL
-    #: The client's name for the request, and the speech turn that opened or joined it.
+    #: The client's name for the request, and the id of the speech turn that opened or joined the request.
     ref: str | None = None
     turn_id: str | None = None
 
@@ -430,18 +432,18 @@ AnyOutput: TypeAlias = OutputChunk | FinalChunk
 
 
 class OutputSequencer:
-    """Numbers the output of a session, across its requests, from 0 or where another has got to.
+    """Numbers the outputs of a session, across its requests, from ``next_sequence_id`` on.
 
-    Each request is opened, numbered and finished once; numbering output of a request that is not open is a bug of the
-    caller and raises RuntimeError.
+    Each request is opened, its outputs are numbered, and its final closes it. To number an output of a request that is
+    not open is a bug of the caller and raises RuntimeError.
     """
 
     __slots__ = ("_late", "_open", "next_sequence_id")
 
     def __init__(self, next_sequence_id: int = 0) -> None:
         self.next_sequence_id = next_sequence_id
-        self._open: dict[str, None] = {}  # which is smaller than a set, while it is empty
-        #: Requests that are finished but for a late transcript.
+        self._open: dict[str, None] = {}  # smaller than a set, while it is empty
+        #: Requests whose final has been numbered, and whose late transcript has not.
         self._late: dict[str, None] = {}
 
     def open(self, request_id: str) -> None:
@@ -455,14 +457,14 @@ class OutputSequencer:
         return self._next()
 
     def take_late_number(self, request_id: str) -> int:
-        """Return the next number for the late transcript of a request, which is finished with it."""
+        """Return the next number, for the late transcript of a request. It is the last output of the request."""
         if request_id not in self._late:
             raise RuntimeError(f"{request_id} has no late transcript")
         del self._late[request_id]
         return self._next()
 
     def take_number_of_late(self, request_id: str) -> int:
-        """Return the next number for the late transcript of a request that another sequencer has finished."""
+        """Return the next number, for the late transcript of a request whose final another sequencer has numbered."""
         return self._next()
 
     def _next(self) -> int:
@@ -471,11 +473,11 @@ class OutputSequencer:
         return number
 
     def take_back(self, count: int) -> None:
-        """Return the last ``count`` numbers, whose outputs were not sent."""
+        """Reuse the latest ``count`` numbers, whose outputs were not sent."""
         self.next_sequence_id -= count
 
     def take_last_number(self, request_id: str, *, late: bool = False) -> int:
-        """Return the next number, for the final of a request. Only a ``late`` transcript may follow it."""
+        """Return the next number, for the final of a request. With ``late``, a late transcript may follow the final."""
         number = self.take_number(request_id)
         del self._open[request_id]
         if late:

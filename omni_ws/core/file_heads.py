@@ -1,4 +1,4 @@
-"""Kinds of audio and image files, by their first bytes.
+"""Detects the kinds of audio and image files by their first bytes (their heads).
 
 Sources: IBM/Microsoft, "Multimedia Programming Interface", and EBU Tech 3306 and ITU-R BS.2088 (RIFF, RF64, BW64);
 RFC 3533 (Ogg); RFC 9639 (FLAC); ISO/IEC 11172-3, 2.4.2.3, and 13818-3 (MPEG audio); ISO/IEC 13818-7, 6.2 (ADTS);
@@ -14,7 +14,7 @@ from omni_ws.core.chunks import AudioEncoding
 
 
 class FileKind(StrEnum):
-    """The kinds of files that a stream may hold, by the heads with which they begin."""
+    """The kinds of audio and video files that a stream may hold."""
 
     WAV = "wav"
     OGG = "ogg"
@@ -26,29 +26,29 @@ class FileKind(StrEnum):
 
 
 class Look(Enum):
-    """What is found at the place of the next element of a file, if that is not a whole element."""
+    """Why no whole element of a file (a frame, a page, a box) can be delimited at the position that is looked at."""
 
     MORE = "that depends on bytes that have not arrived"
     OPEN = "no border of this file can be found any more"
     END = "no further element of this file"
 
 
-#: The length of an element in bytes, or what there is instead.
+#: The length of an element in bytes, or the reason why there is no whole element.
 Step: TypeAlias = int | Look
 
-#: All heads but those of MPEG audio and ADTS, and what stands behind a tag, are known after so many bytes.
+#: This many bytes suffice for all heads but those of MPEG audio and ADTS, and for what follows an ID3 tag.
 HEAD_BYTES: Final = 12
-#: How much is looked at: two frames of MPEG audio, or of ADTS.
+#: The longest window that is examined: two frames of MPEG audio, or of ADTS.
 WINDOW_BYTES: Final = 8192 + 16
-#: Head and type of a RIFF file.
+#: The first four bytes of a RIFF file.
 RIFF_MAGIC: Final = (b"RIFF", b"RF64", b"BW64")
 _EBML_MAGIC: Final = b"\x1a\x45\xdf\xa3"
 _MAGIC: Final = (*RIFF_MAGIC, b"OggS", b"fLaC", b"ID3", _EBML_MAGIC)
-#: The first bytes of heads, but for those of frames.
+#: The first byte of each head, but for those of MPEG audio and ADTS frames.
 FIRST_BYTES: Final = frozenset({b"\0", *(magic[:1] for magic in _MAGIC)})
-#: The flag of a page of Ogg that begins a stream.
+#: The flag of an Ogg page that begins a stream.
 BEGINS_STREAM: Final = 2
-#: The first box of an MP4 file lists brands of four bytes.
+#: The type of the first box of an MP4 file, which lists brands of four bytes.
 _FTYP: Final = b"ftyp"
 _MAX_FTYP_BYTES: Final = 4096
 
@@ -60,12 +60,12 @@ _BIT_RATES: Final = {
     (2, 2): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
 _SAMPLE_RATES: Final = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
-#: The header of a frame of ADTS, without its checksum, and the sampling rates that have a number.
+#: The length of an ADTS frame header without its checksum, and the number of sampling rates that have an index.
 _ADTS_HEADER_BYTES: Final = 7
 _ADTS_RATES: Final = 13
 
 
-#: The formats of the kinds.
+#: The audio format of each kind of file.
 ENCODINGS: Final = {
     FileKind.WAV: AudioEncoding.WAV,
     FileKind.OGG: AudioEncoding.OGG,
@@ -78,13 +78,16 @@ ENCODINGS: Final = {
 
 
 def encoding_by_head(data: bytes) -> AudioEncoding | None:
-    """Return the format of a whole file by its head; None for an unknown head."""
+    """Return the audio format of a whole file by its head; None for an unknown head."""
     kind = kind_of_head(data, final=True)
     return ENCODINGS[kind] if isinstance(kind, FileKind) else None
 
 
 def kind_of_head(window: bytes, *, final: bool) -> FileKind | Look | None:
-    """Return the kind of the file that begins here, None for no file, or Look.MORE. ``final``: nothing follows."""
+    """Return the kind of the file that begins in ``window``; None if none does; Look.MORE if more bytes are needed.
+
+    ``final`` means that no more bytes will come: the result is not Look.MORE then.
+    """
     kind = _kind_of_head(window, final=final)
     return None if kind is Look.MORE and final else kind
 
@@ -124,7 +127,7 @@ def _iso(window: bytes) -> FileKind | Look | None:
 
 
 def _behind_tag(window: bytes, *, final: bool) -> FileKind | Look | None:
-    """The kind of a file that begins with ID3: that of what stands behind the tag, or MP3 if that is far away."""
+    """Return the kind of a file that begins with an ID3 tag: by what follows the tag, or MP3 if that is far away."""
     size = id3_bytes(window)
     if isinstance(size, Look):
         return None if size is Look.END else size
@@ -137,7 +140,10 @@ def _behind_tag(window: bytes, *, final: bool) -> FileKind | Look | None:
 
 
 def mpeg_frame_bytes(window: bytes) -> int:
-    """The length of the frame of MPEG audio that begins here; 0 where none does, or its length is free."""
+    """Return the length of the MPEG audio frame at the beginning of ``window``.
+
+    0 if no frame begins there, or its length is not in its header (free format).
+    """
     if len(window) < 4 or window[0] != 0xFF or window[1] & 0xE0 != 0xE0:
         return 0
     version, layer = window[1] >> 3 & 3, window[1] >> 1 & 3
@@ -152,7 +158,7 @@ def mpeg_frame_bytes(window: bytes) -> int:
 
 
 def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
-    """Whether one frame stands behind another here: the bits of one header are found in any data."""
+    """Return whether two MPEG audio frames follow one another here: one header alone may occur in any data."""
     if len(window) < 4:
         return False if final else Look.MORE
     size = mpeg_frame_bytes(window)
@@ -166,7 +172,7 @@ def two_mpeg_frames(window: bytes, *, final: bool) -> bool | Look:
 
 
 def id3_bytes(window: bytes) -> Step:
-    """The length of the tag (ID3v2) that begins here."""
+    """Return the length of the ID3v2 tag that begins here."""
     if len(window) < 10:
         return Look.MORE
     if not 2 <= window[3] <= 4 or window[4] == 0xFF or max(window[6:10]) > 0x7F:
@@ -176,7 +182,7 @@ def id3_bytes(window: bytes) -> Step:
 
 
 def adts_frame_bytes(window: bytes) -> int:
-    """The length of the frame of ADTS whose header begins here; 0 where none does."""
+    """Return the length of the ADTS frame whose header begins here; 0 if none does."""
     if len(window) < _ADTS_HEADER_BYTES or window[0] != 0xFF or window[1] & 0xF6 != 0xF0:
         return 0
     size = (window[3] & 3) << 11 | window[4] << 3 | window[5] >> 5
@@ -185,7 +191,7 @@ def adts_frame_bytes(window: bytes) -> int:
 
 
 def two_adts_frames(window: bytes, *, final: bool) -> bool | Look:
-    """Whether one frame of ADTS stands behind another here."""
+    """Return whether two ADTS frames follow one another here."""
     if len(window) < _ADTS_HEADER_BYTES:
         return False if final else Look.MORE
     size = adts_frame_bytes(window)
@@ -198,7 +204,7 @@ def two_adts_frames(window: bytes, *, final: bool) -> bool | Look:
 
 
 def sniff_image(data: bytes) -> str | None:
-    """Return the media type of an image by its signature (12 bytes suffice), or None."""
+    """Return the media type of an image by its signature (12 bytes suffice); None if it is unknown."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):

@@ -1,7 +1,7 @@
-"""The history of a conversation: what earlier requests left for the engine. Part of the ledger.
+"""The history of a conversation: the messages that earlier requests left, which the engine is given as context.
 
-A Message is what one side said. ``HistoryItems`` keeps messages as items with ids, bounded in words and in bytes of
-speech, and ``in_order`` puts those that a request sees into the order that models take.
+Part of the ledger. A Message is what one side said. ``HistoryItems`` keeps messages as items with ids, bounded in
+tokens and in bytes of speech; ``in_order`` sorts the messages that a request sees into the order that models expect.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, ToolCall
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue
 
-# Messages, and what they count.
+# Messages, and their sizes.
 
 #: The text in the history for speech that has no transcript and cannot be passed on as audio either.
 WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
-#: What a second of speech counts in a history. Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
+#: The tokens that a second of speech counts. Qwen2-Audio and Qwen2.5-Omni use one token for 40 ms.
 TOKENS_PER_SEC: Final = 25
-#: What an image counts there, or a video. Models read some hundreds of tokens for one.
+#: The tokens that an image or a video counts. Models use some hundreds for one.
 PICTURE_TOKENS: Final = 256
-#: What a run of audio of one format costs to hold besides its bytes.
+#: The memory that a run of audio chunks of one format takes besides its bytes.
 RUN_OVERHEAD_BYTES: Final = 256
-#: What a message, or a call in it, takes besides its text.
+#: The memory that a message, or a tool call in it, takes besides its text.
 MESSAGE_OVERHEAD_BYTES: Final = 512
-#: Characters that count as a token even where they are one word, or blank. Few languages have longer words.
+#: This many characters count as one token even if they are one word, or blank. Few languages have longer words.
 CHARACTERS_PER_TOKEN: Final = 16
 #: The longest text whose words are counted, in characters.
 MAX_COUNTED_TEXT: Final = 1 << 18
@@ -50,7 +50,7 @@ _TOKENS: Final = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speech:
-    """Audio of an earlier user message, as the chunks that the client sent. Compared by identity."""
+    """The audio of an earlier user message, as the chunks that the client sent. Compared by identity."""
 
     chunks: tuple[InputChunk, ...]
     #: The format of chunks whose own ``format`` is None.
@@ -60,7 +60,7 @@ class Speech:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are charged for the speech."""
+        """The bytes that are charged to the budget for the speech."""
         return sum(len(chunk.payload) + RUN_OVERHEAD_BYTES for chunk in self.chunks)
 
 
@@ -68,10 +68,10 @@ class Speech:
 class Message:
     """An earlier message of the conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
 
-    ``tool_calls`` are those of an assistant message, ``tool_call_id`` is the call that a tool message answers. A user
-    message has ``speech``, after its text, if that has no transcript and the capabilities allow it; and what the user
-    said behind that in the same message, if anything, as ``more``. A message over HTTP may have a ``picture`` there, an
-    image or a video, whoever's it is.
+    ``tool_calls`` are the calls that an assistant message makes; ``tool_call_id`` is the call that a tool message
+    answers. ``speech`` is audio of the user that has no transcript and that the engine can take; it follows ``text``.
+    ``more`` is what the same user message says after the speech, if anything. ``picture`` is an image or a video, in a
+    message that came over HTTP, of any role.
     """
 
     role: str
@@ -84,21 +84,22 @@ class Message:
 
     @property
     def parts(self) -> tuple[Message, ...]:
-        """The message itself, and ``more``."""
+        """Return the message itself, followed by ``more``."""
         return (self, *self.more)
 
     @property
     def says_something(self) -> bool:
-        """Whether it is more than its role. An empty result counts: it says that the tool returned nothing."""
+        """Whether the message has content. An empty tool result counts: it says that the tool returned nothing."""
         has_media = self.speech is not None or self.picture is not None
         return bool(self.text.strip() or self.tool_calls) or self.tool_call_id is not None or has_media
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about what a tokenizer makes of ``text``: each word, and of scripts without blanks each character.
+    """Return roughly how many tokens ``text`` has: one a word or, in scripts without blanks, one a character.
 
-    It is never less than one for each CHARACTERS_PER_TOKEN, so that text that counts little is not long. Words are
-    counted on the event loop: in a text of more than MAX_COUNTED_TEXT characters, four count as one.
+    The result is at least one for each CHARACTERS_PER_TOKEN characters, which bounds the length of a text with few
+    words. Words are counted on the event loop: in a text of more than MAX_COUNTED_TEXT characters, four characters
+    count as one token.
     """
     if len(text) > MAX_COUNTED_TEXT:
         return len(text) // 4
@@ -115,7 +116,7 @@ def message_bytes(message: Message) -> int:
 
 
 def message_tokens(message: Message) -> int:
-    """Return the size of a message in a history, in tokens: its words, and its speech at TOKENS_PER_SEC."""
+    """Return the size of a message in tokens: its text by ``estimate_tokens``, its speech at TOKENS_PER_SEC."""
     calls = sum(1 + estimate_tokens(call.arguments) + _long(call.id + call.name) for call in message.tool_calls)
     speech = 0 if message.speech is None else math.ceil(message.speech.audio_ms * TOKENS_PER_SEC / 1000)
     pictures = PICTURE_TOKENS * sum(part.picture is not None for part in message.parts)
@@ -123,24 +124,23 @@ def message_tokens(message: Message) -> int:
 
 
 def _long(name: str) -> int:
-    """Return the tokens that an id or a name counts: 0, unless it is longer than engines make them."""
+    """Return the tokens that an id or a name counts: 0, unless it is longer than those that engines make."""
     return len(name) // 128
 
 
-# The order that models take.
+# The order that models expect.
 
 _ROLE_OF: Final = attrgetter("role")
 
 
 def in_order(messages: Iterable[Message], *, answering: Collection[str] = ()) -> tuple[Message, ...]:
-    """The messages as a model takes them.
+    """Return the messages in the order that models expect.
 
-    Results stand behind their calls: a call whose result comes behind another answer moves to right before it, into the
-    assistant's message there; a result whose call is not among the messages is left out, and so is a second one.
-    ``answering`` are the calls that the input of the request answers: their results follow the last message.
+    Each tool result directly follows the assistant message with its call. A call whose result comes after a later
+    answer moves to just before the result. A result without a call, or a second result of a call, is dropped.
+    ``answering`` are the calls whose results the request itself brings as its input: these calls move to the end.
 
-    No message of the user or the assistant is empty, and no two of one of them stand in a row: they are joined by a
-    blank.
+    Empty messages of the user and the assistant are dropped. Consecutive messages of one of them are joined by a blank.
     """
     joined: list[Message] = []
     said = (message for message in _calls_moved(list(messages), answering) if message.says_something)
@@ -153,7 +153,10 @@ def in_order(messages: Iterable[Message], *, answering: Collection[str] = ()) ->
 
 
 def _runs(messages: Iterable[Message]) -> Iterator[Message]:
-    """Messages of one role, each run of them that is nothing but text and calls as one: there may be thousands."""
+    """Join each run of messages of one role that have only text and calls, and yield the rest as it is.
+
+    There may be thousands of messages.
+    """
     for plain, group in groupby(messages, key=lambda one: one.speech is None and not one.more):
         run = list(group)
         if not plain or len(run) == 1:
@@ -167,7 +170,7 @@ def _calls_moved(messages: list[Message], answering: Collection[str]) -> list[Me
     if not answering and not any(message.tool_call_id is not None for message in messages):
         return messages
     moved: list[Message] = []
-    #: Where each call that has no result yet stands in ``moved``, and the results that were seen.
+    #: The index in ``moved`` of each call that has no result yet, and the calls whose results were seen.
     places: dict[str, tuple[int, ToolCall]] = {}
     answered: set[str] = set()
     results_from = 0
@@ -190,7 +193,7 @@ def _calls_moved(messages: list[Message], answering: Collection[str]) -> list[Me
 
 
 def _bring(moved: list[Message], place: tuple[int, ToolCall], *, before: int) -> int:
-    """Move a call into the assistant's message right before ``before``, or into a new one there.
+    """Move a call to the assistant message right before the index ``before``, or to a new one there.
 
     Returns the number of messages that were added.
     """
@@ -209,7 +212,7 @@ def _bring(moved: list[Message], place: tuple[int, ToolCall], *, before: int) ->
 
 def _joined(first: Message, second: Message) -> Message:
     last = first.parts[-1]
-    if last.speech is not None or last.picture is not None:  # behind which nothing fits into the same part
+    if last.speech is not None or last.picture is not None:  # no text can follow these in one message
         return replace(first, more=(*first.more, *second.parts))
     both = replace(
         last,
@@ -225,32 +228,32 @@ def _joined(first: Message, second: Message) -> Message:
 
 # Items: messages with ids and places.
 
-#: Items are kept up to this multiple of what a request sees, so that a truncation brings earlier turns back.
+#: The history keeps this multiple of what a request sees, so that a truncation brings earlier turns back.
 KEPT_MULTIPLE: Final = 2
-#: What the engine sees is shortened by this share of its limit at a time.
+#: What a request sees is shortened by this share of its limit at a time.
 _STRIDE: Final = 0.25
-#: Requests that can be named, with or without items; and, beside them, ids of requests that were truncated.
+#: The requests that the history remembers by id, with or without items; as many ids of truncated requests besides.
 MAX_REQUESTS: Final = 1 << 14
-#: What the speech of a request, and that in a history, may hold. At 25 tokens a second a history of 4096 tokens takes
-#: 5 MB of 16 kHz pcm16; other formats take more.
+#: The most bytes of speech of one request, and of a history. At 25 tokens a second a history of 4096 tokens takes 5 MB
+#: of 16 kHz pcm16; other formats take more.
 MAX_SPEECH_BYTES: Final = 16 << 20
-#: What a place, a ref, and an id of a call take in memory.
+#: The memory that the place of a request, its ref, and the id of a call take.
 _PLACE_BYTES: Final = 256
 _REF_BYTES: Final = 512
-#: Who a message may be of.
+#: The roles that a message may have.
 ALL_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
-#: The place of messages that belong to no request: those of an HTTP body, before all requests.
+#: The place of messages that belong to no request: those of an HTTP body, which precede all requests.
 _BEFORE_ALL: Final = -1
-#: Thousands of items are read for each request.
+#: A compiled getter, since thousands of items are read for each request.
 _MESSAGE_OF: Final = attrgetter("message")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryItem:
-    """One message of a request: a role with its text, kept speech, tool calls or the result of a tool.
+    """One message of the history, with its id and the request that it is from.
 
-    ``request_id`` is None for messages that a client sent as history; ``place`` counts requests in the order of their
-    opening. Its size is ``tokens``, which are words and a rate of speech, and ``speech_bytes``.
+    ``request_id`` is None for messages that a client sent as history. ``place`` numbers requests in the order in which
+    they opened. The size of the item is ``tokens``, for text and speech, and ``speech_bytes``.
     """
 
     item_id: str
@@ -266,10 +269,10 @@ class HistoryItem:
 
 
 class _Window(msgspec.Struct):
-    """The newest items that fit into a limit: from ``first`` on, with their sizes together.
+    """The newest items that fit into a limit: those from the index ``first`` on, with the sum of their sizes.
 
-    ``asked``: whether a question is among the items before ``first``; ``said``: whether the item right before ``first``
-    is a question, which forms one message with a question that follows it.
+    ``asked`` says whether a user message is among the items before ``first``, ``said`` whether the item right before
+    ``first`` is one. Consecutive user messages form one message.
     """
 
     tokens: int = 0
@@ -279,14 +282,14 @@ class _Window(msgspec.Struct):
     said: bool = False
 
     def grow(self, item: HistoryItem) -> None:
-        """Count an item that was added behind the others."""
+        """Add the size of an item that was appended."""
         self.tokens += item.tokens
         self.speech_bytes += item.speech_bytes
 
     def shrink(self, items: Sequence[HistoryItem], max_tokens: int, *, max_speech_bytes: int) -> None:
-        """Move ``first`` on until the items from there on fit.
+        """Increase ``first`` until the items from there on fit.
 
-        A question goes with its answer: chat templates want turns that alternate.
+        A user message is dropped together with its answer: chat templates expect alternating turns.
         """
         while self.first < len(items):
             item = items[self.first]
@@ -301,14 +304,14 @@ class _Window(msgspec.Struct):
             self.first += 1
 
     def renumber(self, dropped: int) -> None:
-        """Move the indices after the oldest ``dropped`` items, all before ``first``, were dropped."""
+        """Adjust the indices after the oldest ``dropped`` items, all before ``first``, were removed."""
         self.first -= dropped
         self.asked = self.asked and self.first > 0
         self.said = self.said and self.first > 0
 
 
 class HistoryState(msgspec.Struct, kw_only=True):
-    """A history in a form that can be written to bytes."""
+    """The contents of a HistoryItems, for serialisation."""
 
     max_tokens: int
     items: list[HistoryItem]
@@ -325,15 +328,14 @@ class HistoryState(msgspec.Struct, kw_only=True):
 class HistoryItems:
     """The items of a conversation, in the order in which their requests opened.
 
-    ``messages`` are what the engine gets: the latest turns, up to ``max_tokens`` by ``estimate_tokens``: a session
-    does not know the tokens of its engine, which may leave out more. The copy begins at a multiple of a quarter of
-    ``max_tokens``, counted over the whole conversation: engines reuse what they computed for a prompt that began alike,
-    and a copy that moved on with every turn would never begin like the one before.
+    ``messages`` returns the latest turns, up to ``max_tokens`` by ``estimate_tokens``; the engine, which counts in its
+    own tokens, may drop more. The oldest turns go in steps of a quarter of ``max_tokens``: engines reuse what they
+    computed for a prompt with the same beginning, and a beginning that moved with every turn would never be the same.
 
-    The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only within that copy: an item that is older has
-    ``WORDS_UNKNOWN`` in the place of its speech.
+    The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only in what ``messages`` returns: older items
+    have ``WORDS_UNKNOWN`` in place of their speech.
 
-    Speech is charged to ``budget`` before it is added, and given back when it is dropped.
+    Speech is charged to ``budget`` before it is added, and released when it is dropped.
     """
 
     __slots__ = (
@@ -357,24 +359,24 @@ class HistoryItems:
 
     def __init__(self, max_tokens: int, budget: ByteBudget) -> None:
         self.max_tokens = max_tokens
-        #: Bytes of speech, with their overhead.
+        #: The bytes of speech, with their overhead.
         self.held_bytes = 0
         self.budget = budget
         self._items: list[HistoryItem] = []
         self._tokens = 0
         self._text_bytes = 0
-        #: Tokens of the items that were dropped to make room.
+        #: The tokens of the items that were dropped to make room.
         self._left_behind = 0
-        #: How many items were ever made; their ids count them.
+        #: The number of items that were ever made; their ids count them.
         self._made = 0
-        #: The calls in the items, each with its place; and the calls whose results are in the items.
+        #: The place of each call in the items; and the ids of calls whose results are in the items.
         self._calls: dict[str, int] = {}
-        self._results: dict[str, None] = {}  # which is smaller than a set, while it is empty
-        #: The ``speech_bytes`` of all items, also of those whose speech was dropped.
+        self._results: dict[str, None] = {}  # smaller than a set, while it is empty
+        #: The sum of ``speech_bytes`` of all items, also of those whose speech was dropped.
         self._speech_bytes = 0
-        #: What a request sees. It moves on as items are added, and is sought anew only where items go or shrink.
+        #: What a request sees. Advanced as items are added, and recomputed only if items are removed or shrink.
         self._seen = _Window()
-        #: The place of each request that can be named, in that order.
+        #: The place of each request that is remembered, in that order.
         self._places: dict[str, int] = {}
         self._opened = 0
         #: Ids of truncated requests, the oldest first.
@@ -384,47 +386,47 @@ class HistoryItems:
 
     @property
     def memory(self) -> int:
-        """The bytes of the history without its speech, which is charged as it comes."""
+        """The bytes of the history without its speech, which is charged as it arrives."""
         ids = len(self._places) + len(self._truncated) + len(self._calls) + len(self._results)
         return self._text_bytes + _PLACE_BYTES * ids + _REF_BYTES * len(self._refs)
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
-        """All that is kept, the oldest first."""
+        """All items that are kept, the oldest first."""
         return tuple(self._items)
 
     def messages(self, answering: Collection[str] = (), *, more: Iterable[Message] = ()) -> tuple[Message, ...]:
-        """Return the messages that a request answered now sees, and ``more`` behind them.
+        """Return the messages that a request sees if it is answered now, followed by ``more``.
 
-        ``answering`` are calls whose results are in its input. Messages that belong to no request stand as they are.
+        ``answering`` are calls whose results are in the input of the request. Messages of no request are not reordered.
         """
         items, first = self._items, self._seen.first
         given = first
         while given < len(items) and items[given].place == _BEFORE_ALL:
             given += 1
-        while first < given and items[first].role == "tool":  # without the call that it answers
+        while first < given and items[first].role == "tool":  # its call is no longer seen
             first += 1
         seen = map(_MESSAGE_OF, items[given:])
         return (*map(_MESSAGE_OF, items[first:given]), *in_order(chain(seen, more), answering=answering))
 
     def sees_call(self, call_id: str) -> bool:
-        """Whether a request that is answered now sees this call."""
+        """Return whether a request that is answered now sees the call with this id."""
         place = self._calls.get(call_id)
         first = self._seen.first
         return place is not None and first < len(self._items) and place >= self._items[first].place
 
     def calls_beside(self, call_id: str) -> tuple[str, ...]:
-        """The calls of the answer that has this one; none where it is not here."""
+        """Return the ids of all calls of the answer that made this call; none if the call is unknown."""
         if (place := self._calls.get(call_id)) is None:
             return ()
         return tuple(call.id for index in range(*self._range(place)) for call in self._items[index].message.tool_calls)
 
     def sees_result(self, call_id: str) -> bool:
-        """Whether the history has the result of this call."""
+        """Return whether the history has the result of this call."""
         return call_id in self._results
 
     def open(self, request_id: str) -> None:
-        """Give a request its place: behind all requests that opened before it, whichever ends first."""
+        """Give a request its place: after all requests that opened before it, whichever ends first."""
         self._places[request_id] = self._opened
         self._opened += 1
         _keep_newest(self._places)
@@ -435,13 +437,13 @@ class HistoryItems:
         _keep_newest(self._refs)
 
     def name_of(self, request_id: str) -> str | None:
-        """Return the client's name for a request; None if it has none, or the request is too long ago."""
+        """Return the client's name for a request; None if it has none, or the request is no longer remembered."""
         return self._refs.get(request_id)
 
     def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
-        """Add the messages of a request, without empty ones. The oldest turns are dropped to make room.
+        """Add the messages of a request, without empty ones, and drop the oldest turns to make room.
 
-        Nothing is kept of a request that was truncated before.
+        Nothing is added for a request that was truncated before.
         """
         if request_id in self._truncated:
             for message in messages:
@@ -454,16 +456,16 @@ class HistoryItems:
                 item = self._new_item(message, request_id, place)
                 self._items.append(item)
                 self._seen.grow(item)
-        if not behind_all:  # it was cancelled while it waited for the one before it
+        if not behind_all:  # the request was cancelled while it waited for an earlier one
             self._items.sort(key=lambda item: item.place)
             self._seek()
         self._advance_seen()
         self._make_room()
 
     def revise(self, request_id: str, message: Message) -> bool:
-        """Replace what a request left in the role of ``message``. Returns False if the request has no place any more.
+        """Replace the message of this role that a request left. Return False if the request is forgotten.
 
-        If the request left nothing in this role, the message is added at the place that it would have had.
+        If the request left no message of this role, ``message`` is added at the place of the request.
         """
         if (place := self._places.get(request_id)) is None:
             return False
@@ -475,7 +477,7 @@ class HistoryItems:
                 item, message=message, tokens=message_tokens(message), speech_bytes=_speech_bytes(message)
             )
             if message.speech is not None:
-                self.budget.charge(changed.speech_bytes)  # which the old item gives back
+                self.budget.charge(changed.speech_bytes)  # released by the old item
             self._drop(index, index + 1)
             self._insert(index, changed)
         elif index is not None:
@@ -489,12 +491,12 @@ class HistoryItems:
         return True
 
     def truncate(self, request_id: str) -> int:
-        """Drop a request and all later ones; return how many these are.
+        """Drop a request and all later ones; return how many requests these are.
 
-        The message of a user who went on before there was an answer is dropped whole: with the requests of its parts.
+        If the user sent several requests before there was an answer, these form one message, and are dropped together.
 
-        Idempotent: for a request that an earlier truncation dropped nothing happens, and 0 is returned. Raises
-        InvalidValue for any other id that is not, or no longer, that of a request here.
+        Idempotent: returns 0 for a request that an earlier truncation dropped. Raises InvalidValue for any other id
+        that is unknown, or no longer remembered.
         """
         first = self._places.get(request_id)
         if first is None:
@@ -512,7 +514,7 @@ class HistoryItems:
         return len(dropped)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
-        """Drop the items of these roles that requests, or items of the client's, have left."""
+        """Drop the items of ``roles`` that these requests left, or that have one of these ids of client items."""
         places = {self._places[one] for one in request_ids if one in self._places}
         if not places:
             return
@@ -526,13 +528,13 @@ class HistoryItems:
         self._seek()
 
     def close(self) -> None:
-        """Drop everything, and keep nothing of what is added later. Idempotent."""
+        """Drop everything; whatever is added later is dropped at once. Idempotent."""
         self.max_tokens = 0
         self._advance_seen()
         self._make_room()
 
     def state(self) -> HistoryState:
-        """Return the whole history, for ``restored``."""
+        """Return the whole history in the form that ``restored`` takes."""
         return HistoryState(
             max_tokens=self.max_tokens,
             items=list(self._items),
@@ -548,7 +550,7 @@ class HistoryItems:
 
     @classmethod
     def restored(cls, state: HistoryState, budget: ByteBudget) -> HistoryItems:
-        """Return the history of ``state``; its speech is charged to ``budget``."""
+        """Return a history with the contents of ``state``; its speech is charged to ``budget``."""
         new = cls(state.max_tokens, budget)
         new._restore(state)
         return new
@@ -564,12 +566,12 @@ class HistoryItems:
         self._truncated, self._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
 
     def _range(self, place: int) -> tuple[int, int]:
-        """Return the range [first, end) of the indices of the items of this place."""
+        """Return the range [first, end) of the indices of the items with this place."""
         first, end = (bisect_left(self._items, one, key=lambda item: item.place) for one in (place, place + 1))
         return first, end
 
     def _begin_of_message(self, place: int) -> int:
-        """Return the place of the first request of the user's message that the request at ``place`` is a part of."""
+        """Return the place of the first request of the user message that the request at ``place`` is part of."""
         index = bisect_left(self._items, place, key=lambda item: item.place)
         if index == len(self._items) or self._items[index].role not in ("user", "assistant"):
             return place
@@ -592,7 +594,7 @@ class HistoryItems:
         self._speech_bytes += item.speech_bytes
         if item.message.speech is not None:
             self.held_bytes += item.speech_bytes
-        for call in item.message.tool_calls:  # some engines give the same ids again
+        for call in item.message.tool_calls:  # some engines reuse ids
             self._calls[call.id] = item.place
             self._results.pop(call.id, None)
         if item.message.tool_call_id is not None:
@@ -603,12 +605,12 @@ class HistoryItems:
         self._count(item)
 
     def _seek(self) -> None:
-        """Find what a request sees from all that is kept: it may be more than before."""
+        """Recompute what a request sees from all items: after a removal it may be more than before."""
         self._seen = _Window(self._tokens, self._speech_bytes)
         self._advance_seen()
 
     def _advance_seen(self) -> None:
-        """Move what a request sees on, and drop the speech of the items that it leaves behind."""
+        """Advance what a request sees, and drop the speech of the items that it sees no longer."""
         before = self._seen.first
         self._seen.shrink(self._items, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
         for index in range(before, self._seen.first):
@@ -621,14 +623,14 @@ class HistoryItems:
                 self._items[index] = replace(item, message=said)
 
     def _seen_tokens(self) -> int:
-        """The tokens from the first stride that fits on."""
+        """The tokens that a request may see: all, less as many whole steps as are needed to fit ``max_tokens``."""
         total = self._left_behind + self._tokens
         stride = max(1, int(self.max_tokens * _STRIDE))
         strides = max(0, math.ceil((total - self.max_tokens) / stride))
         return total - strides * stride
 
     def _make_room(self) -> None:
-        """Drop the oldest items beyond what is kept. A request sees none of them."""
+        """Drop the oldest items beyond the limit of the history. No request sees them."""
         kept = _Window(self._tokens, self._speech_bytes)
         kept.shrink(self._items, KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
         if kept.first:

@@ -1,7 +1,7 @@
-"""The input of one session: its chunks in order, divided into requests.
+"""InputStream: the input of one session, its chunks put into order and divided into requests.
 
-An InputStream has one buffer of reorder.py for the whole session, one RequestInput for each request in it, and two
-deadlines: of a gap that is not filled, and of a client that is silent.
+An InputStream has one buffer of reorder.py for the whole session, one RequestInput for each request, and two deadlines:
+one for a gap that is not filled, one for a client that is silent.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ from omni_ws.errors import (
 class StreamLimits:
     """The most that an InputStream accepts, in chunks and bytes, and how long it waits, in seconds."""
 
-    #: How far ahead of a missing chunk the others may be.
+    #: The most numbers by which a chunk may be ahead of a missing one.
     reorder_window: int = 256
-    #: How long a chunk may be missing before the others.
+    #: The time for which a chunk may be missing while later ones have arrived.
     reorder_timeout: float = 10
-    #: How long nothing may arrive.
+    #: The time for which the client may be silent.
     session_timeout: float = 300
     max_chunk_bytes: int = 4 << 20
-    #: Bytes that the engine has not taken over yet.
+    #: The most bytes that the engine has not taken over yet.
     max_held_bytes: int = 64 << 20
-    #: Bytes of the whole input: of a session of one request, else of each request by itself; None for no limit.
+    #: The most bytes of the whole input, in a session of one request; otherwise of each request. None for no limit.
     max_total_bytes: int | None = None
 
 
-#: The clocks of silence and gap leave so much time to read what was sent while they stood still.
+#: The least time left after the clocks of silence and gap were stopped, to read what was sent meanwhile.
 READ_SEC: Final = 0.1
 
-_TEXT: Final = Modality.TEXT  # found faster than a member of an enum
+_TEXT: Final = Modality.TEXT  # a global is found faster than a member of an enum
 
 
 class SavedInput(Struct, kw_only=True):
-    """An InputStream in a form that can be written to bytes: its numbers, and what waits behind a gap."""
+    """The state of an InputStream for serialisation: its numbers, and the chunks that wait for a missing one."""
 
     next_sequence_id: int
     numbered: bool | None
     #: By number; None stands for a chunk that was refused.
     waiting: list[tuple[int, InputChunk | None]]
-    #: None where chunks have no offsets.
+    #: None if chunks have no offsets.
     offsets: SavedOffsets | None
     statistics: ReorderStatistics
     finish_after: list[int]
@@ -90,16 +90,16 @@ class SavedInput(Struct, kw_only=True):
 
 
 class InputStream:
-    """Receives the chunks of a session in any order, and returns what they mean as StreamEvents, in order.
+    """Receives the chunks of a session in any order, and returns the resulting StreamEvents, in order.
 
-    Chunks are ordered by their numbers or by their offsets. Each belongs to the request that is open, or opens the next
-    one; the end of an input closes its request. While a chunk is missing, those after it wait. The bytes that
-    have arrived and those that are held are counted against the limits.
+    Chunks are ordered by their numbers or by their offsets. Each belongs to the open request, or opens the next one;
+    the end of an input closes its request. While a chunk is missing, later ones wait. The bytes received in total and
+    the bytes held are checked against the limits.
 
-    ``settings`` returns the input settings for a request that opens. ``budget`` is shared by all streams of the server.
-    ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes nothing;
-    whether the session ends because of it is up to the caller. ``completes`` is asked of each result of a tool that has
-    joined an input whether that has all it waits for.
+    ``settings`` is called for the input settings of each request that opens. ``budget`` is shared by all streams of the
+    server. ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes
+    nothing; the caller decides whether the session ends. ``completes`` is called with each tool result that has joined
+    an input, and returns whether that input has all results that it waits for.
     """
 
     def __init__(
@@ -112,40 +112,40 @@ class InputStream:
         single_request: bool = False,
         completes: Callable[[InputChunk, RequestInput], bool] = lambda result, request_input: False,
     ) -> None:
-        # 29 attributes: beyond that CPython 3.11 gives each object keys of its own, and each frame costs a tenth more.
+        # 29 attributes: with more, CPython 3.11 gives each object keys of its own, and each frame costs a tenth more.
         self.limits = limits
         #: Whether a chunk after the end of the first request is a conflict instead of a second request.
         self.single_request = single_request
-        #: Bytes accepted or buffered that no engine has taken over.
+        #: The bytes that were accepted or buffered, and that no engine has taken over.
         self.held_bytes = 0
-        #: Of these, those that wait behind a gap.
+        #: Of these, the bytes of chunks that wait for a missing one.
         self.waiting_bytes = 0
-        #: Bytes that were accepted in order.
+        #: The bytes that were accepted in order.
         self.received_bytes = 0
         self._budget = budget
         self._closed = False
         self.reject_out_of_order = False
-        #: Whether input, once in order, becomes Diverted events. Changed by ``divert``.
+        #: Whether input, once in order, becomes Diverted events. Set by ``divert``.
         self.diverting = False
-        #: While an answer runs the session is not idle. Changed by ``note_answering``.
+        #: Whether an answer runs: the session is not idle then. Set by ``note_answering``.
         self.answering = False
-        #: While the caller sets this, silence does not end the session either; it counts, and may end it afterwards.
+        #: While the caller sets this, silence does not end the session, but still counts, and may end it afterwards.
         self.suspended = False
         self.duplicates = 0
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: RequestInput | None = None
         self._settings = settings
         self._completes = completes
-        #: None takes the place of a refused chunk, whose number is used up.
+        #: None stands for a refused chunk, whose number is used up.
         self.reorder: ReorderBuffer[InputChunk | None] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
-        #: Takes the place of ``reorder`` where chunks have offsets.
+        #: Used in place of ``reorder`` if chunks have offsets.
         self.offsets: OffsetBuffer | None = None
         self._text = WholeCharacters()
-        #: Numbers after which an end of input takes effect that arrived while a gap was open.
+        #: The numbers after which an end of input takes effect that arrived while an earlier chunk was missing.
         self._finish_after: set[int] = set()
-        #: The last number of a single request, where it is known and there may still be a gap before it.
+        #: The last number of a single request, if it is known; chunks before it may still be missing.
         self._ends_at: int | None = None
         #: Whether any chunk was accepted.
         self.opened = False
@@ -155,21 +155,20 @@ class InputStream:
         self._gap_timeout = limits.reorder_timeout
         #: The client's name for the request that opens next.
         self._next_ref: str | None = None
-        #: Since when a chunk is missing before others that have arrived; None without a gap.
+        #: Since when a chunk has been missing that later ones wait for; None if none is.
         self.gap_since: float | None = None
-        #: Since when the clocks stand still.
+        #: Since when the clocks have been stopped.
         self._held_since: float | None = None
-        #: Counts what a client that gets acknowledgements learns at once: duplicates, filled gaps, ends of input, and
-        #: waiting chunks that were discarded.
+        #: The number of duplicates, filled gaps, ends of input and discarded chunks, which are acknowledged at once.
         self.notable_events = 0
 
     # input
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> Sequence[StreamEvent]:
-        """Receive one chunk, in the order of arrival.
+        """Receive one chunk, in the order of arrival, and return the events that it causes.
 
-        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded,
-        after which the same chunk may be sent again; InvalidValue when chunks with and without numbers are mixed;
+        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded, after
+        which the same chunk may be sent again; InvalidValue if chunks with and without numbers are mixed;
         SessionConflict after the end of a single request.
         """
         self._last_activity = now
@@ -201,7 +200,7 @@ class InputStream:
         return [] if self.offsets is not None else self._place(sequence_id, None, 0, now)
 
     def finish(self, *, now: float) -> Sequence[StreamEvent]:
-        """End the input behind everything that has arrived, waiting chunks included. Idempotent."""
+        """End the input after everything that has arrived, waiting chunks included. Idempotent."""
         self._last_activity = now
         if self.offsets is not None:
             before = self.offsets.missing
@@ -216,7 +215,7 @@ class InputStream:
         return self._finish()
 
     def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
-        """Add a diverted chunk, whose bytes are held already, to the open request or to a new one."""
+        """Assign a diverted chunk, whose bytes are held already, to the open request or to a new one."""
         if chunk.only_names:
             return self._name(chunk)
         if self.current is not None and not self.current.keeps_input:
@@ -224,23 +223,23 @@ class InputStream:
         return self._assign(chunk, by_speech=by_speech)
 
     def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> Sequence[StreamEvent]:
-        """End the input of the open request, if there is one, also while input is diverted."""
+        """End the input of the open request, if there is one, even while input is diverted."""
         request_input, self.current = self.current, None
         return [] if request_input is None else [*self._text.end(), *request_input.finish(sequence_id, trigger=trigger)]
 
     def reserve(self, size: int) -> None:
-        """Hold ``size`` more bytes of no request, before the data that they are for is made.
+        """Count ``size`` more bytes that belong to no request, before the data is allocated.
 
-        Raises PayloadTooLarge or EngineOverloaded where there is no room.
+        Raises PayloadTooLarge or EngineOverloaded if there is no room.
         """
         self._hold(size)
 
     def reweigh(self, difference: int) -> None:
-        """Add ``difference`` to the bytes that are held for no request. It may be negative."""
+        """Add ``difference``, which may be negative, to the bytes that are held for no request."""
         self._release(-difference)
 
     def cancel(self, *, now: float) -> None:
-        """Close the input that is open, or being discarded: the next chunk opens a new request."""
+        """Close the input that is open or being discarded: the next chunk opens a new request."""
         self.drop_waiting(now=now)
         self._next_ref = None
         self._text.end()
@@ -249,7 +248,7 @@ class InputStream:
             request_input.cancel()
 
     def drop_waiting(self, *, now: float) -> None:
-        """Discard what waits behind a gap. Numbering continues after the highest number that waited."""
+        """Discard the chunks that wait for a missing one. Numbering continues after the highest of their numbers."""
         self._last_activity = now
         if self.reorder.discard():
             self.notable_events += 1
@@ -261,19 +260,19 @@ class InputStream:
         self._ends_at = None
 
     def abandon(self, request_input: RequestInput) -> None:
-        """Discard the rest of the input of a request that is over before it."""
+        """Discard the rest of the input of a request that ended before its input did."""
         request_input.fail()
 
     def touch(self, *, now: float) -> None:
-        """Begin the idle time anew: the client was heard."""
+        """Restart the idle time: the client was heard."""
         self._last_activity = now
 
     def divert(self, diverting: bool = True) -> None:
-        """From now on, or no longer, turn detection decides to which request the input belongs."""
+        """Set whether turn detection decides to which request input belongs: input then becomes Diverted events."""
         self.diverting = diverting
 
     def note_answering(self, answering: bool, *, now: float) -> bool:
-        """Begin the idle time where an answer ends. Returns whether one has ended."""
+        """Set whether an answer runs. If one has just ended, restart the idle time and return True."""
         ends = self.answering and not answering
         self.answering = answering
         if ends:
@@ -281,12 +280,12 @@ class InputStream:
         return ends
 
     def hold_clocks(self, *, now: float) -> None:
-        """Stop the clocks of silence and gap while what the client sends is not read. Idempotent."""
+        """Stop the clocks of silence and gap, because the client's messages are not read for now. Idempotent."""
         if self._held_since is None:
             self._held_since = now
 
     def release_clocks(self, *, now: float) -> None:
-        """Let the clocks of silence and gap go on, as what the client sends is read again. Idempotent.
+        """Restart the clocks of silence and gap, because the client's messages are read again. Idempotent.
 
         At least ``READ_SEC`` are left, to read what the client has sent meanwhile.
         """
@@ -300,22 +299,22 @@ class InputStream:
             self.gap_since = max(self.gap_since, now + READ_SEC - self._gap_timeout)
 
     def unheard(self, *, now: float) -> None:
-        """Begin the times of silence and gap anew: until now the client was not connected."""
+        """Restart the times of silence and gap, because the client was not connected until now."""
         self._held_since = None
         self._last_activity = now
         if self.gap_since is not None:
             self.gap_since = now
 
     def taken(self, request_input: RequestInput, byte_count: int) -> None:
-        """Release ``byte_count`` bytes of a request, which the engine has taken over; after ``forget``, none."""
+        """Release ``byte_count`` bytes of a request that the engine has taken over; after ``forget``, none."""
         self._release(request_input.release(byte_count))
 
     def forget(self, request_input: RequestInput) -> None:
-        """Release all that is held of a request, which is over."""
+        """Release all bytes that are held for a request, which has ended."""
         self.taken(request_input, request_input.held_bytes)
 
     def saved(self) -> SavedInput:
-        """All but the request whose input is open."""
+        """Return the state of the stream without the request whose input is open."""
         return SavedInput(
             next_sequence_id=self.reorder.next_sequence_id,
             numbered=self.numbered,
@@ -334,14 +333,14 @@ class InputStream:
         )
 
     def restore(self, saved: SavedInput, *, now: float) -> None:
-        """Go on behind what another stream has received. The times of silence and gap begin now.
+        """Continue from the state of another stream. The times of silence and gap begin now.
 
-        Raises InvalidValue where what waits by offsets is in no order.
+        Raises InvalidValue if the saved chunks with offsets are not a state that ``saved`` returns.
         """
         self.reorder.next_sequence_id, self.reorder.statistics = saved.next_sequence_id, saved.statistics
         for number, chunk in saved.waiting:
             size = 0 if chunk is None else len(chunk.payload)
-            self._release(-size)  # held, whether there is room or not
+            self._release(-size)  # counted whether there is room or not
             self.waiting_bytes += size
             self.reorder.hold(number, chunk, now=now)
         if saved.offsets is not None:
@@ -361,38 +360,38 @@ class InputStream:
             self.time_gaps(now=now)
 
     def go_on_with(self, request_input: RequestInput) -> None:
-        """This was the input that is open, or whose rest is discarded."""
+        """Set the request whose input is open, or being discarded, after ``restore``."""
         self.current = request_input
 
     def hold_again(self, request_input: RequestInput | None, size: int) -> None:
-        """Hold bytes of a request that was restored, or of none, whether there is room or not."""
+        """Count bytes of a restored request, or of none, whether there is room or not."""
         self._release(-size)
         if request_input is not None:
             request_input.held_bytes += size
 
     @property
     def buffered_chunks(self) -> int:
-        """Chunks, or pieces of them, that wait behind a gap."""
+        """The number of chunks, or pieces of chunks, that wait for a missing one."""
         return len(self.reorder) if self.offsets is None else len(self.offsets)
 
     def received(self) -> ReceivedInput:
-        """How much of the input has arrived."""
+        """Return how much of the input has arrived."""
         return ReceivedInput(self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes)
 
     # time
 
     def leave_gaps(self) -> None:
-        """Give a gap all the time that the input has, until ``time_gaps``."""
+        """Let a gap never time out, until ``time_gaps`` is called."""
         self._gap_timeout = math.inf
 
     def time_gaps(self, *, now: float) -> None:
-        """From now on a gap times out after all, as the end of the input is known. Idempotent."""
+        """Let gaps time out from now on, as the end of the input is known. Idempotent."""
         if self.gap_since is not None and self._gap_timeout == math.inf:
             self._gap_timeout = self.limits.reorder_timeout
             self.gap_since = now if self._held_since is None else self._held_since
 
     def get_timer(self) -> float | None:
-        """The earliest time at which ``handle_timer`` may raise; None while nothing can time out."""
+        """Return the earliest time at which ``handle_timer`` may raise; None if nothing can time out."""
         if self._held_since is not None:
             return None
         when = math.inf if self.answering or self.suspended else self._last_activity + self.limits.session_timeout
@@ -401,7 +400,7 @@ class InputStream:
         return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
-        """Raise SequenceGap or SessionTimeout if it is due."""
+        """Raise SequenceGap or SessionTimeout if one is due."""
         if self._held_since is not None:
             return
         if self.gap_since is not None and now >= self.gap_since + self._gap_timeout:
@@ -424,14 +423,14 @@ class InputStream:
     # bytes
 
     def close(self) -> None:
-        """Release everything. What arrives later is not counted."""
+        """Release all bytes. Later input is not counted."""
         self._release(self.held_bytes)
         self._closed = True
 
     def hold_waiting(self, size: int) -> None:
-        """Count ``size`` more bytes that wait behind a gap.
+        """Count ``size`` more bytes of chunks that wait for a missing one.
 
-        Raises PayloadTooLarge or EngineOverloaded where there is no room.
+        Raises PayloadTooLarge or EngineOverloaded if there is no room.
         """
         self._check_total(size)
         self._hold(size)
@@ -442,7 +441,7 @@ class InputStream:
         self.waiting_bytes -= size
 
     def excess(self, total: int, sequence_id: int | None = None) -> PayloadTooLarge | None:
-        """Return the error for an input of ``total`` bytes in all, None if it may be so long."""
+        """Return the error for an input of ``total`` bytes in all; None if that is within the limit."""
         most = self.limits.max_total_bytes
         if most is None or total <= most:
             return None
@@ -505,7 +504,7 @@ class InputStream:
             events = self._receive_piece(self.offsets, chunk)
         except OmniError:
             if not self.opened and not self.offsets and self.offsets.end is None:
-                self.offsets = None  # nothing was accepted: the next chunk may have a number, or neither
+                self.offsets = None  # nothing was accepted: the next chunk may have a number, an offset, or neither
             raise
         finally:
             if self.offsets is not None:
@@ -525,7 +524,7 @@ class InputStream:
         gap = offsets.missing
         if gap is None:
             self.gap_since = None
-        elif before is None or gap.stop > before.stop:  # a gap that is left behind another has its own deadline
+        elif before is None or gap.stop > before.stop:  # a second gap, which has its own deadline
             self.gap_since = now
 
     def _place(self, sequence_id: int, item: InputChunk | None, size: int, now: float) -> Sequence[StreamEvent]:
@@ -546,7 +545,7 @@ class InputStream:
                 self.hold_waiting(size)
                 self.reorder.hold(sequence_id, item, now=now)
                 if item is not None and item.end_of_input:
-                    self._ends_at = sequence_id  # nothing but bare ends stands behind it
+                    self._ends_at = sequence_id  # nothing but bare ends follows it
                 if self.gap_since is None:
                     self.gap_since = now
             case Arrival.BEYOND_WINDOW:  # pragma: no branch
@@ -570,17 +569,17 @@ class InputStream:
 
     def _fill(self, item: InputChunk | None, now: float) -> Sequence[StreamEvent]:
         """Accept the next item, and those that waited for it."""
-        # Delivered before it is released: where there is no room for it, its number may come again.
+        # Deliver before releasing: if there is no room for the item, its number may be sent again.
         events: list[StreamEvent] = [] if item is None else [*self._deliver(item)]
         following = self.reorder.next_sequence_id + 1
         waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
             self.notable_events += 1
-            # A gap that is left is another one, with its own deadline.
+            # Another gap may remain, which has its own deadline.
             self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
             if released is not None:
-                self.release_waiting(len(released.payload))  # counted again, or not, where it goes now
+                self.release_waiting(len(released.payload))  # counted again, or not, by ``_deliver_counted``
                 events += self._deliver_counted(released)
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
@@ -597,20 +596,20 @@ class InputStream:
         return self._take_in(chunk)
 
     def _deliver_counted(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """Deliver a chunk for which there was room when it arrived.
+        """Deliver a chunk that was counted when it arrived, and waited since.
 
-        It is not refused now, though a character that it completes makes it up to three bytes longer.
+        It cannot be refused any more, even if a character that it completes makes it up to three bytes longer.
         """
         if chunk.only_names:
             return self._name_in_order(chunk)
         return self._text.deliver(chunk, partial(self._take_in, counted=True))
 
     def _name_in_order(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """Take a chunk that does nothing but name a request."""
+        """Handle a chunk that only names a request, in order: divert it, or apply the name."""
         return [Diverted(replace(chunk, modality=_TEXT))] if self.diverting else self._name(chunk)
 
     def _name(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """Name the request whose input is open, or the one that opens next. The first name counts."""
+        """Name the request whose input is open, or else the one that opens next. Only the first name counts."""
         if self.current is not None and self.current.input_open:
             self.current.name(chunk)
         else:
@@ -659,7 +658,7 @@ class InputStream:
                 request_input.fail()
         if not request_input.input_open:
             if chunk.tool_call_id is not None:
-                self._completes(chunk, request_input)  # it is lost with the input, and may come again
+                self._completes(chunk, request_input)  # discarded with the input; the result may be sent again
             return refused
         events = request_input.receive_chunk(chunk)
         if chunk.tool_call_id is not None and self._completes(chunk, request_input):
@@ -667,7 +666,7 @@ class InputStream:
         return events
 
     def _repeats_end(self, chunk: InputChunk) -> bool:
-        """Whether this repeats the end of a single request, which changes nothing, whatever its number."""
+        """Return whether a chunk repeats the end of a single request, which changes nothing, whatever its number."""
         if not self.single_request or chunk.has_content:
             return False
         number, ends_at = chunk.sequence_id, self._ends_at
@@ -681,7 +680,7 @@ class InputStream:
         if self.diverting:
             self.notable_events += 1
             return [Diverted(None)]
-        if self.single_request and not self.opened:  # a request without input, which fails as one
+        if self.single_request and not self.opened:  # a request without input, which fails
             return self._deliver(InputChunk.end())
         request_input, self.current = self.current, None
         if request_input is None:
@@ -695,11 +694,11 @@ def _ended(sequence_id: int | None) -> SessionConflict:
 
 
 class WholeCharacters:
-    """An incremental UTF-8 check for a stream of chunks in order. Moves their boundaries to those of characters.
+    """Checks the UTF-8 of chunks in order, and moves chunk boundaries to character boundaries.
 
     A character may be spread over consecutive chunks of the same text; the chunks passed on hold whole characters.
-    Anything else that is not UTF-8 becomes a TextRefused event: of such a chunk nothing is used, and of a text that
-    breaks off within a character everything but that character.
+    Anything else that is not UTF-8 becomes a TextRefused event: an invalid chunk is discarded whole; of a text that
+    ends within a character, only that character is.
     """
 
     def __init__(self) -> None:
@@ -714,15 +713,15 @@ class WholeCharacters:
         return self._partial
 
     def restore(self, partial: InputChunk | None) -> None:
-        """Go on within this character."""
+        """Restore the leading bytes of a character that the next chunk completes."""
         self._partial, self.pending = partial, partial is not None
 
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
     ) -> Sequence[StreamEvent]:
-        """Pass the chunk, with whole characters, to ``take_in`` and return its events behind those for invalid text.
+        """Pass the chunk, cut to whole characters, to ``take_in``; return events for invalid text, then its events.
 
-        When ``take_in`` raises, the state is unchanged and the client may send the chunk again.
+        If ``take_in`` raises, the state is unchanged, and the client may send the chunk again.
         """
         try:
             chunk, partial, problem = self._check(chunk)
@@ -734,7 +733,7 @@ class WholeCharacters:
         return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
 
     def end(self) -> list[TextRefused]:
-        """End the text; returns a TextRefused if it breaks off within a character."""
+        """End the text; return a TextRefused if it ends within a character."""
         problem = _broken(self._partial)
         self._partial, self.pending = None, False
         return [] if problem is None else [TextRefused(problem)]
@@ -742,7 +741,7 @@ class WholeCharacters:
     def _check(self, chunk: InputChunk) -> tuple[InputChunk, InputChunk | None, InvalidValue | None]:
         """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
 
-        Raises InvalidValue when the chunk's own bytes are not UTF-8; none of it is used then.
+        Raises InvalidValue if the chunk's own bytes are not UTF-8; none of it is used then.
         """
         before = self._partial
         if not chunk.has_content:

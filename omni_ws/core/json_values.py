@@ -1,4 +1,4 @@
-"""Checks of what clients send: how many values a JSON document has, and which languages can be named."""
+"""Checks of what clients send: how many values a JSON document has, and names and codes of languages."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from omni_ws.errors import InvalidFrame
 
 # The number of values.
 
-#: The most values of a message or a line, which is parsed on the event loop; and of a body, which is not.
+#: The most values of a message or a line, which are parsed on the event loop, and of a body, which is not.
 MAX_MESSAGE_VALUES: Final = 50_000
 MAX_BODY_VALUES: Final = 1_000_000
-#: As how many values an array or an object counts.
+#: The number of values that an array or an object counts as.
 _CONTAINER: Final = 4
-#: Text that is looked through at once, in bytes.
+#: The bytes of text that are examined at once.
 _BLOCK: Final = 1 << 20
 _QUOTE, _COMMA, _ARRAY, _OBJECT = b'",[{'
 
 
 def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MESSAGE_VALUES) -> None:
-    """Raise InvalidFrame where a document has more than ``most`` values. Errors are left to the parser.
+    """Raise InvalidFrame if a document has more than ``most`` values. Syntax errors are left to the parser.
 
-    Counts before anything is built of the document. A parser makes an object of every value: two bytes of text may
-    become a hundred of memory, and while it works, nothing else does, as it holds the interpreter's lock, whichever
-    thread it is in. Linear in the length of the text. What is in strings does not count.
+    The check runs before the document is parsed. A parser makes an object of every value: two bytes of text may become
+    a hundred of memory, and it holds the interpreter's lock meanwhile, whichever thread it is in. The check is linear
+    in the length of the text. Characters in strings do not count.
     """
     if _CONTAINER * len(data) < most:
         return
@@ -36,7 +36,7 @@ def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MES
     values, in_string = 1, False
     for start in range(0, len(text), _BLOCK):
         codes = np.frombuffer(text, np.uint8, min(_BLOCK, len(text) - start), start)
-        # Odd where the quotes so far have opened a string.
+        # Odd inside a string: an odd number of quotes precedes.
         quotes = np.bitwise_xor.accumulate(codes == _QUOTE)
         outside = codes[quotes == in_string]
         in_string ^= bool(quotes[-1])
@@ -86,10 +86,10 @@ WHISPER_LANGUAGES: Final = tuple(_NAME_OF)
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language in lower case; an unknown code is returned as it is."""
+    """Return the English name of a language in lower case; an unknown code is returned unchanged."""
     return _NAME_OF.get(code, code)
 
 
 def language_code(name: str) -> str:
-    """Return the code of a language by its English name, in any case; an unknown name is returned as it is."""
+    """Return the code of a language by its English name, in any case; an unknown name is returned unchanged."""
     return _CODE_OF.get(" ".join(name.lower().split()), name)

@@ -1,22 +1,25 @@
-"""Ledger: what was said and what was heard in one session. Nobody else computes either.
+"""Ledger: the record of what was said and what was heard in one session, and the only place that computes either.
 
-**Entries.** A LedgerEntry is one request with its answer: what the user typed and said, results of tools, the answer's
-text as the engine said it, its tool calls, and its audio as it was made, sent and played. ``Ledger.open`` begins one,
-``finish`` puts it into the history, and later facts (a late transcript, a cut, a report) revise it there.
+**Entries.** A LedgerEntry is one request with its answer: what the user typed and said, the results of tools, the
+answer's text as the engine said it, its tool calls, and its audio as it was made, sent and played. ``Ledger.open``
+begins an entry, ``finish`` puts it into the history, and later facts (a late transcript, a cut, a playback report)
+revise it there.
 
-**One loudspeaker.** The client plays answers one after the other, in the order in which their first audio was sent.
-``_line`` has them in this order, and ``_at`` is the one that plays now, or played last. Its position moves with ``now``
-from ``_origin`` on, up to the audio that was sent; a report sets it. The next answer starts where the one before ends.
+**Playback.** The client plays answers one after the other, in the order in which their first audio was sent. ``_line``,
+the playback line, has them in this order, and ``_at`` is the index of the one that plays now, or played last. Its
+position advances with ``now`` from ``_origin`` on, up to the audio that was sent; a report of the client sets it. The
+next answer starts when the one before ends.
 
-**Heard.** An answer that is never cut counts as heard whole. ``cut`` fixes where one was: at its latest report; without
-one by the line, where the client reports at all or is ``clocked``, and else at the end of what was sent. Until a
-request has read the history, a report may still say where that was. ``heard_text`` maps the position to the text.
+**Heard.** An answer that is never cut counts as heard whole. ``cut`` determines how much of an answer was heard: up to
+the latest report; without a report, up to the position on the playback line, if the client reports at all or is
+``clocked``; otherwise all that was sent. Until a request has read the history, a later report may still correct this.
+``heard_text`` maps the position to the text.
 
-**Bounds.** Text is kept up to MAX_KEPT_TEXT characters an entry; words and clauses up to MAX_MARKS, of which older
-ones are summed up; entries with all of this up to MAX_ENTRIES and MAX_DETAIL. What is dropped stays in the history,
-which has bounds of its own, as it stands there.
+**Bounds.** Text is kept up to MAX_KEPT_TEXT characters an entry; words and clauses up to MAX_MARKS, older ones being
+merged into one position; entries with these details up to MAX_ENTRIES and MAX_DETAIL. After that the history, which has
+bounds of its own, keeps only the messages.
 
-Times are seconds on the caller's clock. ``to_bytes`` writes all of it, and ``from_bytes`` restores it.
+Times are seconds on the caller's clock. ``to_bytes`` serialises the ledger, and ``from_bytes`` restores it.
 """
 
 from __future__ import annotations
@@ -41,20 +44,20 @@ from omni_ws.core.ledger_entry import (
 )
 from omni_ws.core.quota import ByteBudget, beyond_ordinary
 
-#: Entries that are over and played, of which more is known than the history has.
+#: The number of entries that are over and played, and of which more is kept than the history has.
 MAX_ENTRIES: Final = 16
-#: What entries that are over may hold together, in characters: a word or a clause counts MARK_SIZE.
+#: The size of what such entries may hold together, in characters; a word or a clause counts MARK_SIZE.
 MAX_DETAIL: Final = 1 << 20
-#: Audio of one answer that is kept to be sent again: five seconds at 24 kHz.
+#: The audio of one answer that is kept to be sent again: five seconds at 24 kHz.
 MAX_UNHEARD_BYTES: Final = 256 * 1024
-#: The least sound from which a voice's pace is measured, and the sound beyond which older sound counts half.
+#: The least sound from which a voice's pace is measured, and the length beyond which older sound counts half.
 _LEAST_PACE_MS: Final = 1000
 _MOST_PACE_MS: Final = 600_000
 _PLAYED_KEPT: Final = 8
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """A ledger in a form that can be written to bytes; behind the ``known`` entries are those on the line alone."""
+    """The contents of a Ledger, for serialisation. Only the first ``known`` entries can be found by their ids."""
 
     history: HistoryState
     entries: list[LedgerEntry]
@@ -72,10 +75,10 @@ _STATE: Final = msgspec.msgpack.Decoder(_State)
 
 
 class Ledger:
-    """What was said and heard in one session: see above.
+    """The record of what was said and heard in one session: see the module.
 
-    ``max_tokens`` and ``budget`` bound the history, see HistoryItems. ``read`` tells which pieces of a text a voice
-    reads, where a voice tells neither times of words nor clauses.
+    ``max_tokens`` and ``budget`` bound the history, see HistoryItems. ``read`` returns the pieces of a text that a
+    voice reads, for voices that report neither times of words nor clauses.
     """
 
     __slots__ = (
@@ -96,21 +99,21 @@ class Ledger:
 
     def __init__(self, max_tokens: int, budget: ByteBudget, *, read: Read = read_all) -> None:
         self.history = HistoryItems(max_tokens, budget)
-        #: Whether a client that reports nothing plays what it is sent, without a pause.
+        #: Whether a client that sends no reports plays what it is sent at once, without a pause.
         self.clocked = False
         #: Whether the client has ever reported its playback.
         self.reporting = False
         self._budget = budget
-        #: What texts and marks are charged with.
+        #: The bytes that are charged for texts and marks.
         self._weighed = 0
         self._closed = False
         self._read = read
         self._entries: dict[str, LedgerEntry] = {}
         self._line: list[LedgerEntry] = []
         self._at = 0
-        #: When the answer at ``_at`` began to play, shifted by every pause since.
+        #: When the answer at ``_at`` began to play, moved on by every pause since.
         self._origin = 0.0
-        #: Characters of text whose sound was whole, and the length of that.
+        #: The length of the texts that were spoken completely, in characters, and of their sound.
         self._pace_characters = 0.0
         self._pace_ms = 0.0
 
@@ -119,13 +122,13 @@ class Ledger:
     def open(
         self, request_id: str, *, speaks: bool = False, writes: bool = True, resumable: bool = False
     ) -> LedgerEntry:
-        """Open the entry of a request. The history has it behind those of earlier requests, whichever ends first.
+        """Open the entry of a request. The history orders requests as they were opened, whichever ends first.
 
-        ``speaks``: its answer is to be spoken; ``writes``: its text is sent; ``resumable``: what was not heard of it is
-        kept, to be sent again.
+        ``speaks``: the answer is to be spoken. ``writes``: its text is sent. ``resumable``: audio that was sent and not
+        heard is kept, to be sent again.
         """
         kept = Unheard() if resumable else None
-        if (known := self._entries.get(request_id)) is not None:  # restored, with a request that goes on
+        if (known := self._entries.get(request_id)) is not None:  # restored, for a request that continues
             return known
         entry = LedgerEntry(request_id=request_id, speaks=speaks, writes=writes, kept=kept)
         self._entries[request_id] = entry
@@ -133,7 +136,7 @@ class Ledger:
         return entry
 
     def find(self, request_id: str) -> LedgerEntry | None:
-        """Return the entry of a request; None where no more is known of it than the history has."""
+        """Return the entry of a request; None if the history alone remembers the request."""
         return self._entries.get(request_id)
 
     def finish(
@@ -146,10 +149,10 @@ class Ledger:
         speech: Speech | None = None,
         words_unknown: bool = False,
     ) -> None:
-        """End an entry, whose final is out, and add it to the history if it is to be ``remembered``.
+        """End an entry after its final output, and add it to the history if it is to be ``remembered``.
 
-        ``whole``: the engine came to its own end. ``speech`` is what was said where its words are not known, charged to
-        the budget, and ``words_unknown`` says that it could not be kept.
+        ``whole``: the engine completed the answer. ``speech`` is the user's audio if its words are not known; it is
+        charged to the budget already. ``words_unknown`` says that such audio could not be kept.
         """
         entry.end(whole=whole, cancelled=cancelled, speech=speech, words_unknown=words_unknown)
         self._budget.give(entry.keep_no_audio())
@@ -162,7 +165,7 @@ class Ledger:
         self._drop_details()
 
     def late_transcript(self, request_id: str, text: str) -> bool:
-        """Add a transcript that comes after the final of its request. Returns False if that is not kept any more."""
+        """Add a transcript that arrives after the final of its request. Return False if the request is forgotten."""
         entry = self._entries.get(request_id)
         if entry is None or not entry.finished or not entry.input_kept:
             return False
@@ -177,7 +180,7 @@ class Ledger:
             yield self.answer(entry)
 
     def question(self, entry: LedgerEntry) -> Message:
-        """The user's message of an entry, as far as its words are known."""
+        """Return the user's message of an entry, as far as its words are known."""
         typed = entry.typed.decode("utf-8", "replace")
         if entry.speech is not None:
             return Message("user", typed, speech=entry.speech)
@@ -186,21 +189,21 @@ class Ledger:
         return Message("user", entry.user_text)
 
     def answer(self, entry: LedgerEntry) -> Message:
-        """The answer for the history: where it was cut, only the part that was heard."""
+        """Return the answer as a message for the history: if it was cut, only the part that was heard."""
         text = self.heard_text(entry)
-        # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
+        # A cancelled answer may end within a call: no client can answer such a call, and no engine accepts it.
         calls = tuple(call for call in entry.tool_calls if call.is_whole or not entry.cancelled)
         return Message("assistant", text, tool_calls=calls)
 
     def heard_text(self, entry: LedgerEntry) -> str:
-        """The part of the answer's text that was heard, or will be where it was not cut."""
+        """Return the part of the answer's text that was heard or, if it is not cut, will be heard."""
         return self._heard_text(entry, entry.cut_ms)
 
     def _heard_text(self, entry: LedgerEntry, cut_ms: float | None) -> str:
         text = entry.said.joined()
         if cut_ms is None:
             return text if entry.writes or audible(text) else ""
-        if not entry.sent_ms:  # text without sound is heard when it is sent
+        if not entry.sent_ms:  # text without sound counts as heard when it is sent
             return "" if entry.unheard else text[: entry.shown].rstrip()
         if entry.whole and cut_ms >= entry.made_ms:
             return text
@@ -214,7 +217,7 @@ class Ledger:
         return audible(text[:end])
 
     def _heard_words(self, entry: LedgerEntry, text: str, cut_ms: float) -> str:
-        if cut_ms < entry.base_ms:  # before the words that are known one by one
+        if cut_ms < entry.base_ms:  # the words before ``base_ms`` are no longer known one by one
             clause = [Clause(0, entry.base_ms, 0, entry.base_end)]
             end = end_of_clauses(text, clause, cut_ms, whole=True, pace=None, read=self._read)
         elif entry.words:
@@ -228,7 +231,7 @@ class Ledger:
         return audible(text[:end])
 
     def _pace(self, entry: LedgerEntry) -> float | None:
-        """Characters a second of the answer's voice; None where that is not known."""
+        """The pace of the answer's voice in characters a second; None if it is not known."""
         known = entry.clauses[:-1]
         lasted = sum(clause.end_ms - clause.start_ms for clause in known)
         if lasted >= _LEAST_PACE_MS:
@@ -245,7 +248,7 @@ class Ledger:
     # the loudspeaker
 
     def send(self, entry: LedgerEntry, number: int, start_ms: float, end_ms: float, now: float) -> None:
-        """Count audio from ``start_ms`` to ``end_ms`` as made and sent, as output ``number``.
+        """Record that audio from ``start_ms`` to ``end_ms`` was made and sent, as output ``number``.
 
         After an underrun the position continues from ``start_ms``.
         """
@@ -265,7 +268,7 @@ class Ledger:
                 self._origin = now - start_ms / 1000
 
     def position_ms(self, entry: LedgerEntry, now: float) -> float:
-        """The position of the client in the answer, by the line, in milliseconds."""
+        """Return the client's position in the answer according to the playback line, in milliseconds."""
         if entry.held_ms is not None:
             return entry.held_ms
         if entry.cut_ms is not None:
@@ -274,12 +277,13 @@ class Ledger:
         if entry.first_number is None:
             return 0
         if self._line[self._at] is entry:
-            # Clocks count binary fractions of seconds: without rounding, a word would have begun at its first instant.
+            # Clocks count binary fractions of seconds: without rounding, the position could be just before a word's
+            # start.
             return min(entry.sent_ms, round(max(0.0, now - self._origin) * 1000, 3))
         return 0 if entry in self._line[self._at :] else entry.sent_ms
 
     def due_ms(self, entry: LedgerEntry, start_ms: float, now: float) -> float:
-        """Milliseconds until the audio at ``start_ms`` of the answer is played, behind all that is before it."""
+        """Return the milliseconds until the audio at ``start_ms`` of the answer is played, after all before it."""
         position = self.position_ms(entry, now)
         before = 0.0
         for other in self._line[self._at :]:
@@ -290,12 +294,12 @@ class Ledger:
         return start_ms - position + before
 
     def playing(self, now: float) -> bool:
-        """Whether any audio that was sent is not played yet."""
+        """Return whether any audio that was sent is not played yet."""
         self._advance(now)
         return any(self._unplayed(entry, now) for entry in self._line[self._at :])
 
     def resume_ms(self, entry: LedgerEntry, now: float) -> float:
-        """The position at which a held answer goes on: its latest report, or without one its position by the line."""
+        """Return where a held answer resumes: at its latest report, or else at its place on the playback line."""
         if entry.reported_ms is None:
             return self.position_ms(entry, now)
         return min(entry.reported_ms, entry.sent_ms)
@@ -303,11 +307,12 @@ class Ledger:
     def report(
         self, played_ms: float, *, now: float, request_id: str | None = None, sequence_id: int | None = None
     ) -> None:
-        """Take a report of the client: it has played ``played_ms`` of an answer.
+        """Process a playback report: the client has played ``played_ms`` of an answer.
 
-        Without ``request_id`` that is the answer that plays by the line, or played last, whose first audio is not
-        numbered above ``sequence_id``. All answers before it were heard as far as they were not cut, and those behind
-        it not at all. A report of less than before, or about an unknown answer, changes nothing.
+        Without ``request_id`` the report is about the answer that plays now or played last, by the playback line, and
+        whose first audio is not numbered above ``sequence_id``. Answers before it then count as heard, as far as they
+        were not cut, and answers after it as not begun. A report of less than before, or about an unknown answer,
+        changes nothing.
         """
         self._advance(now)
         index = self._reported_index(request_id, sequence_id)
@@ -326,7 +331,7 @@ class Ledger:
             if not entry.read:
                 entry.report_cut(played_ms)
                 self._revise(entry)
-            self._at, self._origin = index, now  # what is behind it begins now
+            self._at, self._origin = index, now  # the following answers begin now
             self._advance(now)
             return
         entry.report(played_ms)
@@ -344,9 +349,9 @@ class Ledger:
         return None
 
     def cut(self, entry: LedgerEntry, now: float, *, unheard: bool = False, at_ms: float | None = None) -> None:
-        """Cut an answer: the client plays nothing more of it. ``at_ms`` is where the client stopped, if that is known.
+        """Cut an answer: the client plays nothing more of it. ``at_ms`` is where it stopped, if that is known.
 
-        ``unheard``: the speaker went on, as for an answer that is held; if no audio was sent, nothing was heard.
+        ``unheard``: the speaker continued, as for an answer that is held; if no audio was sent, nothing was heard.
         Idempotent.
         """
         self._advance(now)
@@ -357,22 +362,22 @@ class Ledger:
             return
         entry.cut_first(self._heard_ms(entry, now) if at_ms is None else at_ms, unheard=unheard)
         if entry.first_number is not None and self._line[self._at] is entry:
-            self._origin = now  # when the next one begins
+            self._origin = now  # the next answer begins now
             self._advance(now)
         self._revise(entry)
 
     def stop(self, request_id: str, now: float) -> None:
-        """Cut the answer of a request, unless all that was sent of it is played."""
+        """Cut the answer of a request, unless all audio that was sent of it is played."""
         entry = self._entries.get(request_id)
         if entry is not None and self._unplayed(entry, now):
             self.cut(entry, now)
 
     def play_at_once(self) -> None:
-        """The client plays what it is sent at once, without a pause, until it reports anything else."""
+        """Assume that the client plays what it is sent at once, without a pause, until it sends a report."""
         self.clocked = True
 
     def silence(self, now: float, *, spared: LedgerEntry | None = None) -> None:
-        """Cut all answers with audio that is not played, but for ``spared``."""
+        """Cut all answers that have audio that is not played, except ``spared``."""
         self._advance(now)
         for entry in [one for one in self._line[self._at :] if one is not spared and self._unplayed(one, now)]:
             self.cut(entry, now)
@@ -390,7 +395,7 @@ class Ledger:
         return entry.sent_ms
 
     def _advance(self, now: float) -> None:
-        """Move the line on, past the answers that were played through by ``now``."""
+        """Advance the playback line past the answers that have ended by ``now``."""
         line = self._line
         while self._at + 1 < len(line):
             playing, following = line[self._at], line[self._at + 1]
@@ -409,10 +414,10 @@ class Ledger:
         if entry.finished and entry.answer_kept and entry.request_id in self._entries:
             self.history.revise(entry.request_id, self.answer(entry))
 
-    # withdrawn, held
+    # Answers that are held
 
     def keep_unheard(self, entry: LedgerEntry, audio: SentAudio, now: float) -> None:
-        """Keep audio that is sent now, to be sent again where speech without words interrupts the answer."""
+        """Keep audio that is sent now, to send it again after speech without words has interrupted the answer."""
         unheard = entry.kept
         if unheard is None:
             return
@@ -426,13 +431,13 @@ class Ledger:
             self._budget.give(unheard.drop_oldest(missing=True))
 
     def can_resume(self, entry: LedgerEntry, now: float) -> bool:
-        """Whether all that was sent and not heard is kept."""
+        """Return whether all audio that was sent and not heard is kept."""
         return entry.kept is not None and self.resume_ms(entry, now) >= entry.kept.missing_ms
 
     def hold(self, entry: LedgerEntry, withdrawn: Sequence[OutputChunk], *, cost: int, now: float) -> None:
-        """Hold an answer that speech interrupts, and that may go on. All others are cut.
+        """Hold an answer that speech interrupts, so that it may resume later; cut all other answers.
 
-        ``withdrawn`` are outputs of it that were taken back; they are charged with ``cost``.
+        ``withdrawn`` are outputs of the answer that were queued and not sent; ``cost`` is charged for them.
         """
         self.silence(now, spared=entry)
         unheard = entry.hold(self.position_ms(entry, now))
@@ -441,7 +446,7 @@ class Ledger:
         self._budget.charge(cost)
 
     def go_on(self, entry: LedgerEntry, now: float) -> list[OutputChunk]:
-        """Resume an answer, as the speech had no words. Returns what has to be sent first, numbered as it was."""
+        """Resume a held answer: the speech had no words. Return the outputs to send first, with their old numbers."""
         unheard = entry.resumable()
         resume_ms = self.resume_ms(entry, now)
         outputs = unheard.behind(resume_ms)
@@ -453,13 +458,13 @@ class Ledger:
         return outputs
 
     def answer_if_cut(self, entry: LedgerEntry, now: float) -> Message:
-        """The message that the history would get of a held answer if it ended where it was interrupted."""
+        """Return the message that the history would get of a held answer if it ended at the interruption."""
         unheard = entry.speaks and not entry.sent_ms
         text = "" if unheard else self._heard_text(entry, self._heard_ms(entry, now))
         return Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
 
     def leaves_answer(self, entry: LedgerEntry, now: float) -> bool:
-        """Whether the history keeps more of an entry than the user's message, now that its answer is cut or held."""
+        """Return whether the history keeps more of an entry, whose answer is cut or held, than the user's message."""
         answer = self.answer_if_cut(entry, now) if entry.held_ms is not None else self.answer(entry)
         return bool(entry.results) or answer.says_something
 
@@ -468,9 +473,9 @@ class Ledger:
     def messages(
         self, answering: Collection[str] = (), *, now: float, held: LedgerEntry | None = None
     ) -> tuple[Message, ...]:
-        """The messages that a request sees. ``answering`` are the calls whose results are in its input.
+        """Return the messages that a request sees. ``answering`` are the calls whose results are in its input.
 
-        Of the answer that is ``held`` the request sees what was heard. No later report moves the cut of any answer.
+        Of the answer that is ``held`` the request sees what was heard. Later reports do not move the cuts of answers.
         """
         for entry in self._entries.values():
             entry.settle_cut()
@@ -478,13 +483,13 @@ class Ledger:
         return self.history.messages(answering, more=more)
 
     def knows_call(self, call_id: str) -> bool:
-        """Whether a model can be given the result of this call: it is in the history, or in an answer under way."""
+        """Return whether a model can be given the result of a call: the history or a running answer has the call."""
         return self.history.sees_call(call_id) or any(
             one.id == call_id for entry in self._entries.values() if not entry.finished for one in entry.calls.values()
         )
 
     def calls_beside(self, call_id: str) -> tuple[str, ...]:
-        """The calls of the answer that has this one."""
+        """Return the ids of all calls of the answer that made the call ``call_id``."""
         for entry in self._entries.values():
             calls = [one.id for one in entry.calls.values()]
             if call_id in calls and not entry.finished:
@@ -492,27 +497,27 @@ class Ledger:
         return self.history.calls_beside(call_id)
 
     def knows_result(self, call_id: str) -> bool:
-        """Whether the result of this call has come."""
+        """Return whether the result of the call has arrived."""
         return self.history.sees_result(call_id) or any(
             call_id in entry.results for entry in self._entries.values() if not entry.finished
         )
 
     def place(self, messages: Iterable[Message], *, item_id: str | None = None) -> None:
-        """Add messages of no request: an item of the client's, behind all requests so far, or an earlier history."""
+        """Add messages that belong to no request, after all requests so far: a client's item, or an earlier history."""
         if item_id is not None:
             self.history.open(item_id)
         self.history.add(messages, request_id=item_id)
 
     def remove(self, *request_ids: str, roles: Container[str] = ALL_ROLES) -> None:
-        """Drop from the history what requests, or items of the client's, have left in these roles."""
+        """Drop from the history the messages in ``roles`` of these requests, or with these ids of client items."""
         self.history.remove(*request_ids, roles=roles)
         for entry in filter(None, map(self._entries.get, request_ids)):
             entry.leave_out(roles)
 
     def weigh(self) -> None:
-        """Charge the memory of texts, marks and ids. Called when a request, or an item, has come or is over.
+        """Charge the memory of texts, marks and ids. To be called when a request or an item was added or has ended.
 
-        Texts, marks and ids have bounds of their own, so the charge is never refused.
+        These have bounds of their own, so the charge is never refused.
         """
         size = beyond_ordinary(self.history.memory + sum(entry.memory for entry in self._entries.values()))
         if not self._closed:
@@ -520,7 +525,7 @@ class Ledger:
             self._weighed = size
 
     def close(self) -> None:
-        """Drop everything, and keep nothing of what comes later. Idempotent."""
+        """Drop everything; whatever is added later is dropped at once. Idempotent."""
         self._budget.give(self._weighed)
         self._weighed, self._closed = 0, True
         for entry in self._entries.values():
@@ -531,7 +536,7 @@ class Ledger:
         self.history.close()
 
     def _drop_details(self) -> None:
-        """Keep little more than the history of entries that are over and played."""
+        """Drop texts and marks of the oldest entries that are over and played, beyond the limits."""
         over = [entry for entry in self._entries.values() if entry.finished]
         waiting = {one.request_id for one in self._line[self._at :] if one.cut_ms is None}
         size = sum(entry.size for entry in over)
@@ -547,7 +552,7 @@ class Ledger:
     # bytes
 
     def to_bytes(self) -> bytes:
-        """The whole ledger, with speech and audio that are held, for ``from_bytes``."""
+        """Serialise the whole ledger, with the speech and audio that it keeps, for ``from_bytes``."""
         dropped = [one for one in self._line if one.request_id not in self._entries]
         return msgspec.msgpack.encode(
             _State(
@@ -566,13 +571,16 @@ class Ledger:
 
     @classmethod
     def from_bytes(cls, data: bytes, budget: ByteBudget, *, read: Read = read_all) -> Ledger:
-        """The ledger that ``to_bytes`` wrote, which charges ``budget`` from now on."""
+        """Return the ledger that ``to_bytes`` serialised, which charges ``budget`` from now on."""
         new = cls(0, budget, read=read)
         new.restore(data)
         return new
 
     def restore(self, data: bytes, *, later: float = 0) -> None:
-        """Go on with what ``to_bytes`` wrote, by a clock that shows so many seconds more. Nothing may have come yet."""
+        """Restore what ``to_bytes`` serialised into this ledger, which must be new.
+
+        ``later`` is how many seconds the clock of this ledger shows more than that of the other.
+        """
         state = _STATE.decode(data)
         self.history = HistoryItems.restored(state.history, self._budget)
         by_id = {entry.request_id: entry for entry in state.entries}

@@ -1,6 +1,6 @@
-"""LedgerEntry: one request and its answer, with what was said, made, sent and played of it. See Ledger.
+"""LedgerEntry: one request and its answer, with what was said, made, sent and played of the answer. See Ledger.
 
-The functions at the end tell which part of a spoken text was heard, by how much of its sound was played.
+The functions at the end compute which part of a spoken text was heard, from how much of its sound was played.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import msgspec
 from omni_ws.core.chunks import SAMPLE_BYTES, OutputChunk, OutputModality, ToolCall, ToolCallFragment, Word
 from omni_ws.core.history import UNSPACED, Speech
 
-#: Text of an entry that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
+#: The text of an entry that is kept for the history, in characters or bytes of input; the history holds no more.
 MAX_KEPT_TEXT: Final = 1 << 18
-#: Words, and clauses, of an answer with their times: an hour of speech.
+#: The words or clauses of an answer whose times are kept: an hour of speech.
 MAX_MARKS: Final = 1 << 14
-#: What counts of a word or a clause against MAX_DETAIL.
+#: The size of a word or a clause, as it counts against MAX_DETAIL.
 MARK_SIZE: Final = 16
-#: What an entry takes in memory, and what each word, clause and fragment of a call.
+#: The memory that an entry takes, and that each word, clause and fragment of a call takes.
 ENTRY_BYTES: Final = 1024
 MARK_BYTES: Final = 160
-#: Pieces in which the text of an answer is kept.
+#: The most pieces in which the text of an answer is kept; more are joined.
 MAX_PIECES: Final = 256
 
 
 class Clause(NamedTuple):
-    """The sound from ``start_ms`` to ``end_ms`` is the text from ``start`` to ``end``."""
+    """A piece of an answer: its text from ``start`` to ``end``, and its sound from ``start_ms`` to ``end_ms``."""
 
     start_ms: float
     end_ms: float
@@ -38,7 +38,7 @@ class Clause(NamedTuple):
 
 
 class BoundedText(msgspec.Struct):
-    """Pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is counted, and dropped."""
+    """The pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is only counted."""
 
     pieces: list[str] = []
     length: int = 0
@@ -54,7 +54,7 @@ class BoundedText(msgspec.Struct):
         return separator.join(self.pieces)
 
     def join(self) -> None:
-        """Make one piece of all."""
+        """Join all pieces to one."""
         self.pieces = [self.joined()]
 
 
@@ -78,7 +78,7 @@ class SentCall(msgspec.Struct):
 
 
 class SentAudio(msgspec.Struct, frozen=True):
-    """Audio that was sent, its place on the answer's time line, and what it is charged with."""
+    """Audio that was sent, its interval on the answer's time line, and the bytes that are charged for it."""
 
     chunk: OutputChunk
     start_ms: float
@@ -87,11 +87,11 @@ class SentAudio(msgspec.Struct, frozen=True):
 
 
 class Unheard(msgspec.Struct):
-    """The part of an answer that the client has not heard, to be sent again when its playback goes on.
+    """The part of an answer that the client has not heard, kept to be sent again when its playback resumes.
 
-    The newest audio that was sent, and what is set aside unsent while the answer is held. It is charged to a budget. Of
-    the audio, the oldest beyond MAX_UNHEARD_BYTES is dropped, and all of it while the server holds more than half of
-    what it may.
+    It has the newest audio that was sent, and outputs that are set aside, unsent, while the answer is held. Both are
+    charged to a budget. The oldest audio beyond MAX_UNHEARD_BYTES is dropped, and all audio while the server holds more
+    than half of the bytes that it may.
     """
 
     kept: list[SentAudio] = []
@@ -106,7 +106,7 @@ class Unheard(msgspec.Struct):
         self.charged += audio.cost
 
     def drop_oldest(self, *, missing: bool = False) -> int:
-        """Drop the oldest audio, which is ``missing`` from then on where it was not heard. Returns its cost."""
+        """Drop the oldest audio and return its cost. ``missing``: it was not heard, so it cannot be sent again."""
         oldest = self.kept.pop(0)
         self.charged -= oldest.cost
         if missing:
@@ -114,73 +114,73 @@ class Unheard(msgspec.Struct):
         return oldest.cost
 
     def behind(self, position_ms: float) -> list[OutputChunk]:
-        """The audio behind this position, the first chunk of raw samples cut there, and what was set aside."""
-        # What was withdrawn was never sent, wherever the clock says that playback was, and is kept, too.
+        """Return the audio after this position, where a raw first chunk is cut, then the outputs set aside."""
+        # What was set aside was never sent, wherever the clock says that playback was, and is returned, too.
         unsent_ms = min((one.start_ms for one in self.aside if one.start_ms is not None), default=float("inf"))
         sent = [one for one in self.kept if one.end_ms > position_ms]
         sent = [one for one in sent if round(max(one.start_ms, position_ms)) < unsent_ms]
         return [*(_behind(one, position_ms) for one in sent), *self.aside]
 
     def set_aside(self, outputs: Sequence[OutputChunk] = (), cost: int = 0) -> int:
-        """Set these outputs aside, in place of those before them, whose cost is returned."""
+        """Set these outputs aside in place of earlier ones, and return the cost of the earlier ones."""
         before, self.aside, self.aside_cost = self.aside_cost, list(outputs), cost
         return before
 
 
 class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
-    """One request and its answer. Changed by its own methods only, which the ledger calls."""
+    """One request and its answer. The ledger changes it, only by its methods."""
 
     request_id: str
     #: Whether the answer is to be spoken, and whether its text is sent.
     speaks: bool = False
     writes: bool = True
-    #: Text of the input, and the results of tools by the id of the call; bytes of both that may still be kept.
+    #: Text of the input, and results of tools by call id; and how many bytes of both may still be kept.
     typed: bytearray = msgspec.field(default_factory=bytearray)
     results: dict[str, bytearray] = {}
     input_room: int = MAX_KEPT_TEXT
-    #: Settled transcripts of the input.
+    #: The settled transcripts of the input.
     heard: BoundedText = msgspec.field(default_factory=BoundedText)
-    #: The answer as the engine said it, and how many characters of it were sent as text.
+    #: The answer's text as the engine said it, and how many characters of it were sent as text.
     said: BoundedText = msgspec.field(default_factory=BoundedText)
     shown: int = 0
     calls: dict[int, SentCall] = {}
-    #: The words of the audio, or the clauses where it has none; up to ``base_ms``, where the text is heard up to
-    #: ``base_end``, they are summed up.
+    #: The words of the audio with their times, or the clauses if the engine reports no words. Those before ``base_ms``
+    #: are dropped; the text up to ``base_end`` corresponds to them.
     words: list[Word] = []
     clauses: list[Clause] = []
     base_ms: float = 0
     base_end: int = 0
-    #: The number of the first audio, and when it was sent; None before.
+    #: The number of the first audio output, and when it was sent; None before.
     first_number: int | None = None
     first_sent: float = 0
-    #: The end of the audio that was made, and of that which was sent.
+    #: The end of the audio that was made, and of the audio that was sent.
     made_ms: float = 0
     sent_ms: float = 0
-    #: The latest report of the client; None without any.
+    #: The position of the client's latest report; None without a report.
     reported_ms: float | None = None
-    #: Where the client stopped to play; None while it has not.
+    #: The position at which the client stopped playing; None if the answer is not cut.
     cut_ms: float | None = None
-    #: Whether the speaker went on before there was anything to hear of the answer.
+    #: Whether the answer was cut because the speaker continued before any of its audio could be heard.
     unheard: bool = False
     #: Whether a request has read the history since the cut.
     read: bool = False
-    #: Where the answer stands while it is held, and what had been sent by then; None while it is not.
+    #: The position at which the answer is held, and the end of the audio sent by then; None if it is not held.
     held_ms: float | None = None
     sent_before_hold_ms: float = 0
     kept: Unheard | None = None
-    #: Whether its final is out; whether the engine came to its own end; whether it was cancelled.
+    #: Whether the final was sent; whether the engine completed the answer; whether the answer was cancelled.
     finished: bool = False
     whole: bool = False
     cancelled: bool = False
-    #: What the history keeps of it.
+    #: Whether the history keeps the input, and the answer.
     input_kept: bool = True
     answer_kept: bool = True
     speech: Speech | None = None
     words_unknown: bool = False
-    #: How often a client that reports had played everything before more was sent, and for how long together.
+    #: How often a client that reports had played everything before more was sent, and for how many seconds in all.
     underruns: int = 0
     underrun_sec: float = 0
-    #: The smallest lead at any report: audio that was sent and not played. None without reports.
+    #: The least audio that was sent and not played, at any report. None without reports.
     least_lead_ms: float | None = None
 
     # what was said
@@ -199,18 +199,18 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
     def say(self, text: str) -> None:
         """Add text of the answer."""
         self.said.append(text)
-        if len(self.said.pieces) > MAX_PIECES:  # small ones take more than what they say
+        if len(self.said.pieces) > MAX_PIECES:  # small pieces take more memory than their text
             self.said.join()
         if self.writes:
             self.shown = self.said.length
 
     def call(self, fragment: ToolCallFragment) -> None:
-        """Add a fragment of a tool call, which is sent."""
+        """Add a fragment of a tool call, which was sent."""
         self.calls.setdefault(fragment.index, SentCall()).append(fragment)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that were sent, in the order in which they began. One that was cut off is not whole."""
+        """The calls that were sent, in the order in which they began. A call that was cut off is not whole."""
         return tuple(ToolCall(one.id, one.name, "".join(one.arguments)) for one in self.calls.values())
 
     @property
@@ -220,7 +220,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def answer_text(self) -> str:
-        """The text of the answer as far as it was sent; what was only spoken, as far as it was made."""
+        """The text of the answer as far as it was sent or, if it is only spoken, as far as it was made."""
         text = self.said.joined()
         return text[: self.shown] if self.writes else text
 
@@ -231,7 +231,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
             self._sum_up()
 
     def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
-        """Add audio to the clause that ends at ``text_end`` in the text and begins where the one before ends."""
+        """Add audio to the clause that ends at ``text_end`` in the text, and begins where the clause before ends."""
         last = self.clauses[-1] if self.clauses else Clause(start_ms, start_ms, self.base_end, self.base_end)
         if self.clauses and text_end <= last.end:
             self.clauses[-1] = last._replace(end_ms=end_ms)
@@ -241,7 +241,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Keep the newer half of the words and clauses."""
+        """Drop the older half of the words and clauses, keeping where they end."""
         old = self.words[: MAX_MARKS // 2]
         if old and len(self.words) > MAX_MARKS:
             self.base_end = end_of_words(self.said.joined(), old, begin=self.base_end)
@@ -259,58 +259,58 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def memory(self) -> int:
-        """The bytes of the entry without speech and audio, which are charged as they come."""
+        """The bytes of the entry without speech and audio, which are charged as they arrive."""
         texts = sum(map(getsizeof, (*self.said.pieces, *self.heard.pieces)))
         calls = sum(MARK_BYTES * len(one.arguments) + one.length for one in self.calls.values())
         marks = len(self.words) + len(self.clauses) + len(self.results)
         return ENTRY_BYTES + MAX_KEPT_TEXT - self.input_room + texts + calls + MARK_BYTES * marks
 
-    # what becomes of it
+    # The end of the answer, and its playback
 
     def end(self, *, whole: bool, cancelled: bool, speech: Speech | None, words_unknown: bool) -> None:
-        """End the entry, whose final is out: see ``Ledger.finish``."""
+        """End the entry after its final output: see ``Ledger.finish``."""
         self.finished, self.whole, self.cancelled = True, whole, cancelled
         self.speech, self.words_unknown = speech, words_unknown
 
     def hear_late(self, transcript: str) -> None:
-        """Add the transcript of what was only known as speech."""
+        """Add the transcript of input whose words were not known, in place of its audio."""
         self.hear(transcript)
         self.speech, self.words_unknown = None, False
 
     def leave_out(self, roles: Container[str]) -> None:
-        """Keep nothing of the entry in the history in these roles."""
+        """Exclude the messages of the entry in these roles from the history."""
         self.input_kept = self.input_kept and "user" not in roles
         self.answer_kept = self.answer_kept and "assistant" not in roles
 
     def begin_to_play(self, number: int, now: float) -> None:
-        """Note that the first audio is sent, as output ``number``."""
+        """Record that the first audio was sent, as output ``number``."""
         self.first_number, self.first_sent = number, now
 
     def send_to(self, end_ms: float) -> None:
-        """Note that the audio up to ``end_ms`` is sent."""
+        """Record that the audio up to ``end_ms`` was sent."""
         self.sent_ms = end_ms
         if end_ms > self.made_ms:
             self.made_ms = end_ms
 
     def run_dry(self, late_sec: float) -> None:
-        """Count an underrun: audio is sent ``late_sec`` after all before it was played."""
+        """Count an underrun: audio was sent ``late_sec`` after the client had played all audio before it."""
         if self.reported_ms is not None:
             self.underruns += 1
             self.underrun_sec += late_sec
 
     def report(self, played_ms: float) -> None:
-        """Note that the client has played ``played_ms`` of the answer."""
+        """Record that the client has played ``played_ms`` of the answer."""
         self.reported_ms = played_ms
         lead_ms = self.sent_ms - played_ms
         self.least_lead_ms = lead_ms if self.least_lead_ms is None else min(lead_ms, self.least_lead_ms)
 
     def report_whole(self) -> None:
-        """Note that all audio that was sent is played, as the client plays a later answer."""
+        """Record that all audio that was sent is played, since the client plays a later answer."""
         if self.reported_ms is not None and self.cut_ms is None:
             self.reported_ms = self.sent_ms
 
     def report_cut(self, played_ms: float) -> None:
-        """Note where the answer was cut, as the client reports it."""
+        """Record where the answer was cut, as the client reports it."""
         self.reported_ms = self.cut_ms = played_ms
 
     def cut(self, at_ms: float) -> None:
@@ -318,18 +318,18 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         self.cut_ms = min(at_ms, self.sent_ms)
 
     def cut_first(self, at_ms: float, *, unheard: bool) -> None:
-        """Cut an answer that was not cut. ``unheard``: the speaker went on, as for an answer that is held."""
-        unheard = unheard or self.held_ms is not None  # speech holds answers
+        """Cut an answer that is not cut yet. ``unheard``: see ``Ledger.cut``."""
+        unheard = unheard or self.held_ms is not None  # it is held because the speaker continued
         self.held_ms = None
         self.cut(at_ms)
         self.unheard = unheard and self.speaks and not self.sent_ms
 
     def settle_cut(self) -> None:
-        """Let no later report move the cut, as a request reads the history."""
+        """Fix the cut, since a request reads the history: no later report moves it."""
         self.read = self.read or self.cut_ms is not None
 
     def withdraw(self, chunks: Sequence[OutputChunk]) -> None:
-        """Take back the latest outputs of the answer, which were not sent after all."""
+        """Remove the latest outputs of the answer, which were not sent after all."""
         for chunk in reversed(chunks):
             if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
                 self.sent_ms = min(self.sent_ms, chunk.start_ms)
@@ -341,12 +341,12 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
             self.cut(self.cut_ms)
 
     def hold(self, position_ms: float) -> Unheard:
-        """Hold the answer at ``position_ms``. Returns what is kept of it to be sent again."""
+        """Hold the answer at ``position_ms``. Return the unheard part, which is kept to be sent again."""
         self.held_ms, self.sent_before_hold_ms = position_ms, self.sent_ms
         return self.resumable()
 
     def go_on(self, outputs: Iterable[OutputChunk]) -> None:
-        """Let a held answer go on, with these outputs."""
+        """Resume a held answer, which begins with these outputs."""
         for chunk in outputs:
             if chunk.modality is OutputModality.TEXT:
                 self.shown += len(chunk.text)
@@ -355,13 +355,13 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         self.held_ms, self.sent_ms = None, self.sent_before_hold_ms
 
     def resumable(self) -> Unheard:
-        """The unheard part of the answer, which is kept from now on if it was not before."""
+        """Return the unheard part of the answer. It is kept from now on, if it was not before."""
         if self.kept is None:
             self.kept = Unheard()
         return self.kept
 
     def keep_no_audio(self) -> int:
-        """Drop what is kept to be sent again. Returns what that was charged with."""
+        """Drop the unheard part. Return the bytes that were charged for it."""
         kept, self.kept = self.kept, None
         return 0 if kept is None else kept.charged + kept.aside_cost
 
@@ -373,7 +373,7 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
 
 
 def _take_back(calls: dict[int, SentCall], fragment: ToolCallFragment) -> None:
-    """Take back the latest fragment of a call. A call without fragments is removed."""
+    """Remove the latest fragment of a call, and the call if no fragment is left."""
     call = calls.get(fragment.index)
     if call is None:
         return
@@ -397,9 +397,9 @@ def _behind(sent: SentAudio, position_ms: float) -> OutputChunk:
 
 # Which part of a spoken text was heard.
 
-#: Characters that may lie between two words that a voice pronounced: it skips what it cannot pronounce.
+#: The most characters between two words that a voice pronounced: a voice skips what it cannot pronounce.
 MAX_SKIPPED_CHARACTERS: Final = 200
-#: Characters a second of a voice whose pace is not known: of scripts with blanks, and of those without.
+#: The assumed pace of a voice in characters a second, for scripts with blanks, and for those without.
 USUAL_PACE: Final = 12.0
 USUAL_PACE_UNSPACED: Final = 4.5
 
@@ -407,30 +407,30 @@ _UNSPACED: Final = re.compile(f"[{UNSPACED}]")
 
 
 class SpokenSpan(NamedTuple):
-    """A piece of a text that is read aloud, from ``start`` to ``end``; ``length`` is how long it is when it is read."""
+    """A piece of a text that is read aloud, from ``start`` to ``end``; ``length`` is the length of its spoken form."""
 
     start: int
     end: int
     length: int
 
 
-#: The pieces of a text that a voice reads, in order. Code, addresses and marks may be none.
+#: Returns the pieces of a text that a voice reads, in order. Code, addresses and markup may be in none of them.
 Read: TypeAlias = Callable[[str], Sequence[SpokenSpan]]
 
 
 def read_all(text: str) -> Sequence[SpokenSpan]:
-    """The pieces of a text that is read as it is written."""
+    """Return the pieces of a text that is read as it is written."""
     return [SpokenSpan(0, len(text), len(text))]
 
 
 def usual_pace(text: str) -> float:
-    """Characters a second at which an unknown voice reads this text."""
+    """Return the assumed pace of an unknown voice for this text, in characters a second."""
     unspaced = sum(1 for _ in _UNSPACED.finditer(text))
     return USUAL_PACE_UNSPACED if unspaced * 2 > len(text) else USUAL_PACE
 
 
 def end_of_words(text: str, words: Iterable[Word], *, begin: int = 0) -> int:
-    """The index in ``text`` where the last of ``words``, which begin behind ``begin``, ends.
+    """Return the index in ``text``, which is searched from ``begin`` on, at which the last of ``words`` ends.
 
     Words that are not found are skipped.
     """
@@ -451,10 +451,10 @@ def end_of_words(text: str, words: Iterable[Word], *, begin: int = 0) -> int:
 def end_of_clauses(
     text: str, clauses: Sequence[Clause], heard_ms: float, *, whole: bool, pace: float | None, read: Read
 ) -> int:
-    """The index in ``text`` up to which ``clauses``, which are in order, were heard: by whole words, rounded down.
+    """Return the index in ``text`` up to which ``clauses``, in order, were heard, rounded down to whole words.
 
-    ``whole`` says that the last one has all its sound; else it lasts at least as long as its text does at ``pace``,
-    in characters a second, None where that is not known.
+    ``whole``: the last clause has all its sound. Otherwise it is assumed to last at least as long as its text does at
+    ``pace``, in characters a second; None for an unknown pace.
     """
     end = clauses[0].start if clauses else 0
     for number, clause in enumerate(clauses):
@@ -476,9 +476,9 @@ def end_of_clauses(
 
 
 def audible(part: str) -> str:
-    """``part`` without what cannot have been heard: what follows its last word, but for the marks that close it.
+    """Return ``part`` up to its last word, with the closing marks after that: the rest cannot have been heard.
 
-    Empty where it has no word at all.
+    Empty if ``part`` has no word at all.
     """
     last = len(part)
     while last and not part[last - 1].isalnum():
@@ -486,16 +486,16 @@ def audible(part: str) -> str:
     return part[: _behind_marks(part, last)].rstrip(_OPENING_AT_END).rstrip() if last else ""
 
 
-#: Brackets and quotation marks that only open: what they open was not heard.
+#: Brackets and quotation marks that only open: what they would enclose was not heard.
 _OPENING_AT_END: Final = "([{<¿¡“‘«„‚「『（【《"
 
 
 def _index_of(text: str, pieces: Sequence[SpokenSpan], length: int) -> int:
-    """Return the index in ``text`` behind the first ``length`` characters that are read aloud."""
+    """Return the index in ``text`` after the first ``length`` characters that are read aloud."""
     end = 0
     for piece in pieces:
         if length < piece.length:
-            # A piece that is read longer or shorter than it is written counts in proportion.
+            # In a piece whose read form is longer or shorter than its text, the length counts in proportion.
             return piece.start + (piece.end - piece.start) * length // piece.length if length else end
         length -= piece.length
         end = piece.end
@@ -503,11 +503,11 @@ def _index_of(text: str, pieces: Sequence[SpokenSpan], length: int) -> int:
 
 
 def _whole_words(text: str, index: int) -> int:
-    """``index``, or the beginning of the word that it cuts."""
+    """Return ``index``, or the beginning of the word that it cuts."""
     if index >= len(text):
         return len(text)
     end = index
-    while end < len(text) and not text[end].isspace():  # is there anything of the word behind the index?
+    while end < len(text) and not text[end].isspace():  # is any of the word after the index?
         if text[end].isalnum():
             break
         end += 1
@@ -521,12 +521,12 @@ def _whole_words(text: str, index: int) -> int:
 
 
 def _behind_marks(text: str, end: int) -> int:
-    """``end``, or the index behind the marks that follow there at once."""
+    """Return ``end``, or the index after the closing marks that directly follow it."""
     while end < len(text) and not text[end].isspace() and not text[end].isalnum():
         end += 1
     return end
 
 
 def _lowered(text: str) -> str:
-    """The text in lower case, character for character: "İ" is the only one whose lower case has another length."""
+    """Return the text in lower case, character for character: "İ" alone has a lower case of another length."""
     return text.replace("İ", "i").lower()

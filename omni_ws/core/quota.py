@@ -1,4 +1,4 @@
-"""Shares and limits: bytes that all sessions hold, what a key uses in a day, a rate with bursts."""
+"""Budgets and limits: the bytes that sessions hold, the daily use of an API key, and a rate limit with bursts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from omni_ws.errors import EngineOverloaded, PayloadTooLarge, RateLimited
 
 # Bytes in memory.
 
-#: What any session has of settings, and of history: it counts with the session itself, and only more is charged.
+#: The bytes of settings, and of history, that any session has: they are part of its base cost, and not charged.
 ORDINARY_BYTES: Final = 4096
 
 
 class ByteBudget:
-    """The bytes that all sessions together may hold: input, decoded media, output, history, settings.
+    """The bytes that all sessions together may hold: of input, decoded media, output, history and settings.
 
     ``used`` changes on the event loop only. ``decoded``, the bytes of decoded media, changes on the decoding threads,
     under the lock of ``MediaRoom``: separate counters, so the event loop needs no lock.
@@ -40,7 +40,7 @@ class ByteBudget:
         return self.used + self.decoded
 
     def take(self, size: int) -> None:
-        """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, when they exceed the capacity."""
+        """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, if there is no room for them."""
         if self.used + self.decoded + size > self.capacity:
             raise EngineOverloaded(
                 "the server's buffer for unprocessed input is full; retry later", retry_after_ms=1000
@@ -48,26 +48,26 @@ class ByteBudget:
         self.used += size
 
     def charge(self, size: int) -> None:
-        """Count ``size`` bytes more, whether there is room or not: what is held already, or must not be lost."""
+        """Add ``size`` bytes, whether there is room or not: for data that is held already, or must not be lost."""
         self.used += size
 
     def give(self, size: int) -> None:
-        """Return ``size`` reserved bytes."""
+        """Release ``size`` bytes."""
         self.used -= size
 
     def charge_decoded(self, size: int) -> None:
-        """Count ``size`` bytes of decoded media more, or fewer if negative. Called under the lock of ``MediaRoom``."""
+        """Add ``size``, perhaps negative, to the bytes of decoded media. Called under the lock of ``MediaRoom``."""
         self.decoded += size
 
     def over_half(self, more: int = 0) -> bool:
-        """Whether more than half of the server's capacity is used, or would be with ``more``: the rest is for input."""
+        """Return whether more than half of the server's capacity is used, with ``more``: the rest is for input."""
         return self.used + self.decoded + more > self.capacity // 2
 
 
 class SessionAccount(ByteBudget):
-    """The bytes that one session holds, of whatever kind. What is charged here is charged to the server's budget, too.
+    """The bytes that one session holds, of all kinds. They are charged to the server's budget, too.
 
-    Beyond its ``capacity`` it refuses with PayloadTooLarge, beyond that of the server with EngineOverloaded.
+    Raises PayloadTooLarge beyond its own ``capacity``, and EngineOverloaded beyond the server's.
     """
 
     __slots__ = ("_server",)
@@ -95,24 +95,24 @@ class SessionAccount(ByteBudget):
 
 
 class Room(Protocol):
-    """A budget in which decoders reserve memory before they allocate it."""
+    """A budget in which a decoder reserves memory before allocating it."""
 
     def take(self, size: int) -> None:
-        """Reserve ``size`` bytes. Raises an OmniError, reserving nothing, when they exceed the budget."""
+        """Reserve ``size`` bytes. Raises an OmniError, reserving nothing, if they exceed the budget."""
         ...
 
     def give(self, size: int) -> None:
-        """Return ``size`` reserved bytes."""
+        """Release ``size`` bytes."""
         ...
 
 
-#: A room without limit, for media that do not come from a client. Threads share it, so that its count means nothing.
+#: A room without limit, for media that are not a client's. Threads share it, so its count means nothing.
 UNLIMITED: Final[Room] = ByteBudget(sys.maxsize)
 
 
 @contextmanager
 def reserved(room: Room, size: int, *, keep: bool = False) -> Iterator[None]:
-    """Reserve ``size`` bytes while the block runs; with ``keep``, also after it, unless it raises."""
+    """Reserve ``size`` bytes while the ``with`` block runs; with ``keep``, also after it, unless it raises."""
     room.take(size)
     try:
         yield
@@ -124,14 +124,14 @@ def reserved(room: Room, size: int, *, keep: bool = False) -> Iterator[None]:
 
 
 class Reservation:
-    """Reserves the largest size requested so far, until the ``with`` block ends."""
+    """A context manager that reserves the largest size requested so far, until its ``with`` block ends."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._size = 0
 
     def raise_to(self, size: int) -> None:
-        """Raise the reservation to ``size`` bytes if it is smaller. Raises what the room raises."""
+        """Raise the reservation to ``size`` bytes if it is smaller. Raises whatever the room raises."""
         if size > self._size:
             self._room.take(size - self._size)
             self._size = size
@@ -145,7 +145,7 @@ class Reservation:
 
 
 class Share:
-    """One holder's reservation in a budget, which it resizes as its data grows and shrinks."""
+    """The bytes that one holder reserves in a budget, and resizes as its data grows and shrinks."""
 
     __slots__ = ("budget", "size")
 
@@ -156,7 +156,7 @@ class Share:
     def resize(self, size: int) -> None:
         """Set the reservation to ``size`` bytes.
 
-        Raises EngineOverloaded, changing nothing, when the budget is exceeded.
+        Raises EngineOverloaded, changing nothing, if the budget is exceeded.
         """
         if size > self.size:
             self.budget.take(size - self.size)
@@ -165,24 +165,24 @@ class Share:
         self.size = size
 
     def force(self, size: int) -> None:
-        """Set the reservation to ``size`` bytes, which are held already."""
+        """Set the reservation to ``size`` bytes, which are held already, whether there is room or not."""
         self.budget.charge(size - self.size)
         self.size = size
 
     def move(self, budget: ByteBudget) -> None:
-        """Reserve in ``budget`` from now on."""
+        """Move the reservation to another budget."""
         self.budget.give(self.size)
         self.budget = budget
         budget.charge(self.size)
 
 
 def beyond_ordinary(size: int) -> int:
-    """Return what is charged for settings, or for a history, of ``size`` bytes: those beyond ORDINARY_BYTES."""
+    """Return how many of ``size`` bytes of settings, or of a history, are charged: those beyond ORDINARY_BYTES."""
     return max(0, size - ORDINARY_BYTES)
 
 
 def memory_of(value: Any) -> int:
-    """Return the bytes of memory of a value and all that is in it: JSON, bytes, structs of both.
+    """Return the bytes of memory of a value and all that it contains: JSON values, bytes, and structs of these.
 
     An object that occurs more than once is counted once.
     """
@@ -204,19 +204,19 @@ def memory_of(value: Any) -> int:
     return total
 
 
-# The use of keys in a day, which is one of UTC.
+# The use of API keys in a day (UTC).
 
 DAY_SEC: Final = 24 * 60 * 60
-#: What a request is taken to use until it has ended: nobody knows what it will be.
+#: The use that is assumed for a request until it has ended.
 RESERVED_TOKENS: Final = 1024
 RESERVED_AUDIO_MS: Final = 30_000
-#: Advised to a client that waits for the end of another request of its key.
+#: The wait that is advised to a client, until another request of its key ends.
 RUNNING_RETRY_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class DailyLimits:
-    """Limits of a key in a day; None does not apply."""
+    """The daily limits of a key; None for no limit."""
 
     tokens: int | None = None
     audio_sec: float | None = None
@@ -224,7 +224,7 @@ class DailyLimits:
 
 @dataclass(slots=True)
 class UsedToday:
-    """Tokens of input and output, and audio heard and spoken."""
+    """What a key has used in a day: tokens of input and output, and milliseconds of audio heard and spoken."""
 
     tokens: int = 0
     audio_ms: int = 0
@@ -234,29 +234,30 @@ class UsedToday:
         self.audio_ms += audio_ms
 
 
-#: What can be kept: the number of the day since 1970, and the use of each key in it.
+#: The counts in a form that can be stored: the day, as its number since 1970, and the use of each key in it.
 DailyCounts: TypeAlias = tuple[int, Mapping[str, UsedToday]]
 
 
 @dataclass(slots=True)
 class DailyUse:
-    """Counts the use of keys that have a limit. Times are Unix times in seconds.
+    """Counts the daily use of the API keys that have a limit. Times are Unix times in seconds.
 
-    A request reserves an amount when it begins (``reserve``), and is counted when it ends (``add``). It is refused when
-    its key has used its amount, with what is reserved: the last one may go beyond. Reservations outlast the day.
-    A clock that is set back begins no new day: what was used stays so, until the next midnight.
+    A request reserves an amount when it begins (``reserve``), and its actual use is counted when it ends (``add``). A
+    request is refused if the use of its key, with the reserved amounts, has reached the limit: the last request may
+    exceed it. Reservations stay over midnight. A clock that is set back begins no new day: counts stay until the next
+    midnight.
     """
 
     limits: Mapping[str, DailyLimits]
     day: int = 0
     used: dict[str, UsedToday] = field(default_factory=dict)
-    #: How many requests of each key have begun and not ended.
+    #: For each key, how many requests have begun and not ended.
     running: Counter[str] = field(default_factory=Counter)
     #: Called after every change.
     changed: Callable[[], None] = lambda: None
 
     def reserve(self, key_name: str | None, now: float) -> None:
-        """Reserve an amount for a request that begins now. Raises the error of ``refusal``, reserving nothing."""
+        """Reserve an amount for a request that begins now; or raise the error of ``refusal``, reserving nothing."""
         if key_name is None or key_name not in self.limits:
             return
         if (refusal := self.refusal(key_name, now)) is not None:
@@ -264,7 +265,7 @@ class DailyUse:
         self.running[key_name] += 1
 
     def add(self, key_name: str | None, *, tokens: int, audio_ms: int, now: float, reserved: bool = False) -> None:
-        """Count a request that has ended, and give back what it has ``reserved``."""
+        """Count the use of a request that has ended, and release its reservation if it is ``reserved``."""
         if key_name is None or key_name not in self.limits:
             return
         self._turn(now)
@@ -274,7 +275,7 @@ class DailyUse:
         self.changed()
 
     def refusal(self, key_name: str, now: float, *, beside: int = 0) -> RateLimited | None:
-        """Return the error for a request of the key now, None if it may run; ``beside`` running ones do not count."""
+        """Return the error for a request of the key now; None if it may run. ``beside`` running ones do not count."""
         limits = self.limits.get(key_name)
         if limits is None:
             return None
@@ -293,15 +294,15 @@ class DailyUse:
         return RateLimited(f"this key has used its {what} of the day, which ends at 00:00 UTC", retry_after_ms=wait_ms)
 
     def used_by(self, key_name: str) -> UsedToday:
-        """The tokens and the audio that the key has used today."""
+        """Return the tokens and the audio that the key has used today."""
         return self.used.get(key_name, UsedToday())
 
     def running_of(self, key_name: str) -> int:
-        """How many requests of the key have begun and not ended."""
+        """Return how many requests of the key have begun and not ended."""
         return self.running[key_name]
 
     def replace(self, day: int, used: Mapping[str, UsedToday]) -> None:
-        """Replace all counts by those of the workers."""
+        """Replace all counts with the combined counts of all workers."""
         self.day, self.used = day, dict(used)
         self.changed()
 
@@ -310,15 +311,15 @@ class DailyUse:
         if today > self.day:
             self.day = today
             self.used = {}
-        elif today < self.day - 1:  # the clock was wrong when the day began, and would be awaited
+        elif today < self.day - 1:  # the clock was ahead when the day began: do not wait for that day
             self.day = today
 
 
-# A rate.
+# A rate limit.
 
 
 class TokenBucket:
-    """A rate limiter that allows bursts: a token bucket, full at first.
+    """A rate limiter that allows bursts: a token bucket, which starts full.
 
     It refills at ``rate`` tokens a second up to ``capacity``. ``now`` is in seconds of any monotonic clock and must not
     decrease.
@@ -340,7 +341,7 @@ class TokenBucket:
         return 0
 
     def spend(self, amount: float, *, now: float) -> float:
-        """Take ``amount`` tokens even if there are fewer; returns the seconds until the overdraft is made up, or 0."""
+        """Take ``amount`` tokens even if there are fewer; return the seconds until the overdraft is made up, or 0."""
         self._fill(now)
         self._tokens -= amount
         return self._until(0)

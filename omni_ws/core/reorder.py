@@ -1,7 +1,7 @@
-"""Buffers that restore an order: of numbered chunks, of input by position, of RTP packets.
+"""Buffers that restore an order: of chunks by number, of input by position, of RTP packets by number and time.
 
 ``ReorderBuffer`` and ``OffsetBuffer`` do for chunks what RFC 9000 (2.2) does for the bytes of a stream: they wait for
-what is missing, and lose nothing. ``JitterBuffer`` waits for a short time only, and says what is lost.
+missing chunks, and lose nothing. ``JitterBuffer`` waits for a short time only, and reports lost packets.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from omni_ws.errors import (
     SessionConflict,
 )
 
-# What an InputStream returns for what it received.
+# The events that an InputStream returns for received chunks.
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOpened:
-    """A chunk opened the next request; the events that follow belong to it until its InputEnded."""
+    """The event that a chunk opened a request; the events that follow are about this request, until its InputEnded."""
 
     session: RequestInput
-    #: Whether it is audio in which speech was detected.
+    #: Whether the chunk is audio in which speech was detected.
     by_speech: bool = False
 
 
 class Diverted(Struct, frozen=True):
-    """A chunk, or with None a bare end of input, in order but not assigned to a request.
+    """The event that a chunk (None: a bare end of input) is in order, and not assigned to a request.
 
-    Its bytes are held until the chunk is admitted, or they are released.
+    The bytes of the chunk are held until it is admitted, or they are released.
     """
 
     chunk: InputChunk | None
@@ -50,20 +50,20 @@ class Diverted(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TextRefused:
-    """Text is not UTF-8. The error names the chunk, which is discarded, or only its last character."""
+    """The event that text is not UTF-8. ``error`` names the chunk, of which all or the last character is dropped."""
 
     error: InvalidValue
 
 
 @dataclass(frozen=True, slots=True)
 class InputRefused:
-    """The input of the open request is too much in all. The rest of it is dropped, up to its end."""
+    """The event that the open request's input exceeds the limit of its bytes. The rest of the input is discarded."""
 
     error: PayloadTooLarge
 
 
 class ReceivedInput(Struct, frozen=True):
-    """How much of an input has arrived: everything below ``next_sequence_id`` was accepted in order."""
+    """How much of an input has arrived: all chunks below ``next_sequence_id`` were accepted, in order."""
 
     next_sequence_id: int
     buffered_chunks: int
@@ -73,7 +73,7 @@ class ReceivedInput(Struct, frozen=True):
 StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | InputRefused | InputEvent
 
 
-# By number.
+# Chunks by number.
 
 T = TypeVar("T")
 
@@ -97,10 +97,10 @@ class Arrival(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReorderStatistics:
-    """Totals since the buffer was created; times in seconds.
+    """Totals since the buffer was created; times are in seconds.
 
-    ``items`` is the number of items that arrived early and were released, ``waited`` the sum of their
-    waiting times, ``gaps`` the time during which there was a gap that was filled.
+    ``items`` is the number of items that arrived early and were released since, ``waited`` the sum of their waiting
+    times, ``gaps`` the total time during which there was a gap that was filled later.
     """
 
     items: int = 0
@@ -114,12 +114,11 @@ NONE_REORDERED: Final = ReorderStatistics()
 class ReorderBuffer(Generic[T]):
     """Holds items that arrive early until the gap before them is filled.
 
-    Sequence numbers start at 0 and are contiguous. A number is inside the window when it is lower than
-    ``next_sequence_id + window``, so the buffer holds fewer than ``window`` items. It is the caller who classifies an
-    item and then holds it, releases it or drops it: the buffer stays unchanged until the caller knows that the item can
-    be accepted.
+    Sequence numbers start at 0 and are contiguous. A number is inside the window if it is lower than ``next_sequence_id
+    + window``, so the buffer holds fewer than ``window`` items. The caller classifies an item and then holds, releases
+    or drops it: the buffer stays unchanged until the caller knows that the item can be accepted.
 
-    ``now``, in seconds of any monotonic clock, serves the statistics alone; the time-out of a gap is the caller's.
+    ``now``, in seconds of any monotonic clock, is for the statistics only; the caller enforces the time-out of a gap.
     """
 
     def __init__(self, window: int) -> None:
@@ -127,7 +126,7 @@ class ReorderBuffer(Generic[T]):
         #: The lowest number that has not been released.
         self.next_sequence_id = 0
         self.statistics = NONE_REORDERED
-        #: The items that wait, with their times of arrival.
+        #: The items that wait, by number, with their times of arrival.
         self._ahead: dict[int, tuple[T, float]] = {}
         self._gap_since = 0.0
 
@@ -137,14 +136,14 @@ class ReorderBuffer(Generic[T]):
 
     @property
     def missing(self) -> range | None:
-        """The first gap: the numbers that have to arrive before any waiting item is released."""
+        """The first gap: the numbers that have to arrive before any waiting item is released; None without a gap."""
         if not self._ahead:
             return None
         return range(self.next_sequence_id, min(self._ahead))
 
     @property
     def highest(self) -> int | None:
-        """The highest number that waits, or None when none does."""
+        """The highest number that waits, or None if none does."""
         return max(self._ahead, default=None)
 
     def behind(self, sequence_id: int) -> list[tuple[int, T]]:
@@ -152,7 +151,7 @@ class ReorderBuffer(Generic[T]):
         return [(number, item) for number, (item, _) in self._ahead.items() if number > sequence_id]
 
     def classify(self, sequence_id: int) -> Arrival:
-        """Return the place of a number. Changes nothing."""
+        """Return the place of a number, as an Arrival. Changes nothing."""
         if sequence_id == self.next_sequence_id:
             return Arrival.NEXT
         if sequence_id < self.next_sequence_id or sequence_id in self._ahead:
@@ -168,7 +167,7 @@ class ReorderBuffer(Generic[T]):
         self._ahead[sequence_id] = (item, now)
 
     def release(self, item: T, *, now: float) -> list[T]:
-        """Return the item that is NEXT and the waiting items that follow it without a gap."""
+        """Advance past the item that is NEXT, and return it with the waiting items that directly follow it."""
         self.next_sequence_id += 1
         if not self._ahead:
             return [item]
@@ -187,11 +186,11 @@ class ReorderBuffer(Generic[T]):
         return run
 
     def pass_over(self) -> None:
-        """Count the item that is NEXT as released, in place of ``release``, while nothing waits."""
+        """Advance past the item that is NEXT, like ``release``, but for a buffer in which nothing waits."""
         self.next_sequence_id += 1
 
     def discard(self) -> list[T]:
-        """Remove and return the waiting items, in order; the next number is the one after the highest of them."""
+        """Remove and return the waiting items, in order. The next number is then the one after the highest of them."""
         if not self._ahead:
             return []
         dropped = [self._ahead[sequence_id][0] for sequence_id in sorted(self._ahead)]
@@ -200,14 +199,14 @@ class ReorderBuffer(Generic[T]):
         return dropped
 
 
-# By position.
+# Input by position.
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A contiguous range of the input and its content: bytes, or str where offsets count characters.
+    """A contiguous range of the input with its content: bytes, or str if offsets count characters.
 
-    ``chunk`` supplies the other fields of the chunk that it is part of; its payload is empty.
+    ``chunk`` is the chunk from which it was cut, with an empty payload; it supplies the other fields.
     """
 
     start: int
@@ -227,7 +226,7 @@ class Piece:
 
 
 class SavedOffsets(Struct, kw_only=True):
-    """An OffsetBuffer in a form that can be written to bytes. What waits has its offsets."""
+    """The contents of an OffsetBuffer, for serialisation. The waiting chunks have their offsets."""
 
     next_offset: int
     end: int | None
@@ -236,9 +235,9 @@ class SavedOffsets(Struct, kw_only=True):
 
 
 class OffsetBuffer:
-    """The reassembly of one request's input: one modality, positions in one unit (bytes or characters).
+    """Reassembles the input of one request, of one modality, by positions in one unit (bytes or characters).
 
-    Where chunks overlap, the copy that arrived first wins. At most ``window`` pieces wait behind a gap.
+    If chunks overlap, the content that arrived first wins. At most ``window`` pieces wait for missing input.
     """
 
     def __init__(self, window: int) -> None:
@@ -247,7 +246,7 @@ class OffsetBuffer:
         self.next_offset = 0
         #: The length of the input, once it is known.
         self.end: int | None = None
-        #: The pieces behind a gap, sorted and disjoint.
+        #: The waiting pieces, sorted and disjoint.
         self._waiting: list[Piece] = []
         #: The modality, and whether offsets count characters; set by the first chunk with content.
         self._kind: tuple[Modality, bool] | None = None
@@ -268,7 +267,7 @@ class OffsetBuffer:
 
     @property
     def missing(self) -> range | None:
-        """The first gap, including one before a known end of the input; None when there is none."""
+        """The first gap, including one before a known end of the input; None if there is none."""
         if self._waiting:
             return range(self.next_offset, self._waiting[0].start)
         return range(self.next_offset, self.end) if self.end is not None and self.end > self.next_offset else None
@@ -285,9 +284,9 @@ class OffsetBuffer:
         return SequenceGap(f"{len(gap)} {self.unit}s from offset {gap.start} did not arrive", param="offset")
 
     def receive(self, chunk: InputChunk, *, in_order: bool, hold: Callable[[int], None]) -> bool:
-        """Take a chunk as it arrived, to be passed on by ``pass_on``. Returns whether all of it had arrived before.
+        """Add a chunk, whose content ``pass_on`` yields in order. Return whether all of its content had arrived before.
 
-        ``in_order``: no chunk may wait for another. ``hold`` is called with the bytes that are kept of it.
+        ``in_order``: the chunk is refused if it would have to wait. ``hold`` is called with the bytes to be kept.
 
         Raises InvalidValue for another modality or unit than before, SessionConflict for input beyond the end,
         OutOfOrder, ReorderWindowExceeded, and whatever ``hold`` raises. The buffer is unchanged then: the client may
@@ -311,7 +310,7 @@ class OffsetBuffer:
         return bool(piece.content) and not fresh
 
     def pass_on(self) -> Iterator[InputChunk]:
-        """Yield the waiting pieces that have no gap before them. Each is passed on once the next is asked for."""
+        """Yield the waiting pieces that have no gap before them. Each is removed when the next one is asked for."""
         passed = 0
         for piece in self._waiting:
             if piece.start > self.next_offset:
@@ -322,7 +321,7 @@ class OffsetBuffer:
         del self._waiting[:passed]
 
     def end_at(self, end: int) -> None:
-        """Set the length of the input; the first call wins. Input before it may still be missing."""
+        """Set the length of the input; only the first call counts. Input before the end may still be missing."""
         self.end = end if self.end is None else self.end
 
     def discard(self) -> None:
@@ -331,7 +330,7 @@ class OffsetBuffer:
         self._waiting = []
 
     def saved(self) -> SavedOffsets:
-        """What it knows, and what waits."""
+        """Return the contents of the buffer, for ``restore``."""
         return SavedOffsets(
             next_offset=self.next_offset,
             end=self.end,
@@ -343,7 +342,7 @@ class OffsetBuffer:
         )
 
     def restore(self, saved: SavedOffsets) -> int:
-        """Go on where another buffer had got to. Returns the bytes that wait. Raises what is no saved buffer."""
+        """Continue from the saved contents of another buffer. Return the bytes that wait."""
         self.next_offset, self.end, self._kind = saved.next_offset, saved.end, saved.kind
         for chunk in saved.waiting:
             if chunk.offset is None or chunk.offset.start < self.highest:
@@ -352,7 +351,7 @@ class OffsetBuffer:
         return sum(len(chunk.payload) for chunk in saved.waiting)
 
     def _read(self, chunk: InputChunk) -> Piece:
-        """Convert the chunk to a piece. Raises InvalidValue when its modality or unit differs from those before."""
+        """Convert the chunk to a piece. Raises InvalidValue if its modality or unit differs from those before."""
         offset = chunk.offset
         assert offset is not None
         content = _content(chunk)
@@ -394,7 +393,7 @@ class OffsetBuffer:
             )
 
     def _uncovered(self, piece: Piece) -> Iterator[Piece]:
-        """Yield the ranges of ``piece`` between those already received; some may be empty."""
+        """Yield the parts of ``piece`` that no earlier piece covers; some may be empty."""
         position = max(piece.start, self.next_offset)
         for other in self._waiting[bisect_right(self._waiting, position, key=_end) :]:
             if other.start >= piece.end:
@@ -429,19 +428,19 @@ def _end(piece: Piece) -> int:
     return piece.end
 
 
-# Packets of RTP.
+# RTP packets.
 
-#: Ticks a second of the RTP time stamps of Opus, whatever its sample rate (RFC 7587, 4.1).
+#: The RTP clock rate of Opus in ticks a second, whatever the sample rate (RFC 7587, 4.1).
 CLOCK_RATE: Final = 48_000
 MIN_WAIT_SEC: Final = 0.04
 MAX_WAIT_SEC: Final = 0.25
-#: Packets that may wait behind a gap: more than a second of them.
+#: The most packets that may wait for a missing one: more than a second of them.
 CAPACITY: Final = 64
 #: A sequence number this far from the expected one begins a new stream (RFC 3550, A.1).
 MAX_JUMP: Final = 3000
-#: No packet is overtaken by so much.
+#: No packet arrives later than this after one that was sent after it.
 MAX_LATE_SEC: Final = 2.0
-#: So many packets in sequence that are all late are a stream, whatever their time stamps.
+#: This many consecutive late packets form a new stream, whatever their time stamps.
 MAX_LATE_RUN: Final = 50
 
 _SEQUENCES: Final = 1 << 16
@@ -461,9 +460,9 @@ class PacketOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MediaPacket:
-    """A packet in its place. ``lost`` packets before it did not arrive; ``timestamp`` is in ticks of CLOCK_RATE.
+    """An RTP packet in order. ``lost`` packets before it did not arrive; ``timestamp`` is in ticks of CLOCK_RATE.
 
-    A packet of padding alone has no payload. ``begins`` means that it is the first of a stream.
+    A packet that consists of padding only has no payload. ``begins``: it is the first packet of a stream.
     """
 
     timestamp: int
@@ -475,47 +474,48 @@ class MediaPacket:
 class JitterBuffer:
     """Puts RTP packets into order, and decides which are lost. Has no socket and no clock.
 
-    ``receive`` each packet, and ``pass_over`` the gap when the time of ``get_timer`` has come; ``now`` is a monotonic
-    time in seconds.
+    Pass each packet to ``receive``, and call ``pass_over`` at the time that ``get_timer`` returns; ``now`` is a
+    monotonic time in seconds.
 
-    What it feeds is an ear, not a loudspeaker: nothing has to be bridged by a delay. A packet that is in its place
-    passes at once, and only a gap makes the packets behind it wait, for as long as the missing one may still be under
-    way. That is four times the jitter (RFC 3550, 6.4.1), within bounds.
+    The packets go to a recogniser and not to a loudspeaker, so no delay is needed to bridge pauses. A packet in order
+    passes at once; only a missing packet makes later ones wait, for as long as it may still be under way: four times
+    the jitter (RFC 3550, 6.4.1), within bounds.
 
-    A sender may begin anew at any time, with other numbers and time stamps. That is a new stream, and not a late
-    packet: another source (SSRC) says so at once; numbers that do not go on say so with the second packet in sequence
-    (RFC 3550, A.1), unless their time stamps are those of packets that are late.
+    A sender may start a new stream at any time, with other numbers and time stamps. A new stream is told from late
+    packets by its source (SSRC), at once; or by the second packet in sequence after a jump of the numbers (RFC 3550,
+    A.1), unless the time stamps are those of late packets.
     """
 
     def __init__(self) -> None:
-        #: Packets by their outcome, until the owner takes them away.
+        #: The number of packets by outcome, until the owner takes the counts away.
         self.counts: dict[PacketOutcome, int] = {}
-        #: The number that is next; counted on beyond 16 bits.
+        #: The next number in order; counted on beyond 16 bits.
         self._next: int | None = None
-        #: By number, the time stamps and payloads behind a gap.
+        #: The waiting packets by number: time stamp and payload.
         self._waiting: dict[int, tuple[int, bytes]] = {}
         self._gap_since: float | None = None
         self._jitter = 0.0
         self._transit: float | None = None
         self._source: int | None = None
-        #: The source before it, and until when its packets are merely late.
+        #: The SSRC of the stream before, and until when its packets count as late.
         self._former: tuple[int, float] | None = None
         #: Whether the next packet is the first of its stream.
         self._begins = True
         #: The time stamp of the last packet that passed.
         self._passed_timestamp = 0
-        #: The transit time of the last packet that was not behind its place, on no known clock.
+        #: The transit time of the last packet that was not late; only differences of such times mean anything.
         self._usual_transit: float | None = None
-        #: The fewest ticks from one packet to the next, in this stream; 0 before there are two.
+        #: The fewest ticks from one packet to the next, in this stream; 0 before there are two packets.
         self._ticks = 0
-        #: The last packet whose number does not go on, and how many were in sequence with it.
+        #: The last packet whose number is out of sequence, and the length of the run of consecutive packets that it
+        #: ends.
         self._astray: tuple[int, int, bytes] | None = None
         self._astray_run = 0
 
     def receive(
         self, sequence: int, timestamp: int, payload: bytes, *, now: float, source: int = 0
     ) -> list[MediaPacket]:
-        """Receive a packet of the sender ``source``. Returns the packets that are in their places now."""
+        """Receive a packet of the sender ``source`` (SSRC). Return the packets that are in order now."""
         passed: list[MediaPacket] = []
         if source != self._source:
             if self._former is not None and self._former[0] == source and now < self._former[1]:
@@ -541,11 +541,11 @@ class JitterBuffer:
         return passed + self._place(ahead, timestamp, payload, now)
 
     def get_timer(self) -> float | None:
-        """When to pass over the gap; None without one."""
+        """Return when the gap is to be passed over; None without a gap."""
         return None if self._gap_since is None else self._gap_since + self._wait
 
     def pass_over(self, now: float) -> list[MediaPacket]:
-        """Give up the missing packets if their time is over. Returns the packets behind them."""
+        """Give up the missing packets if their time is over. Return the packets after them that are in order now."""
         due = self.get_timer()
         return [] if due is None or now < due else self._pass_gap(now)
 
@@ -554,7 +554,7 @@ class JitterBuffer:
         return (sequence - self._next + _SEQUENCES // 2) % _SEQUENCES - _SEQUENCES // 2
 
     def _begin(self, sequence: int, now: float) -> list[MediaPacket]:
-        """Begin a new stream. Returns the packets of the one before that waited."""
+        """Begin a new stream. Return the waiting packets of the stream before."""
         passed: list[MediaPacket] = []
         while self._waiting:
             passed += self._pass_gap(now)
@@ -565,7 +565,7 @@ class JitterBuffer:
         return passed
 
     def _restart(self, sequence: int, timestamp: int, payload: bytes, now: float) -> tuple[int, int, bytes] | None:
-        """The first packet of a new stream, if this one, behind its place, is the second."""
+        """Return the first packet of a new stream if this packet is the one that proves it; otherwise None."""
         before, self._astray = self._astray, (sequence, timestamp, payload)
         if before is None or sequence != (before[0] + 1) % _SEQUENCES:
             self._astray_run = 1
@@ -576,16 +576,16 @@ class JitterBuffer:
         return before
 
     def _is_late(self, sequence: int, timestamp: int, now: float) -> bool:
-        """Whether the time stamp is that of the packet of this stream with the number ``sequence``, which is late."""
+        """Return whether the time stamp fits a late packet of this stream with the number ``sequence``."""
         age = (self._passed_timestamp - timestamp) % _TIMESTAMPS
-        packets = -1 - self._ahead(sequence)  # before the last one that passed
+        packets = -1 - self._ahead(sequence)  # distance from the last packet that passed
         if age >= _TIMESTAMPS // 2 or age < packets * self._ticks // 2 or self._usual_transit is None:
             return False
         sent = self._passed_timestamp - age
         return now - sent / CLOCK_RATE - self._usual_transit < MAX_LATE_SEC
 
     def _place(self, ahead: int, timestamp: int, payload: bytes, now: float) -> list[MediaPacket]:
-        """Put a packet into its place. Returns what is in its place now."""
+        """Put a packet into its place. Return the packets that are in order now."""
         assert self._next is not None
         passed: list[MediaPacket] = []
         number = self._next + ahead
@@ -612,7 +612,7 @@ class JitterBuffer:
         self._transit = transit
 
     def _take(self, now: float, lost: int = 0) -> list[MediaPacket]:
-        """What is in its place, with ``lost`` packets before it."""
+        """Remove and return the waiting packets that are in order, the first of them after ``lost`` lost ones."""
         assert self._next is not None
         passed: list[MediaPacket] = []
         while (waiting := self._waiting.pop(self._next, None)) is not None:

@@ -1,7 +1,7 @@
-"""RequestInput: the input of one request, from its first chunk to its end, and when the work on it starts.
+"""RequestInput: the input of one request, from its first chunk to its end, with the decision when work on it starts.
 
-InputSummary has the totals by which a StartPolicy decides. ``by_timestamp`` orders what arrived before the start,
-TimestampOrder what arrives after it.
+A StartPolicy decides by the totals in InputSummary. ``by_timestamp`` orders the chunks that arrived before the start,
+TimestampOrder those that arrive after it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from omni_ws.errors import EmptyInput, SessionConflict
 
 #: Nearly all chunks are audio; a module global is faster to look up than an enum member.
 _AUDIO: Final = Modality.AUDIO
-#: The bytes that never begin a UTF-8 character: deleting them leaves one byte a character.
+#: The bytes that never begin a UTF-8 character: without them there is one byte for each character.
 _CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
 
 
 @dataclass(slots=True)
 class InputSummary:
-    """Totals of the input of a request so far, and all that a start policy can base its decision on.
+    """Totals of the input of a request so far: all that a start policy bases its decision on.
 
     ``audio_ms`` is nominal for compressed audio. A *part* is a run of consecutive chunks of one modality.
     """
@@ -47,7 +47,7 @@ class InputSummary:
 
     @property
     def has_audio(self) -> bool:
-        """Whether audio is in it, however short."""
+        """Whether the input has audio, however short."""
         return self.open_part is Modality.AUDIO or Modality.AUDIO in self.closed_parts
 
     def add(self, chunk: InputChunk, bytes_per_ms: float) -> None:
@@ -78,14 +78,14 @@ class InputSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPolicy:
-    """When the work on a request starts: as soon as any of the minimums that are set is reached.
+    """Decides when work on a request starts: as soon as any of the minimums that are set is reached.
 
-    ``min_video_frames`` counts images and video chunks alike. With a ``modality`` it starts at the first complete part
-    of that instead: one followed by a part of another modality. Input of a single modality never completes a part, so
-    ``min_audio_ms`` completes a part of audio by its length.
+    ``min_video_frames`` counts images and video chunks alike. With a ``modality`` the request starts at the first
+    complete part of that modality instead: one that a part of another modality follows. As input of a single modality
+    never completes a part, ``min_audio_ms`` sets the length at which a part of audio is complete.
 
-    ``should_start`` is asked after each accepted chunk until it returns True; a request whose policy never fires starts
-    at the end of its input. ``trigger`` is the reason that clients see for a start by the policy.
+    ``should_start`` is called after each accepted chunk until it returns True; a request whose policy never fires
+    starts at the end of its input. ``trigger`` is the reason that clients are given for a start by the policy.
     """
 
     trigger: StartTrigger = StartTrigger.MIN_LENGTH
@@ -113,7 +113,7 @@ class StartPolicy:
         return self.modality in received.closed_parts or (is_open and by_length)
 
 
-#: Starts at the first chunk with content.
+#: Fires at the first chunk with content.
 ON_FIRST_CHUNK: Final = StartPolicy(trigger=StartTrigger.FIRST_CHUNK, min_chunks=1)
 #: Never fires: the request starts at the end of its input.
 ON_END_ONLY: Final = StartPolicy(trigger=StartTrigger.END_OF_INPUT)
@@ -123,7 +123,7 @@ DEFAULT_MIN_LENGTH: Final = StartPolicy(min_audio_ms=400, min_text_chars=1, min_
 
 # The order of the input, before the start and after it.
 
-#: Milliseconds by which input of other modalities may be behind a chunk after the start, by default and at most.
+#: Milliseconds by which other modalities may lag behind a chunk after the start: the default and the maximum.
 ALIGNMENT_WINDOW_MS: Final = 200
 MAX_ALIGNMENT_WINDOW_MS: Final = 2000
 
@@ -151,7 +151,7 @@ def by_timestamp(chunks: list[InputChunk]) -> tuple[InputChunk, ...]:
 
 @dataclass(order=True, slots=True)
 class _Waiting:
-    """A chunk that waits, ordered by its time and then by its arrival; ``chunk`` is None once it has passed."""
+    """A waiting chunk, ordered by its time and then by its arrival; ``chunk`` is None after it has passed."""
 
     timestamp_ms: int
     arrival: int
@@ -159,29 +159,30 @@ class _Waiting:
     chunk: InputChunk | None = field(compare=False)
 
     def take(self) -> InputChunk:
-        """The chunk, which has passed now."""
+        """Remove and return the chunk, which passes now."""
         chunk, self.chunk = self.chunk, None
         assert chunk is not None
         return chunk
 
 
 class TimestampOrder:
-    """Orders what arrives after the start of a request by ``timestamp_ms``.
+    """Orders the chunks that arrive after the start of a request by ``timestamp_ms``.
 
-    A chunk waits until each other modality that the request has had is at its time less ``window_ms``, and as long in
-    real time at most. What waits passes in the order of its times. A chunk without a time passes at once.
+    A chunk waits until each other modality of the request has reached its timestamp less ``window_ms``, but at most for
+    ``window_ms`` of real time. Waiting chunks pass in the order of their timestamps. A chunk without a timestamp passes
+    at once.
 
     ``before`` are the chunks before the start. ``now`` is the time of any monotonic clock, in seconds.
     """
 
     def __init__(self, window_ms: float, before: Iterable[InputChunk] = ()) -> None:
-        #: Bytes that wait.
+        #: The bytes of the waiting chunks.
         self.held_bytes = 0
         self._window_ms = window_ms
-        #: How far each modality is.
+        #: The highest timestamp of each modality.
         self._reached: dict[Modality, float] = {}
         self._arrivals = 0
-        #: What waits: the earliest time on top, and in the order of arrival, among what has passed.
+        #: The waiting chunks by time, the earliest on top, and by arrival; both may contain chunks that have passed.
         self._by_time: list[_Waiting] = []
         self._by_arrival: deque[_Waiting] = deque()
         for chunk in before:
@@ -192,7 +193,7 @@ class TimestampOrder:
         return len(self._by_time)
 
     def put(self, chunk: InputChunk, *, now: float) -> list[InputChunk]:
-        """Take the next chunk. Returns what passes now, in order."""
+        """Add the next chunk. Return the chunks that pass now, in order."""
         self._note(chunk)
         if chunk.timestamp_ms is None:
             return [chunk, *self._take_ready()]
@@ -204,13 +205,13 @@ class TimestampOrder:
         return self._take_ready()
 
     def get_timer(self) -> float | None:
-        """When a chunk has waited for long enough; None while none waits."""
+        """Return when a chunk will have waited for long enough; None if none waits."""
         while self._by_arrival and self._by_arrival[0].chunk is None:
             self._by_arrival.popleft()
         return self._by_arrival[0].due if self._by_arrival else None
 
     def handle_timer(self, *, now: float) -> list[InputChunk]:
-        """Take what has waited for long enough, and what comes before it."""
+        """Remove and return the chunks that have waited for long enough, and those that come before them."""
         passed: list[InputChunk] = []
         while (due := self.get_timer()) is not None and now >= due:
             late = self._by_arrival[0]
@@ -219,7 +220,7 @@ class TimestampOrder:
         return passed
 
     def take_all(self) -> list[InputChunk]:
-        """Take everything that waits: the input has ended."""
+        """Remove and return all waiting chunks: the input has ended."""
         return [self._take() for _ in range(len(self))]
 
     def _note(self, chunk: InputChunk) -> None:
@@ -247,7 +248,7 @@ class TimestampOrder:
 
 # The input of one request.
 
-#: Chunks whose own name for the request is remembered where it is not the one that counts.
+#: The most chunks of a request whose own ``ref``, differing from that of the request, is remembered.
 MAX_OTHER_REFS: Final = 64
 
 
@@ -290,17 +291,17 @@ class InputSettings:
     mode: InputMode
     audio: AudioFormat = DEFAULT_INPUT_AUDIO
     alignment: Alignment = Alignment.ARRIVAL
-    #: Under ``Alignment.TIMESTAMP``, see TimestampOrder; 0 for the order of arrival after the start.
+    #: For ``Alignment.TIMESTAMP``, see TimestampOrder; with 0, chunks after the start keep the order of arrival.
     alignment_window_ms: float = ALIGNMENT_WINDOW_MS
-    #: Whether input of nothing but results of tools starts at its end, whatever the policy.
+    #: Whether input that consists of tool results alone starts at its end, whatever the policy.
     results_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
-    """The work on the request starts, with the input buffered so far.
+    """The event that work on the request starts, with the input buffered so far.
 
-    ``sequence_id`` is the number of the chunk that triggered the start; None for a bare end of input and unnumbered
+    ``sequence_id`` is the number of the chunk that triggered the start; None for a bare end of input and for unnumbered
     input.
     """
 
@@ -310,14 +311,14 @@ class GenerationStarted:
 
 
 class InputAppended(Struct, frozen=True):
-    """A chunk extends the input of a request that has started."""
+    """The event that a chunk extends the input of a request that has started."""
 
     chunk: InputChunk
 
 
 @dataclass(frozen=True, slots=True)
 class InputEnded:
-    """The input is complete. ``error`` is set when it was empty, so that the request never starts."""
+    """The event that the input is complete. ``error`` is set if the input was empty: the request never starts."""
 
     error: EmptyInput | None = None
 
@@ -326,22 +327,22 @@ InputEvent: TypeAlias = GenerationStarted | InputAppended | InputEnded
 
 
 class SavedRequestInput(Struct, kw_only=True):
-    """A RequestInput in a form that can be written to bytes."""
+    """The state of a RequestInput, for serialisation."""
 
     state: InputState
     bytes_after_start: int
     ref: str | None
     other_refs: list[tuple[int | None, str]]
     received: InputSummary
-    #: The chunks before the start.
+    #: The chunks that arrived before the start.
     buffered: tuple[InputChunk, ...]
 
 
 class RequestInput:
     """The state machine of one request's input.
 
-    It takes chunks in order and returns events: GenerationStarted once, InputAppended for each later chunk, InputEnded
-    at the end. The transitions are those of ``InputState``.
+    RequestInput takes chunks in order and returns events: GenerationStarted once, InputAppended for each later chunk,
+    InputEnded at the end. The transitions are those of ``InputState``.
 
     Under ``InputMode.SNAPSHOT`` the input is fixed at the start: chunks after it are counted in ``bytes_after_start``
     and cause no event.
@@ -357,24 +358,24 @@ class RequestInput:
         self.bytes_after_start = 0
         #: The client's name for the request: the first that one of its chunks carried.
         self.ref = ref
-        #: Bytes of this request that the engine has not consumed, as the InputStream that it belongs to counts them.
+        #: The bytes of this request that the engine has not consumed, as counted by the InputStream that it belongs to.
         self.held_bytes = 0
-        #: The names that later chunks carried, by their numbers, where they are others.
+        #: The names that later chunks carried, by chunk number, if they differ from ``ref``.
         self._other_refs: dict[int | None, str] = {}
-        #: The input before the start, in the order of its sequence.
+        #: The input before the start, in the order of its numbers.
         self._buffered: list[InputChunk] = []
         self._bytes_per_ms = settings.audio.bytes_per_second / 1000
-        #: Totals of the input received so far; the duration of compressed audio is nominal.
+        #: The totals of the input received so far; the duration of compressed audio is nominal.
         self.received = InputSummary()
 
     @property
     def only_results(self) -> bool:
-        """Whether it answers tool calls, and has nothing else so far."""
+        """Whether the input so far consists of tool results alone."""
         received = self.received
         return received.tool_results > 0 and received.tool_results == received.chunks and self.settings.results_wait
 
     def receive_chunk(self, chunk: InputChunk) -> list[InputEvent]:
-        """Take the next chunk in order. Raises SessionConflict when the input has ended."""
+        """Add the next chunk in order, and return the events. Raises SessionConflict if the input has ended."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
         if self.keeps_input:
@@ -396,13 +397,13 @@ class RequestInput:
         return events
 
     def release(self, size: int) -> int:
-        """Count ``size`` bytes less, as far as there are any. Returns how many."""
+        """Subtract ``size`` from the held bytes, but not below 0. Return by how much they decreased."""
         released = min(size, self.held_bytes)
         self.held_bytes -= released
         return released
 
     def name(self, chunk: InputChunk) -> None:
-        """Take the name that a chunk carries for the request: the first counts."""
+        """Record the name that a chunk gives the request. The first name becomes that of the request."""
         assert chunk.ref is not None
         if self.ref is None:
             self.ref = chunk.ref
@@ -410,13 +411,13 @@ class RequestInput:
             self._other_refs[chunk.sequence_id] = chunk.ref
 
     def ref_of(self, sequence_id: int | None) -> str | None:
-        """The name that an error about this chunk carries, or about the request where that is None."""
+        """Return the name for an error about the chunk ``sequence_id``, or about the whole request if that is None."""
         return self._other_refs.get(sequence_id, self.ref)
 
     def finish(
         self, sequence_id: int | None = None, *, trigger: StartTrigger = StartTrigger.END_OF_INPUT
     ) -> list[InputEvent]:
-        """End the input; idempotent.
+        """End the input, and return the events. Idempotent.
 
         A request that has not started starts now, with ``trigger`` as its reason.
         """
@@ -433,7 +434,7 @@ class RequestInput:
         return events
 
     def saved(self) -> SavedRequestInput:
-        """All of it but its settings."""
+        """Return the state without the settings."""
         return SavedRequestInput(
             state=self.state,
             bytes_after_start=self.bytes_after_start,
@@ -445,7 +446,7 @@ class RequestInput:
 
     @classmethod
     def restored(cls, settings: InputSettings, saved: SavedRequestInput) -> RequestInput:
-        """The input that was saved, which had these settings."""
+        """Return the input with a saved state, which had these settings."""
         new = cls(settings)
         new.received, new._buffered = saved.received, list(saved.buffered)
         new.ref, new.bytes_after_start = saved.ref, saved.bytes_after_start
@@ -456,8 +457,7 @@ class RequestInput:
     def cancel(self) -> None:
         """End the input because the client cancelled the request.
 
-        Like ``expire`` and ``fail``, it discards buffered input, returns no events and does nothing when the input has
-        ended.
+        Like ``expire`` and ``fail``, it discards buffered input, returns no events and does nothing if the input has
         """
         self._close(InputState.CANCELLED)
 
@@ -466,7 +466,7 @@ class RequestInput:
         self._close(InputState.EXPIRED)
 
     def fail(self) -> None:
-        """End the input because the request is over before its input is."""
+        """End the input because the request ended before its input did."""
         self._close(InputState.FAILED)
 
     def _start(self, trigger: StartTrigger, sequence_id: int | None) -> GenerationStarted:

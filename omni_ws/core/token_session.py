@@ -1,4 +1,4 @@
-"""Token sessions: lists of token IDs with images, which the client edits by explicit offsets.
+"""Token sessions: lists of token IDs with images, which a client edits at explicit offsets.
 
 TokenSession is pure data without lock, clock or engine; its owner serialises the appends.
 """
@@ -27,7 +27,7 @@ class VisionTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenImage:
-    """An image and the range [start, end) of its vision block. Sessions share it with their forks."""
+    """An image, and the range [start, end) of its vision block in the list. Forks of a session share it."""
 
     data: bytes
     mime: str
@@ -36,7 +36,7 @@ class TokenImage:
 
     @property
     def features(self) -> int:
-        """The number of pads in the block."""
+        """The number of ``pad`` tokens in the block, one for each image feature."""
         return self.end - self.start - 2
 
 
@@ -46,8 +46,8 @@ class TokenSession:
     An append takes effect at once, but stays pending until it is committed: the engine may still refuse it, and
     ``rollback`` then restores the list, including what a truncating append cut off.
 
-    ``max_length`` is the longest list in tokens, ``vocabulary`` the number of token IDs, ``vision`` None for models
-    without images.
+    ``max_length`` is the most tokens that the list may have, ``vocabulary`` the number of token IDs, ``vision`` None
+    for models without images.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class TokenSession:
         self.tokens = array("I") if tokens is None else tokens
         #: Sorted by position.
         self.images = images
-        #: Of a pending append: its offset, the tokens that it cut off, and the images before it.
+        #: The state before a pending append: its offset, the tokens that it cut off, and the images.
         self._before: tuple[int, array[int], tuple[TokenImage, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def committed(self) -> array[int]:
-        """Return a copy of the list as it is without a pending append."""
+        """Return a copy of the list, without a pending append."""
         if self._before is None:
             return self.tokens[:]
         offset, cut, _ = self._before
@@ -115,7 +115,7 @@ class TokenSession:
     def fork(self, at: int) -> TokenSession:
         """Return a new session with the first ``at`` tokens and the images among them.
 
-        Raises InvalidValue when ``at`` exceeds the length, and OffsetMismatch when it is inside an image.
+        Raises InvalidValue if ``at`` exceeds the length, and OffsetMismatch if it is inside an image.
         """
         if at > len(self.tokens):
             raise InvalidValue(
@@ -154,7 +154,7 @@ class TokenSession:
         return self._images_before(offset)
 
     def _images_before(self, position: int) -> tuple[TokenImage, ...]:
-        """Return the images that end at or before ``position``. Raises OffsetMismatch when it is inside one."""
+        """Return the images that end at or before ``position``. Raises OffsetMismatch if it is inside an image."""
         for image in self.images:
             if image.start < position < image.end:
                 raise OffsetMismatch(

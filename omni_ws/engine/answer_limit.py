@@ -34,14 +34,14 @@ def count_history(history: Sequence[Message]) -> int:
 
 
 class WordCounter:
-    """Counts the words of a text that arrives in pieces, which may be cut within words."""
+    """A counter of the words in a text that arrives in pieces, which may be cut within words."""
 
     def __init__(self) -> None:
         self.words = 0
         self._inside_word = False
 
     def feed(self, text: str) -> None:
-        """Count the next piece."""
+        """Count the words in the next piece of the text."""
         if text:
             continues = self._inside_word and not text[0].isspace()
             self.words += count_words(text) - continues
@@ -49,7 +49,7 @@ class WordCounter:
 
 
 class AnswerText:
-    """Cuts the text of an answer, which comes in pieces, at ``max_tokens`` or a stop string, and counts its words.
+    """A filter of an answer's text, in pieces, that cuts it at ``max_tokens`` or a stop string, and counts its words.
 
     ``max_tokens`` counts whitespace-separated words. Stop strings are removed, even across pieces: text that may be the
     beginning of a stop string is held back until the next piece. White space after the last word allowed is held back
@@ -83,7 +83,7 @@ class AnswerText:
                 return
 
     def feed(self, text: str) -> str:
-        """Return the text that may be sent now."""
+        """Add ``text``; return the text that may be sent now."""
         passed = self._fed(text)
         self._passed.feed(passed)
         return passed
@@ -117,7 +117,7 @@ class AnswerText:
         return self._within_length(text)
 
     def _within_length(self, text: str) -> str:
-        """Return as much of ``text`` as the limit on words allows."""
+        """Return the beginning of ``text`` that the limit on words allows."""
         if self._words_left is None or not text:
             return text
         position = 0
@@ -136,11 +136,11 @@ class AnswerText:
 
 
 class SpokenLimit:
-    """Cuts an answer that is read aloud, and arrives in pieces, at the end of a sentence within about ``tokens``.
+    """A limit of about ``tokens`` on a spoken answer that arrives in pieces: it ends the answer after a whole sentence.
 
-    Tokens are estimated, at least one for each word. The second half of the limit is passed on in whole sentences,
-    because only the end of a sentence shows whether it fits. That causes no wait: by then the text is far ahead of the
-    voice.
+    Tokens are estimated, at least one for each word. After half of the limit, text is passed on in whole sentences,
+    because only the end of a sentence shows whether the sentence fits. The listener does not notice this delay: by then
+    the text is far ahead of the voice.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -180,7 +180,7 @@ class SpokenLimit:
         return "".join(passed)
 
     def finish(self, *, cut: bool) -> str:
-        """End the answer, and return the text held back; if the answer is ``cut`` off, up to its last sentence end."""
+        """Return the text held back, at the end of the answer; if that was ``cut`` off, up to the last sentence end."""
         held, self._held = self._held, ""
         if not cut:
             return held

@@ -72,7 +72,7 @@ class EngineCapabilities:
     stages: tuple[str, ...] = ()
     #: The names of the voices, the default first; empty if the engine does not speak.
     voices: tuple[str, ...] = ()
-    #: Further names of voices, with the name in ``voices`` that each stands for.
+    #: Aliases of voices: from the alias to the name in ``voices``.
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     #: Whether the speed of speech can be set.
     speed: bool = False
@@ -113,7 +113,8 @@ class EngineCapabilities:
     upstream: frozenset[str] = frozenset()
     #: The languages that speech recognition can be set to (primary subtags of RFC 5646).
     languages: frozenset[str] = frozenset()
-    #: The language (RFC 5646) of each voice that reads only one language, and needs numbers, dates and signs in words.
+    #: The language (RFC 5646) of each voice that reads only one language. The server writes numbers, dates and signs of
+    #: the text out in words for such a voice.
     voice_languages: Mapping[str, str] = field(default_factory=dict)
     #: Whether speech in any language can be transcribed in English, see ``AnswerOptions.translate``.
     translates: bool = False
@@ -125,16 +126,18 @@ class EngineCapabilities:
     speech_in_history: bool = False
     #: The modalities that messages of the history may contain as ``picture``.
     pictures_in_history: frozenset[Modality] = frozenset()
-    #: Whether transcripts of speech come before the answer: if none came, the speech had no words.
+    #: Whether all transcripts of the input are written before the answer: an answer without one means that the input
+    #: contained no words.
     transcribes_first: bool = False
     #: Whether the engine still transcribes the input to its end after the answer was cut off, see ``Cut``.
     hears_on: bool = False
-    #: The answer to speech without words, which a composed engine gives in place of this text model; empty for none.
+    #: What a composed engine answers in place of this text model if the user's speech contained no words; empty: the
+    #: answer is empty.
     nothing_heard: str = ""
 
     @property
     def transcripts(self) -> bool:
-        """Whether the engine transcribes speech input, completely: without a transcript, nothing was said."""
+        """Whether the engine transcribes all speech in its input: audio without a transcript contained no words."""
         return OutputModality.TRANSCRIPT in self.output_modalities
 
 
@@ -178,13 +181,13 @@ class AnswerOptions:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Whether to report the model's reasoning, see ThoughtOutput.
     thought: bool = False
-    #: Whether the client reads the answer only once it is complete.
+    #: Whether the client reads the answer only after it is complete.
     read_whole: bool = False
     #: Whether an ASR writes a TranscriptGuess at each pause.
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.image.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
-    #: Fields for the server behind a remote engine, by the names in ``wire.openai_fields.UPSTREAM_FIELDS``.
+    #: Fields for the upstream server of a remote engine, by the names in ``wire.openai_fields.UPSTREAM_FIELDS``.
     upstream: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -198,15 +201,15 @@ class InputSource(Protocol):
 
 
 class OutputWriter(Protocol):
-    """Takes the outputs of one answer, in the order in which they are written. All on the event loop."""
+    """The destination of one answer: it takes the outputs in order. All methods are called on the event loop."""
 
     @property
     def full(self) -> bool:
-        """Whether ``drain`` would wait. For callbacks, which cannot wait themselves."""
+        """Whether ``drain`` would wait. For callbacks, which cannot await it."""
         ...
 
     def write(self, output: EngineOutput) -> None:
-        """Send an output, at once where that is possible, or once what was written before is sent.
+        """Send an output: at once if possible, otherwise after the outputs that were written before it.
 
         It never waits and never refuses. It may be called by any task and by callbacks of the event loop. What is
         written after a Finished, or to an answer that has ended otherwise, is dropped.
@@ -214,12 +217,12 @@ class OutputWriter(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Wait while the client does not read, or much has been written ahead of it."""
+        """Wait while the client does not read, or while too many outputs are still unsent."""
         ...
 
 
 class OutputFilter:
-    """An OutputWriter over another one, for engines that wrap an engine. As it stands, it passes everything on."""
+    """An OutputWriter over another one, for engines that wrap an engine. The base class passes everything on."""
 
     def __init__(self, out: OutputWriter) -> None:
         self._out = out
@@ -236,7 +239,7 @@ class OutputFilter:
 
 
 class UsageMeter:
-    """Reports the usage of a request that is aborted before its Finished.
+    """Access to a request's usage so far, which the server reports if the request is aborted before its Finished.
 
     An engine that counts tokens sets ``read`` to a function that returns the usage so far, or None while there is none.
     The server calls it on the event loop, possibly after the abort.
@@ -249,7 +252,7 @@ class UsageMeter:
 
 
 class Cut:
-    """Cuts off the answer to a request whose input still counts, because the user speaks on.
+    """A signal that the answer to a request is no longer wanted but its transcript is: the user has gone on speaking.
 
     An engine with ``EngineCapabilities.hears_on`` then ends the answer at once, transcribes the input to its end, and
     writes only transcripts and a Finished. Other engines ignore it.
@@ -262,7 +265,7 @@ class Cut:
         self._callbacks: list[Callable[[], None]] = []
 
     def make(self) -> None:
-        """Cut the answer off. Idempotent."""
+        """Give the signal. Idempotent."""
         if not self.made:
             self.made = True
             for callback in tuple(self._callbacks):
@@ -300,7 +303,7 @@ class GenerationRequest:
     remembered: bool = False
     #: The spoken language (primary subtag of RFC 5646), one of the capabilities' ``languages``; None if not given.
     language: str | None = None
-    #: A text with the names and terms to expect in the speech, as it might stand before it; empty for none.
+    #: A text that could precede the speech, with the names and terms to expect in it; empty if there is none.
     expected: str = ""
     voice: str | None = None
     #: The speed of speech, relative to the voice's own.
@@ -324,13 +327,13 @@ class GenerationRequest:
     near: bool = False
     conversation: str | None = None  #: The id of the session; None for a single request, such as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)
-    #: Tells when the answer is no longer wanted.
+    #: The signal that the answer is no longer wanted, although the transcript is.
     cut: Cut = field(default_factory=Cut)
     #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
     #: The session's share of the ListeningThreads, which decode audio.
     lane: Lane = field(default_factory=Lane)
-    #: Reports a part of the input that was dropped to the client; the request goes on. Called on the event loop.
+    #: Tells the client that a part of the input was dropped; the request goes on. Called on the event loop.
     warn: Callable[[OmniError], None] = lambda error: None
 
     @property
@@ -405,7 +408,7 @@ class AudioOutput(Struct, frozen=True):
 
 
 class PartFailed(Struct, frozen=True):
-    """A part of an engine has failed; the request goes on without it.
+    """A report that a part of an engine has failed, and that the request goes on without that part.
 
     The ``param`` of the error names the part: ``asr``, ``llm`` or ``tts``.
     """
@@ -572,7 +575,7 @@ class TokenOutput:
 
 
 class TokenStop(Enum):
-    """Why a call ended."""
+    """Why a TokenGeneration ended."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -582,7 +585,7 @@ class TokenStop(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokensFinished:
-    """The last output of a call."""
+    """The last output of a TokenGeneration."""
 
     reason: TokenStop
 
@@ -592,7 +595,7 @@ TokenEvent: TypeAlias = TokenOutput | TokensFinished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadoutManifest:
-    """The meaning of the numbers in a readout. Empty where readouts are disabled."""
+    """The meaning of the numbers in a readout. Empty if readouts are disabled."""
 
     concepts: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
@@ -631,7 +634,7 @@ class TokenEngine(ABC):
 
 
 class HasTokens(Protocol):
-    """An engine with ``EngineCapabilities.token_sessions``."""
+    """An engine that supports token sessions, see ``EngineCapabilities.token_sessions``."""
 
     @property
     def tokens(self) -> TokenEngine:

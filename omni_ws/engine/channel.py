@@ -1,4 +1,4 @@
-"""Bounded channels, and the stages of an engine that run at once on one request, connected by them."""
+"""Bounded channels, and pipelines: the stages of an engine, which work concurrently, connected by channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class ChannelClosed(Exception):
-    """Raised by ``put`` and ``put_nowait`` on a closed channel: the reader has gone, or the writer has ended it."""
+    """Raised by ``put``, ``room`` and ``put_nowait`` on a channel that was ended by its reader or by a writer."""
 
 
 class Channel(Generic[T]):
@@ -72,7 +72,7 @@ class Channel(Generic[T]):
         self._wake(self._reader)
 
     async def put(self, item: T) -> None:
-        """Queue ``item`` once there is room for it. Raises ChannelClosed, even if the channel is closed meanwhile."""
+        """Wait for room, and queue ``item``. Raises ChannelClosed, also if the channel is closed during the wait."""
         if self._items or self._turn.locked():
             async with self._turn:
                 while self._items and self.queued + self._cost(item) > self.capacity and not self.closed:
@@ -82,7 +82,7 @@ class Channel(Generic[T]):
             self.put_nowait(item)
 
     async def room(self) -> None:
-        """Wait while the channel is full. Raises ChannelClosed, even if the channel is closed meanwhile."""
+        """Wait while the channel is full. Raises ChannelClosed, also if the channel is closed during the wait."""
         if self.full:
             async with self._turn:
                 while self.full and not self.closed:
@@ -200,7 +200,7 @@ async def pipeline(
     cancelled: set[asyncio.Task[None]] = set()
 
     def cancel(some: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel each task once; a second cancellation would interrupt its cleanup, and the model would go on."""
+        """Cancel the tasks that were not cancelled before: a second cancellation would interrupt a task's cleanup."""
         for task in some:
             if task not in cancelled:
                 cancelled.add(task)
@@ -242,7 +242,7 @@ def _leave_first(
     tasks: Sequence[asyncio.Task[None]],
     cancel: Callable[[Sequence[asyncio.Task[None]]], None],
 ) -> None:
-    """Cancel all stages but the first."""
+    """Cancel all stages except the first, and discard its channel, because the answer was cut off."""
     channels[0].discard()
     cancel(tasks[1:])
 
@@ -255,7 +255,7 @@ async def _run(
     *,
     cancel_upstream: Callable[[], None],
 ) -> None:
-    """Run one stage; connect its end to the stages before and after it."""
+    """Run one stage. When it ends, end its ``sink`` and call ``cancel_upstream``; its error ends the pipeline."""
     if events.recorder is not None:
         source = _ProfiledSource(source, stage.name)
     try:
@@ -285,7 +285,7 @@ class Outputs(OutputFilter):
             self._out.write(output)
 
     def close(self) -> None:
-        """Take no more outputs: all stages have ended, or are about to. Idempotent."""
+        """Drop all further outputs: all stages have ended, or are about to. Idempotent."""
         self.closed = True
         self._over.set()
 
@@ -296,7 +296,7 @@ class Outputs(OutputFilter):
             self.close()
 
     async def until_closed(self) -> None:
-        """Wait until it is closed. Raises the error with which that was done."""
+        """Wait until ``close`` or ``fail`` is called. Raises the error of ``fail``."""
         await self._over.wait()
         if self._error is not None:
             raise self._error
@@ -309,7 +309,7 @@ def _channel(link: StageLink, before: Stage[Any], after: Stage[Any]) -> Channel[
 
 
 class _ProfiledChannel(Channel[Any]):
-    """Reports each item put and taken to the profiler. Only used while the profiler records."""
+    """A channel that reports each item put and taken to the profiler. Only used while the profiler records."""
 
     def __init__(self, link: StageLink, before: str, after: str) -> None:
         super().__init__(link.capacity, cost=link.cost)
@@ -330,7 +330,7 @@ class _ProfiledChannel(Channel[Any]):
 
 
 class _ProfiledSource(AsyncIterator[Any]):
-    """Reports the start of a stage, its first item, to the profiler."""
+    """The source of a stage; its first item is reported to the profiler as the start of the stage."""
 
     def __init__(self, source: AsyncIterator[Any], stage: str) -> None:
         self._source = source

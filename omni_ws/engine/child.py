@@ -1,6 +1,6 @@
-"""Processes of an engine, as the server sees them: how they start, what they say, how they end and start again.
+"""The server's side of the child processes of engines: starting, messages, ending, and restarting after a crash.
 
-What such a process runs is in ``child_main``, with the form of the messages.
+``child_main`` is the child's side, and defines the form of the messages.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ log = logging.getLogger(__name__)
 
 #: How long a process may take to end by itself, in seconds.
 STOP_SEC: Final = 2.0
-#: Before a process that died is started again, in seconds: the first time, and at most. Each time doubles it.
+#: The first and the longest wait before a process that died is started again, in seconds. Each death doubles the wait.
 FIRST_BACKOFF_SEC: Final = 0.05
 MAX_BACKOFF_SEC: Final = 30.0
-#: The death of a process that ran for so long, in seconds, is a first one again.
+#: After a process has run for so long, in seconds, its death counts as the first one again.
 STABLE_AFTER_SEC: Final = 60.0
 
 _READ_BYTES: Final = 1 << 20
-#: The newest lines of a process's log, which are kept for the reason of its end.
+#: How many of the last lines of a process's log are kept, to find the reason if the process ends.
 _LAST_LINES: Final = 5
-#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
+#: How many characters of a line are kept. llama.cpp quotes templates and prompts, which may be long.
 _MOST_CHARACTERS: Final = 500
 
 
 class ChildEnded(Exception):
-    """A process has ended, or says nothing more."""
+    """Raised when a process has ended, or sends no more messages."""
 
 
 class Child:
-    """A process that the server started; ``name`` is for messages.
+    """A child process that the server started; log and error messages call it ``name``.
 
     The server writes messages to its standard input, and reads its messages from its standard output. The process ends
     when its standard input is closed.
@@ -59,7 +59,7 @@ class Child:
     async def start(cls, name: str, module: str, *arguments: str, kinds: Any, keeps_log: bool = False) -> Self:
         """Start ``python -m module arguments``, whose messages have headers of ``kinds``. Raises OSError.
 
-        Its standard error goes where the server's goes; with ``keeps_log`` to ``last_words`` and the debug log.
+        Its standard error is the server's; with ``keeps_log`` it goes to ``last_words`` and the debug log instead.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *arguments),
@@ -83,11 +83,11 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The last lines of its log; empty without any, and where the log is not kept."""
+        """The last lines of the process's log; empty if there are none, or without ``keeps_log``."""
         return "; ".join(self._said)
 
     def send(self, header: msgspec.Struct, body: bytes = b"") -> None:
-        """Send a message, without waiting. To a process that has ended nothing is sent: ``receive`` tells its end."""
+        """Send a message, without waiting. Does nothing if the process has ended, which ``receive`` reports."""
         stdin = self._process.stdin
         if stdin is not None and not stdin.is_closing():
             stdin.write(encode_message(header, body))
@@ -95,7 +95,7 @@ class Child:
     async def receive(self) -> tuple[Any, bytes]:
         """Return the header and the body of the next message.
 
-        Raises ChildEnded at the end of the process, and kills one that sends anything but messages.
+        Raises ChildEnded if the process has ended, or sends anything but messages, for which it is killed.
         """
         assert self._process.stdout is not None
         try:
@@ -108,18 +108,18 @@ class Child:
             raise ChildEnded from None
 
     def kill(self) -> None:
-        """End it at once, without waiting for that."""
+        """Kill the process, without waiting for its end."""
         if not self.ended:
             self._process.kill()
 
     async def wait(self) -> int:
-        """Wait for its end; return its exit status, or minus the signal that ended it."""
+        """Wait for the end of the process; return its exit status, or minus the signal that ended it."""
         return await self._process.wait()
 
     async def end(self) -> int:
-        """Close its input, which ends it, and kill it where that does not help; also when cancelled. Idempotent.
+        """Close the input of the process, and kill the process if it does not end within STOP_SEC. Idempotent.
 
-        Returns its exit status, or minus the signal that ended it.
+        Returns the exit status, or minus the signal that ended the process. A cancelled call kills it at once.
         """
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -149,41 +149,45 @@ class Child:
 
 
 async def receive_message(reader: asyncio.StreamReader, headers: msgspec.json.Decoder[Any]) -> tuple[Any, bytes]:
-    """Return the header and the body of the next message. Raises IncompleteReadError at the end, and BrokenMessage."""
+    """Return the header and the body of the next message.
+
+    Raises IncompleteReadError at the end of ``reader``, BrokenMessage for bytes that are no message.
+    """
     header_bytes, body_bytes = decode_lengths(await reader.readexactly(HEAD_BYTES))
     header = decode_header(headers, await reader.readexactly(header_bytes))
     return header, await reader.readexactly(body_bytes)
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for a process that has to find this very package, however the server found it."""
+    """Return environment variables with which a child process imports this package from where the server did."""
     package_folder = str(Path(omni_ws.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}
 
 
 class Backoff:
-    """How long to wait before what died is started again, in seconds."""
+    """The growing waits between restarts, in seconds."""
 
     def __init__(self) -> None:
         self._last = 0.0
 
     def next(self) -> float:
-        """Return the next wait: the first one, or twice the last, up to the longest."""
+        """Return the next wait: the first wait, or twice the last one, up to the longest."""
         self._last = min(2 * self._last or FIRST_BACKOFF_SEC, MAX_BACKOFF_SEC)
         return self._last
 
     def reset(self) -> None:
-        """Begin with the first one again: what died had done its work."""
+        """Make the next wait the first one again, because the last restart succeeded."""
         self._last = 0.0
 
 
 async def keep_running(
     name: str, until_death: Callable[[], Awaitable[str]], start: Callable[[], Awaitable[None]], backoff: Backoff
 ) -> NoReturn:
-    """Wait for the death of a process that runs, and start another one, forever.
+    """Restart a process whenever it dies, forever.
 
-    ``until_death`` clears up after it, and says how it died. ``start`` is called until it raises nothing.
+    ``until_death`` waits for the death of the process, cleans up, and returns the reason for the log. ``start`` starts
+    the next process; it is called again until it succeeds. ``backoff`` has the waits before each call.
     """
     loop = asyncio.get_running_loop()
     while True:

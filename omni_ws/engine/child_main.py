@@ -1,4 +1,4 @@
-"""The child's side of a process that the server started: messages to and from the server, its end, and its memory.
+"""The child's side of a process that the server started: messages to and from the server, exiting, and memory.
 
 Does without asyncio, which takes memory and time to import. The server's side is in ``child``.
 """
@@ -27,16 +27,16 @@ if sys.platform == "linux":
 
 _LENGTHS: Final = struct.Struct("<II")
 HEAD_BYTES: Final = _LENGTHS.size
-#: The longest header, and the longest body. A larger length shows that the bytes are no messages.
+#: The limit on the length of a header, and of a body. A larger length shows that the bytes are no messages.
 MAX_PART_BYTES: Final = 1 << 30
 
 
-#: How much of the server's messages the pipe holds.
+#: The size of the buffer of the input pipe, in bytes.
 _INPUT_BYTES: Final = 1 << 20
 
 
 class BrokenMessage(Exception):
-    """The bytes are no message."""
+    """Raised for bytes that are no message, and for a message that is too long."""
 
 
 def encode_message(header: msgspec.Struct, body: bytes = b"") -> bytes:
@@ -48,7 +48,7 @@ def encode_message(header: msgspec.Struct, body: bytes = b"") -> bytes:
 
 
 def decode_lengths(head: bytes) -> tuple[int, int]:
-    """Return the lengths of the header and the body that follow. Raises BrokenMessage."""
+    """Return the lengths of the header and the body, from the first bytes of a message. Raises BrokenMessage."""
     lengths: tuple[int, int] = _LENGTHS.unpack(head)
     if max(lengths) > MAX_PART_BYTES:
         raise BrokenMessage(f"a message of {sum(lengths)} bytes")
@@ -56,7 +56,7 @@ def decode_lengths(head: bytes) -> tuple[int, int]:
 
 
 def decode_header(headers: msgspec.json.Decoder[Any], data: bytes) -> Any:
-    """Return the header. Raises BrokenMessage for one that ``headers`` does not know."""
+    """Return the header that ``data`` encodes. Raises BrokenMessage for a header that ``headers`` does not know."""
     try:
         return headers.decode(data)
     except msgspec.MsgspecError as error:
@@ -66,9 +66,9 @@ def decode_header(headers: msgspec.json.Decoder[Any], data: bytes) -> Any:
 class ServerLink:
     """The connection of a child process to the server: messages on standard input, and on standard output.
 
-    Headers of the server are of ``kinds``. The process exits at the end of its input, whatever it is doing: the server
-    closes the input to end the process, and it closes when the server dies. A thread reads the messages, and calls
-    ``at_once`` with each header: True means that the message is dealt with, and ``receive`` does not return it.
+    ``kinds`` are the types of the server's headers. The process exits at the end of its input, whatever it is doing:
+    the server closes the input to end the process, and the input also closes when the server dies. A thread reads the
+    messages, and calls ``at_once`` with each header; if that returns True, ``receive`` does not return the message.
 
     What C libraries print goes to standard error. Signals to the whole process group are ignored.
     """
@@ -88,12 +88,12 @@ class ServerLink:
         return self._received.get()
 
     def received(self) -> list[tuple[Any, bytes]]:
-        """Return the messages that have come, without waiting."""
+        """Return the messages that have arrived, without waiting."""
         # Nothing else takes any.
         return [self._received.get() for _ in range(self._received.qsize())]
 
     def send(self, header: msgspec.Struct, body: bytes = b"", *, more: bool = False) -> None:
-        """Send a message; with ``more`` to come, not before ``flush``. Blocks while the server is slow to read."""
+        """Send a message; with ``more``, only at the next ``flush``. Blocks while the server is slow to read."""
         try:
             self._target.write(encode_message(header, body))
             if not more:
@@ -130,7 +130,7 @@ class ServerLink:
 
 
 def _widen_input() -> None:
-    """Let the pipe hold a whole item of a model: by default 64 KiB, each of which would wake both ends."""
+    """Enlarge the buffer of the input pipe: by default, both processes would wake for each 64 KiB of a message."""
     if sys.platform == "linux":
         with suppress(OSError):  # others may have so many pipes already
             fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _INPUT_BYTES)
@@ -148,21 +148,22 @@ _M_ARENA_MAX: Final = -8
 
 
 def share_heaps(most: int) -> None:
-    """Limit the heaps that threads share to ``most`` (glibc's default: eight per core), so that they reuse what others
-    freed. Threads of one heap wait for one another.
+    """Limit the C library's heaps to ``most`` (glibc's default: eight per core), so that threads reuse freed memory.
 
-    To be called before there are other threads.
+    Threads that share a heap wait for one another.
+
+    Call it before other threads start.
     """
     if (mallopt := _c_function("mallopt")) is not None:
         mallopt(_M_ARENA_MAX, most)
 
 
 def return_freed_memory() -> None:
-    """Return what is free to the system. Blocks for some milliseconds."""
+    """Return freed memory to the operating system. Blocks for some milliseconds."""
     if (malloc_trim := _c_function("malloc_trim")) is not None:
         malloc_trim(ctypes.c_size_t(0))
 
 
 def _c_function(name: str) -> Any:
-    """Return a function of the C library; None where it has none of that name."""
+    """Return the function ``name`` of the C library; None if there is none."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -27,7 +27,7 @@ def pieces_of(text: str, length: int = PIECE_CHARACTERS) -> Iterator[str]:
 
 
 class CooperativePieces:
-    """Iterates over the pieces of a text, and lets other tasks run between them."""
+    """An asynchronous iterator over the pieces of a text, which lets other tasks run between them."""
 
     # Not an async generator: the event loop would close an abandoned one in a task without owner.
 
@@ -97,7 +97,7 @@ class TextClause(NamedTuple):
 
 
 class ClauseSplitter:
-    """Splits text that arrives in pieces into clauses, at positions that further text cannot change.
+    """A splitter of text that arrives in pieces into clauses, at positions that further text cannot change.
 
     When no more text arrives for a while, ``looks_complete`` tells whether the text in progress looks like a whole
     sentence, and ``rest`` returns it as a clause.
@@ -140,7 +140,7 @@ class ClauseSplitter:
 
     @property
     def looks_complete(self) -> bool:
-        """Whether the text in progress looks like a whole sentence, which no further word follows yet."""
+        """Whether the text in progress ends like a sentence, and no further word has arrived after it."""
         text = self._waiting.rstrip()
         if text.endswith(_SENTENCE_ENDS):
             return True
@@ -157,7 +157,7 @@ class ClauseSplitter:
         return rest
 
     def words(self) -> TextClause:
-        """Remove and return the text in progress without its last word, which may be incomplete; it may be empty."""
+        """Remove and return the text in progress before its last word, which may be incomplete. May be empty."""
         end = last_border(self._waiting)
         words = self._clause(self._waiting[:end], self._fed - len(self._waiting))
         if words.text:
@@ -240,7 +240,7 @@ def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys
 
 
 def is_being_written(source: InputSource) -> bool:
-    """Whether a client is still writing this input: speech then begins early, with shorter clauses."""
+    """Whether the client is still sending this input: speech then begins early, with shorter clauses."""
     own = own_part(source)
     return isinstance(own, Channel) and not own.closed
 

@@ -13,7 +13,7 @@ from omni_ws.engine.base import InputSource
 
 
 class EarlierParts(ABC):
-    """The earlier parts of a message: turns of the user whose answers were cut off before anybody heard them."""
+    """The earlier parts of a user message: turns whose answers were cut off before the user heard any of them."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class ContinuedInput:
 
 
 def own_part(source: InputSource) -> InputSource:
-    """Return the input of a request without earlier parts, for engines that do not know the conversation."""
+    """Return the input of a request without the earlier parts of its message, for engines that ignore those."""
     return source.own if isinstance(source, ContinuedInput) else source
 
 

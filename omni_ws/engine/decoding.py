@@ -69,7 +69,7 @@ class ToolResultPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image as uint8 RGB of shape (height, width, 3)."""
+    """An image; its pixels are uint8 RGB of shape (height, width, 3)."""
 
     pixels: NDArray[np.uint8]
     part: int
@@ -108,7 +108,7 @@ def size_of(part: DecodedPart) -> int:
 
 
 def joined(parts: list[DecodedPart], room: Room) -> list[DecodedPart]:
-    """Merge adjacent pieces of the same part, and drop empty pieces, except for tool results."""
+    """Return ``parts`` with adjacent pieces of the same part merged, and empty pieces dropped except tool results."""
     joined: list[DecodedPart] = []
     for (number, _), group in groupby(parts, key=lambda part: (part.part, type(part))):
         members = list(group)
@@ -249,7 +249,7 @@ def decode_request(
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """An InputSource of chunks that are all there."""
+    """An InputSource of given chunks, which need not be waited for."""
 
     chunks: Sequence[InputChunk]
 
@@ -290,7 +290,7 @@ async def decode_speech(
 
 
 class _Hops:
-    """Runs the decoding of one input, hop by hop, and returns the memory of the parts that were yielded."""
+    """The hops of one input: it runs the decoding hop by hop, and returns the memory of the parts that were yielded."""
 
     def __init__(
         self, decoder: InputDecoder, share: MediaShare, *, lane: Lane, executor: Executor, sample_rate: int
@@ -351,7 +351,7 @@ class _Hops:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """The result of a hop."""
+    """The result of a hop: the decoded ``parts``, and what ended the hop."""
 
     parts: deque[DecodedPart] = field(default_factory=deque)
     more: bool = True
@@ -359,7 +359,7 @@ class _Hop:
     slot_bytes: int | None = None
     #: The bytes of the decoded audio.
     audio_bytes: int = 0
-    #: The error that ended decoding behind ``parts``.
+    #: The error that ended decoding after ``parts``.
     error: OmniError | None = None
 
 
@@ -428,7 +428,7 @@ class SlotRequest:
 
 
 class InputDecoder:
-    """Decodes chunks in order. For use by one thread at a time.
+    """A decoder of all chunks of one input, in order. For use by one thread at a time.
 
     The generators yield a SlotRequest before each image and each piece of video. The caller gets a slot and resumes
     them, or closes them. Memory is reserved in ``room``.
@@ -484,7 +484,7 @@ class InputDecoder:
         return True
 
     def close(self) -> None:
-        """Release the decoders. Idempotent."""
+        """Release the decoder of the current part. Idempotent."""
         if self._audio is not None:
             self._audio.close()
         if self._video is not None:

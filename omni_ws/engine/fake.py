@@ -63,7 +63,7 @@ CAPABILITIES: Final = EngineCapabilities(
 
 
 class _ModelFree:
-    """The parts of an Engine that both engines share."""
+    """Base class of both engines: the methods of Engine that need no model."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -87,9 +87,9 @@ class _ModelFree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EchoSettings:
-    """Delays and durations in milliseconds.
+    """Settings of an EchoEngine; delays and durations are in milliseconds.
 
-    ``fail_after_chunks`` makes each request fail after that many outputs; ``reply`` replaces the echo.
+    ``fail_after_chunks`` makes each request fail after so many outputs; ``reply`` is answered in place of the echo.
     """
 
     first_chunk_delay_ms: int = 0
@@ -100,7 +100,7 @@ class EchoSettings:
 
 
 class EchoEngine(_ModelFree):
-    """Echoes its input: text word by word, audio unchanged, images and video as a count.
+    """An engine that echoes its input: text word by word, audio unchanged, images and video as a count.
 
     It answers while the input is still arriving.
     """
@@ -133,7 +133,7 @@ class EchoEngine(_ModelFree):
 
 
 class _Emission:
-    """Writes the outputs of one answer with the configured delays, and fails if that is configured.
+    """The writing of one answer, with the configured delays, and a failure if that is configured.
 
     During delays, the callback of a timer writes the next output, as in an engine that is called back when its model in
     another process has an output. A task wakes only while the client does not read.
@@ -170,7 +170,7 @@ class _Emission:
             raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
 
     async def _write_in_time(self, output: EngineOutput, following: Iterator[EngineOutput]) -> None:
-        """Write outputs in callbacks of timers, while there is a delay before each and the client reads."""
+        """Write ``output`` and ``following`` ones in timer callbacks, while there are delays and the client reads."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wait(output, following, done)
         try:
@@ -180,12 +180,12 @@ class _Emission:
                 self._timer.cancel()
 
     def _wait(self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[None]) -> None:
-        """Arm the timer of an output."""
+        """Start the timer for ``output``."""
         self.fail_as_configured()
         self._timer = done.get_loop().call_later(self._delay_sec, self._emit, output, following, done)
 
     def _emit(self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[None]) -> None:
-        """Write one output, inside the callback of its timer."""
+        """Write ``output`` in the callback of its timer, and start the next timer or set ``done``."""
         if done.done():  # cancelled in the same pass
             return
         self._emitted += 1
@@ -202,7 +202,7 @@ class _Emission:
 
 
 class _Echo:
-    """The echo of one request."""
+    """A converter of one request's input to the outputs that echo it."""
 
     def __init__(self, request: GenerationRequest, chunk_ms: int) -> None:
         self.answer = AnswerText(request.sampling)
@@ -266,7 +266,7 @@ class _Echo:
             yield from _words(self.answer.feed(text))
 
     def _whole(self, text: str) -> Iterator[TextOutput]:
-        """Yield ``text`` as one output, without the end that may be the beginning of a stop string."""
+        """Yield ``text`` as one output; an end that may be the beginning of a stop string is held back."""
         if self._writes and (passed := self.answer.feed(text)):
             yield TextOutput(passed)
 
@@ -377,7 +377,7 @@ def _cut(chunk: InputChunk) -> Iterator[InputChunk]:
 
 
 class ScriptedEngine(_ModelFree):
-    """Plays the same outputs for every request, once its input has ended.
+    """An engine that writes the same outputs for every request, after its input has ended.
 
     ``script`` may also contain exceptions, which are raised, and callables, by which tests synchronise: they are
     called, and their result is awaited if it is awaitable. Without a Finished the answer ends with ``stop``.

@@ -1,4 +1,4 @@
-"""FirstToStart: of several engines for the same work the best that starts."""
+"""FirstToStart: an engine that stands for the best of several engines that starts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 class FirstToStart:
     """An engine that stands for the first of several ``engines`` that starts on this machine.
 
-    ``engines`` maps names for the operator to engines, the best first. ``why`` tells, once started, why it is not the
-    best engine; None if it is.
+    ``engines`` maps names for the operator to engines, the best first. After the start, ``why`` is the reason why the
+    best engine is not used; None if it is.
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:

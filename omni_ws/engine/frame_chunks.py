@@ -19,7 +19,7 @@ from omni_ws.profiler import events
 
 # How many codec frames are decoded at a time.
 
-#: The names in ``stage_params.code2wav``: the size of the first and of the largest chunk in frames.
+#: Parameters in ``stage_params.code2wav``: the size of the first and of the largest chunk, in frames.
 CODE2WAV_PARAMETERS: Final = frozenset({"first_frames", "largest_frames"})
 
 
@@ -86,7 +86,7 @@ _SMOOTHING = 0.3
 
 
 class ChunkPace:
-    """Decides how many codec frames of one answer to decode at a time, which trades latency for throughput.
+    """The decision how many codec frames of one answer to decode at a time, which trades latency for throughput.
 
     A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either
     side (``vllm.snac_decoder``). Decoding then costs ``frames + context``: single frames cost several times the work of
@@ -202,7 +202,7 @@ class ChunkPace:
 
 
 class HasCodes(Protocol):
-    """An item of codec frames; the first axis of ``codes`` is frames."""
+    """An item of a Talker's output: codec frames, along the first axis of ``codes``."""
 
     @property
     def codes(self) -> Any: ...

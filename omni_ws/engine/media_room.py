@@ -25,7 +25,7 @@ _DEFAULT_BYTES: Final = 1 << 30
 
 
 class MediaRoom:
-    """Limits the memory of decoded media, and the number of concurrent decodings, over all requests of a server.
+    """A limit on the memory of decoded media, and on concurrent decodings, over all requests of a server.
 
     A request reserves memory in ``budget`` through its MediaShare. Decoding an image or video waits for a slot and for
     memory; decoding text and audio reserves memory without waiting. ``take`` and ``give`` may be called in any thread,
@@ -127,7 +127,7 @@ class MediaRoom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A request that waits for a slot; ``admitted`` has a result when it is granted, an exception when refused."""
+    """A request that waits for a slot. ``admitted`` gets a result if the slot is granted, an exception if refused."""
 
     share: MediaShare
     size: int

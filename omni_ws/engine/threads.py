@@ -121,7 +121,10 @@ class SoleThread(ThreadPoolExecutor):
 
     @property
     def idle(self) -> bool:
-        """Whether no call runs or waits, so that its owner may run one itself. False also behind a cancelled call."""
+        """Whether no call runs or waits, so that the owner may do a call in its own thread.
+
+        False also if the last call was cancelled, since it may still be running.
+        """
         return self._last is None or (self._last.done() and not self._last.cancelled())
 
 
@@ -176,12 +179,12 @@ LEAST_SEC: Final = 0.03
 MOST_TOGETHER_SEC: Final = 3.0
 MAX_THREADS: Final = 4
 
-#: Does several pieces of work in a row. Must not raise.
+#: A function that does several pieces of work in a row. Must not raise.
 Run: TypeAlias = Callable[[list[Any]], None]
 
 
 class _Slice(NamedTuple):
-    """A slice that waits. Ordered by its end on the queue's clock, then by arrival."""
+    """A queued slice. Slices are ordered by their end on the queue's clock, then by arrival."""
 
     ends: float
     number: int
@@ -196,7 +199,7 @@ class _Slice(NamedTuple):
 
 
 class ListeningThreads:
-    """Decodes audio and detects speech, with threads that all sessions share fairly. Thread-safe.
+    """The threads that decode audio and detect speech, which all sessions share fairly. Thread-safe.
 
     Work is done in slices of about ``SLICE_SEC`` of decoded audio. Each session has a Lane, and all lanes get the same
     share of decoded seconds, by fair queueing (start-time fair queueing, Goyal, Vin and Cheng, 1996) on a clock that

@@ -1,6 +1,6 @@
-"""Our own engines, each as its entry point makes it of the configuration (``config.plugins``), and their parts.
+"""The engines of this package and their parts, created from the configuration by entry points (``config.plugins``).
 
-Each is imported only when it is made, since engines have heavy dependencies.
+Each is imported only when it is created, since engines have heavy dependencies.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 
-#: The name of the model of the embedded engine, which has none.
+#: The name under which the embedded engine is served: it has no model of its own.
 EMBEDDED_MODEL: Final = "omni-embedded"
 
 
 def create_engine(config: ServerConfig) -> Engine:
-    """Creates the configured engine, ours or another's. Raises ConfigurationError for one that is not to be had."""
+    """Create the configured engine, also one of another package. Raises ConfigurationError if that is not possible."""
     engine: Engine = made(ENGINES, config.engine or EngineName.EMBEDDED, of=config, kind=Engine)
     return engine
 
@@ -46,7 +46,7 @@ def remote_engine(config: ServerConfig) -> Engine:
 
 
 def composed_engine(config: ServerConfig) -> Engine:
-    """An LLM with an ASR and a TTS: the parts that are named, the embedded ones, or vLLM's model with what it lacks."""
+    """Create an engine of an LLM, an ASR and a TTS: as configured, embedded, or vLLM's model and what it lacks."""
     from omni_ws.engine.composed.engine import ComposedEngine
 
     llm, whole_vllm = config.llm, config.engine is EngineName.VLLM
@@ -58,7 +58,7 @@ def composed_engine(config: ServerConfig) -> Engine:
         model=None if whole_vllm or config.composed else EMBEDDED_MODEL,
         where_missing=whole_vllm,
         asr_optional=config.asr.choice.name == "embedded",
-        # One on a server watches for the beginning of its answers itself, which it retries.
+        # An LLM on a server has a time-out of its own for the first byte, after which it retries.
         first_byte_timeout_sec=None if llm.choice.name in REMOTE_PARTS else llm.first_byte_timeout_sec,
         tool_filler=(llm.tool_filler or "") if config.composed else "",
         max_spoken_tokens=llm.max_spoken_tokens or None,
@@ -67,23 +67,26 @@ def composed_engine(config: ServerConfig) -> Engine:
 
 
 def _thinks_ahead(config: ServerConfig) -> bool:
-    """Whether answers are begun that may be for nothing: not where somebody may have to pay for them."""
+    """Whether to begin answers that may not be needed: by default not with parts on other machines.
+
+    A remote LLM or voice may charge for these answers.
+    """
     if config.llm.speculate is not None:
         return config.llm.speculate
     urls = [part.choice.url for part in (config.llm, config.tts) if part.choice.url is not None]
     return all(is_loopback(urlsplit(url).hostname or "") for url in urls)
 
 
-# The engine of each part, by what ``--asr``, ``--llm`` and ``--tts`` name.
+# The engine of each part, as chosen by ``--asr``, ``--llm`` and ``--tts``
 
-#: What is not known of an LLM on a server unless ``remote`` says it.
+#: The properties of an LLM on a server that are only known if ``remote`` has them.
 _FORWARDING: Final = (
     *("input_modalities", "options", "sampling", "stage_params", "stage_sampling"),
     *("voices", "audio_format", "audio_sample_rate"),
 )
 
 _RULES_KNOW: Final = "rules answer what they know exactly: time, dates, sums, units, spelling"
-#: The models that can be fetched, by what ``--llm`` calls them: their own names, and what to know of them.
+#: The models that can be fetched, by their names for ``--llm``: the name of the model, and a remark about it.
 _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
     "qwen": (
         "Qwen2.5-Coder-1.5B-Instruct",
@@ -101,7 +104,7 @@ _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def asr_of(config: ServerConfig) -> Engine | None:
-    """The part that hears; None if there is none."""
+    """Create the part that recognises speech; None if there is none."""
     choice = config.asr.choice
     if choice.name == "none":
         return None
@@ -119,7 +122,7 @@ def asr_of(config: ServerConfig) -> Engine | None:
     if choice.name == "vllm":
         from omni_ws.engine.vllm.recogniser import VllmRecogniser
 
-        assert choice.model is not None  # without a model the configuration is refused
+        assert choice.model is not None  # the configuration is refused without a model
         return RecogniserEngine(VllmRecogniser(choice.model, config.asr.args))
     from omni_ws.engine.asr.whisper import WhisperRecogniser
     from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL
@@ -129,17 +132,18 @@ def asr_of(config: ServerConfig) -> Engine | None:
 
 
 def llm_of(config: ServerConfig) -> Engine:
-    """The part that answers."""
+    """Create the part that answers."""
     choice = config.llm.choice
     match choice.name:
         case "embedded" | "rules":
             from omni_ws.engine.llm.rules_engine import RulesEngine
+            from omni_ws.weights.cache import fetched_file
 
-            return RulesEngine()
+            return RulesEngine(summaries=fetched_file("encyclopedia"))
         case "vllm":
             return vllm_engine(config, _alone(config.vllm, choice.model, speaks=config.tts.choice.name == "none"))
         case "gguf":
-            assert choice.model is not None  # without a model the configuration is refused
+            assert choice.model is not None  # the configuration is refused without a model
             return _gguf(config, Path(choice.model).expanduser())
         case "qwen" | "qwen3-1.7b" | "qwen3-0.6b" | "qwen2.5-1.5b":
             from omni_ws.engine.llm.rules_engine import RulesFirst
@@ -160,7 +164,7 @@ def llm_of(config: ServerConfig) -> Engine:
 
 
 def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
-    """vLLM's model alone, with what the server needs of it for token sessions and traces."""
+    """Create an engine of vLLM's model alone, with readouts for token sessions and a folder for traces."""
     from omni_ws.engine.vllm.engine import VllmEngine
 
     readouts = None
@@ -198,7 +202,7 @@ def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") 
 
 
 def _fetched(name: str) -> Path:
-    """The file of weights that were fetched. Raises EngineFailed."""
+    """Return the file of weights that were fetched. Raises EngineFailed if it is missing."""
     from omni_ws.weights.cache import fetched_file
 
     if (file := fetched_file(name)) is None:
@@ -207,13 +211,13 @@ def _fetched(name: str) -> Path:
 
 
 def _alone(vllm: VllmConfig, model: str | None, *, speaks: bool) -> VllmConfig:
-    """The settings of a model without a Talker, which is a part of its own. One that ``speaks`` may by itself."""
+    """Return the settings of a model without a Talker, which is a separate part; ``speaks``: it may speak itself."""
     own = {"model": model, "omni_speech": vllm.omni_speech and speaks}
     return vllm.model_copy(update={**own, "talker": None, "talker_profile": None, "talker_args": {}})
 
 
 def tts_of(config: ServerConfig) -> Engine | None:
-    """The part that speaks; None if there is none."""
+    """Create the part that speaks; None if there is none."""
     choice = config.tts.choice
     if choice.name == "none":
         return None
@@ -223,16 +227,20 @@ def tts_of(config: ServerConfig) -> Engine | None:
         case "talker":
             from omni_ws.engine.vllm.talker_engine import Speaker
 
-            assert choice.model is not None  # without a model the configuration is refused
+            assert choice.model is not None  # the configuration is refused without a model
             talker = Speaker(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
             return SpeechEngine(talker)
         case "embedded":
             return _best_voice(config)
-        case "hibari" | "espeak":
+        case "hibari" | "kokoro" | "espeak":
             from omni_ws.engine.tts.voice_process import VoiceProcess
 
             default_voice = config.tts.voice or config.embedded.default_voice
-            file = None if choice.model is None else Path(choice.model).expanduser()
+            file = None
+            if choice.name == "kokoro":
+                default_voice = choice.model or default_voice
+            elif choice.model is not None:
+                file = Path(choice.model).expanduser()
             return SpeechEngine(VoiceProcess(VoiceChoice(choice.name), default_voice=default_voice, file=file))
     from omni_ws.engine.remote.settings import RemoteTtsSettings
     from omni_ws.engine.remote.voice import RemoteVoice
@@ -246,7 +254,7 @@ def tts_of(config: ServerConfig) -> Engine | None:
 
 
 def _best_voice(config: ServerConfig) -> Engine:
-    """Hibari, else espeak-ng, unless ``embedded.voice`` names one."""
+    """Create the voice that ``embedded.voice`` names; by default Hibari, or else espeak-ng."""
     from omni_ws.engine.tts.speech_engine import SpeechEngine
     from omni_ws.engine.tts.voice_process import VoiceProcess
 
@@ -259,7 +267,7 @@ def _best_voice(config: ServerConfig) -> Engine:
 
 
 def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
-    """The fields of UpstreamSettings for a part on a server."""
+    """Return the fields of UpstreamSettings for a part on a server."""
     from omni_ws.engine.remote.settings import key_of, patience
 
     choice, fields = part.choice, patience(config.remote)
@@ -268,9 +276,9 @@ def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
     if url is None:
         url = f"http://127.0.0.1:{LOCAL_PORTS[choice.name]}/v1"
         if "start_timeout_sec" not in config.remote.changed:
-            fields["start_timeout"] = 0  # a person who starts this finds it there, or has to start it
+            fields["start_timeout"] = 0  # do not wait: the user can start the other server first
         if choice.name == "ollama" and model is not None and ":" not in model.rpartition("/")[2]:
-            model += ":latest"  # as Ollama itself completes and lists names
+            model += ":latest"  # Ollama completes and lists names in this form
     if part is config.llm and "first_byte_timeout_sec" in part.changed:
         fields["first_byte_timeout"] = config.llm.first_byte_timeout_sec
     key = key_of(part.api_key)

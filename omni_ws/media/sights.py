@@ -1,4 +1,4 @@
-"""Sights: what can be said of the pictures of one request without a model."""
+"""Sights: a description, without a model, of the pictures in one request."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from omni_ws.media.video import VideoFacts, VideoFrame, VideoObserver
 
 F = TypeVar("F", ImageFacts, VideoFacts)
 
-#: Follows each description.
+#: The end of each description.
 UNSEEN: Final = "No model looks at pictures here, so I can't tell what they show."
-#: More pictures than this are only counted.
+#: Further pictures are only counted.
 MAX_DESCRIBED: Final = 8
 
 
 class Sights:
-    """Pictures one after the other: their size, colour and motion. Nothing is recognised, and no pixels are kept."""
+    """Describes successive pictures by size, colour and motion. Nothing is recognised, and no pixels are kept."""
 
     def __init__(self) -> None:
         self._images: list[ImageFacts] = []
@@ -33,7 +33,7 @@ class Sights:
             self._images.append(describe_image(pixels))
 
     def look_at_frames(self, frames: Sequence[VideoFrame], number: int) -> None:
-        """Add frames of the video that has this ``number``. Blocks for some milliseconds a frame."""
+        """Add frames of the video with this ``number``. Blocks for some milliseconds a frame."""
         if self._observer is None or number != self._video_number:
             self._end_video()
             self._observer, self._video_number = VideoObserver(), number
@@ -41,7 +41,7 @@ class Sights:
             self._observer.add(frame)
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the description; empty where there are no pictures. Ends the video under way."""
+        """Return the description; empty if there are no pictures. Ends the current video."""
         self._end_video()
         described = [facts.sentence(name) for name, facts in _named("image", self._image_count, self._images)]
         if self._image_count > len(self._images):
@@ -56,6 +56,6 @@ class Sights:
 
 
 def _named(kind: str, count: int, all_facts: Sequence[F]) -> Iterator[tuple[str, F]]:
-    """Yield each of the facts with its name among ``count`` pictures of a kind."""
+    """Yield each of the facts with the name of its picture, such as "The image" or, among several, "Image 2"."""
     for place, facts in enumerate(all_facts, 1):
         yield (f"The {kind}" if count == 1 else f"{kind.capitalize()} {place}"), facts

@@ -1,4 +1,4 @@
-"""Videos: decoding as they arrive, the frames that a model sees, and a description without a model."""
+"""Videos: decoding as they arrive, selection of frames for a model, and a description without a model."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_byte
 #: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160
 MAX_FRAMES = 4096
-#: The limit for an MP4 file whose index is at its end.
+#: The largest MP4 file whose index is at its end.
 MAX_BUFFERED_BYTES = 64 * 1024 * 1024
-#: How many decoded bytes the decoder thread may produce in advance of its consumer.
+#: The most decoded bytes that the decoder thread may produce ahead of its consumer.
 _BURST_BYTES = 32 * 1024 * 1024
 #: The demuxer's read size: 8 ms of video at 1 Mbit/s.
 _BLOCK_BYTES = 1024
 #: The codec's memory per pixel: ten reference frames of 1.5 bytes per pixel.
 _CODEC_BYTES = 15
-#: Allowance for the padding around a frame in the codec's buffers.
+#: The allowance for the padding around a frame in the codec's buffers.
 _MARGIN_PIXELS = 1 << 20
 #: The bytes needed to recognise any container or image.
 _MAGIC_BYTES = 12
@@ -48,10 +48,10 @@ _MP4_BOXES = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"wide", b"free", b"s
 
 
 class VideoFrame(NamedTuple):
-    """A decoded frame.
+    """A decoded frame of a video, or a single image.
 
-    ``timestamp_ms`` is that of the chunk with the image or, in a container, that of its first chunk plus the frame's
-    presentation time.
+    ``timestamp_ms`` is that of the chunk with the image; in a container, that of the container's first chunk plus the
+    frame's presentation time.
     """
 
     timestamp_ms: int
@@ -68,9 +68,9 @@ class VideoDecoder:
     more than ``max_pixels`` in one of them, is an error. An MP4 file with its index at the end is buffered, up to
     ``max_buffered_bytes``, and decoded by ``last_frames``.
 
-    Errors are UnsupportedFormat, and those of ``room``. The pixels of the frames returned remain accounted for in
-    ``room``; releasing them is the caller's task. A container occupies a thread until ``close``, which the garbage
-    collector calls too.
+    Raises UnsupportedFormat, and the errors of ``room``. The pixels of the returned frames remain charged to ``room``;
+    the caller has to release them. A container occupies a thread until ``close``, which the garbage collector calls,
+    too.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class VideoDecoder:
         self._next_due_ms = -math.inf
         self._start_ms = 0
         self._head = b""
-        #: Of a container; None for single images.
+        #: The reader of a container; None for single images.
         self._reader: ContainerReader[VideoFrame] | None = None
         self._ended = False
 
     def frames(self, data: bytes, timestamp_ms: int | None = None) -> Iterator[VideoFrame]:
-        """Yield the frames that ``data`` completes. The iterator has to be exhausted before the next call.
+        """Yield the frames that ``data`` completes. To be exhausted before the next call.
 
-        ``timestamp_ms`` matters for images and a container's first chunk.
+        ``timestamp_ms`` is used for images, and for the first chunk of a container.
         """
         if self._ended:
             raise ValueError("the decoder is already flushed")
@@ -162,9 +162,9 @@ class VideoDecoder:
         )
 
     def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
-        """Count frames, and drop those of still images that exceed the frame rate.
+        """Count frames, raise for too many, and drop single images that exceed the frame rate.
 
-        The frames of a container are dropped before their pixels are converted.
+        Frames of a container that exceed it were dropped already, before their pixels were converted.
         """
         try:
             for frame in frames:
@@ -202,9 +202,9 @@ def _frames(
     max_pixels: int,
     frames_per_second: float | None,
 ) -> Iterator[VideoFrame]:
-    """Demux and decode ``source``, which begins at ``start_ms``.
+    """Demux and decode ``source``, which begins at ``start_ms``, and yield its frames.
 
-    The pixels of each frame remain accounted for in ``room``, the codec's own frames until the iterator ends.
+    The pixels of each frame remain charged to ``room``; the codec's own frames are charged until the iterator ends.
     """
     # Unlike the other containers, MPEG-TS has no header that lists its streams, so libav has to probe some input.
     options = {"probesize": "65536"} if name == "mpegts" else STREAMING_OPTIONS
@@ -248,7 +248,7 @@ def _timestamp_ms(frame: av.VideoFrame, start_time: int | None) -> int:
 def _pixels(frame: av.VideoFrame, max_pixels: int, room: Room) -> Pixels:
     _check_size(frame.width, frame.height, max_pixels)
     size = 3 * frame.width * frame.height
-    # Once for the pixels returned, once for the intermediate copy that rotation may need.
+    # Once for the returned pixels, once for the intermediate copy that rotation may need.
     with reserved(room, size), reserved(room, size, keep=True):
         pixels: Any = frame.to_ndarray(format="rgb24")
         # Phones store frames in the sensor's orientation, with the rotation as metadata.
@@ -261,21 +261,21 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         raise UnsupportedFormat(f"at most {max_pixels} pixels per frame, got {width}x{height}")
 
 
-# Selecting frames
+# Selection of frames
 
-#: The limit on decoded frames that are kept until the end of the video, in bytes.
+#: The most bytes of decoded frames that are kept until the end of the video.
 MAX_KEPT_BYTES = 512 * 1024 * 1024
 
 
 class FrameSelection:
-    """Selects frames under limits on their number and total size, spread evenly over a video.
+    """Selects frames under limits on their number and total size, evenly spread over a video.
 
-    Its length is known only at its end: frames are kept until then.
-    At most ``2 * video_max_frames`` are kept. Beyond that every other frame is dropped, from those kept and from those
-    that follow, so that the distance between them doubles.
+    The length of the video is known only at its end, so frames are kept until then, but at most ``2 *
+    video_max_frames``: beyond that every other frame is dropped, of those kept and of those that follow, so that the
+    distance between them doubles.
 
-    The pixels of added frames are accounted for in ``room``; those of dropped frames are returned to it, those of
-    selected frames remain the caller's.
+    The pixels of added frames are charged to ``room``. Those of dropped frames are released; those of selected frames
+    remain charged, for the caller to release.
     """
 
     def __init__(self, limits: MediaLimits, room: Room = UNLIMITED, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -287,11 +287,11 @@ class FrameSelection:
         self._seen = 0
         self._stride = 1
         self._due_ms = 0.0
-        #: The number of frames at ``video_fps``.
+        #: The number of frames so far at the rate ``video_fps``.
         self._paced = 0
 
     def add(self, frame: VideoFrame) -> None:
-        """Add a frame, already scaled to its limits. Raises UnsupportedFormat when too many bytes are kept."""
+        """Add a frame, already scaled to its limits. Raises UnsupportedFormat if too many bytes are kept."""
         fps = self._limits.video_fps
         if fps is None or not self._seen or frame.timestamp_ms >= self._due_ms:
             self._paced += 1
@@ -341,7 +341,7 @@ class FrameSelection:
         self._room.give(size)
 
 
-# Describing
+# Description
 
 #: Frames are compared as thumbnails of this width and height.
 _SIDE = 64
@@ -352,7 +352,7 @@ _MUCH_MOTION = 12.0
 
 
 class Motion(StrEnum):
-    """How much the picture moves."""
+    """How much a video moves."""
 
     STILL = "nothing moves"
     SOME = "there is some motion"
@@ -361,7 +361,7 @@ class Motion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What can be said of a video without a model.
+    """What is known of a video without a model.
 
     ``duration_ms`` is the time from the first frame to the last; ``dominant_colour`` is that of the average frame.
     """
@@ -372,7 +372,7 @@ class VideoFacts:
     motion: Motion
 
     def sentence(self, name: str) -> str:
-        """Return a sentence about the video of that name."""
+        """Return a sentence that describes the video, which is called ``name``."""
         frames = "one frame" if self.frame_count == 1 else f"{self.frame_count} frames"
         duration = f" over {self.duration_ms / 1000:.1f} seconds" if self.duration_ms else ""
         motion = f", and {self.motion}" if self.frame_count > 1 else ""
@@ -380,7 +380,7 @@ class VideoFacts:
 
 
 class VideoObserver:
-    """Accumulates the description frame by frame, without keeping frames. Frames may differ in size."""
+    """Accumulates the facts about a video frame by frame, without keeping frames. Frames may differ in size."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -403,7 +403,7 @@ class VideoObserver:
         self._count += 1
 
     def facts(self) -> VideoFacts | None:
-        """Return the description so far; None before the first frame."""
+        """Return the facts so far; None before the first frame."""
         if self._count == 0:
             return None
         mean_difference = self._difference_sum / max(self._count - 1, 1)

@@ -20,7 +20,7 @@ FORMATS = ("table", "json", "html", "perfetto")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, 1 if there are no events or no output can be written, or 2 for wrong usage."""
+    """Run the command; return 0, 1 if there are no events or no output can be written, or 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog=f"{this_python()} -m omni_ws.profiler", description=__doc__)
     parser.add_argument("paths", metavar="DIR", nargs="+", type=Path, help="folders with event files, or event files")
     parser.add_argument("--format", choices=FORMATS, default="table", help="form of the report (default: table)")

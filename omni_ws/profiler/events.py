@@ -60,7 +60,7 @@ class ProfileEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventRecorder:
-    """Writes ``<event_dir>/events_<stage>_<pid>.jsonl``, one file per stage, until ``close``. Thread-safe.
+    """A writer of ``<event_dir>/events_<stage>_<pid>.jsonl``, one file per stage, until ``close``. Thread-safe.
 
     The file of the coordinator is opened by the constructor, which raises OSError if that fails; that of another
     stage with its first event.
@@ -92,14 +92,14 @@ class EventRecorder:
         return tuple(self._path(stage) for stage in tuple(self._files))
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
-        """Queues an event; drops it if too many wait for the disk."""
+        """Queue an event; drop it if too many wait for the disk."""
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             return
         self._waiting.append((time.time_ns(), time.monotonic_ns(), request_id, stage, name, metadata))
 
     def close(self) -> None:
-        """Writes the queued events and closes the files. Blocks as long as the disk does. Idempotent."""
+        """Write the queued events and close the files. Blocks as long as the disk does. Idempotent."""
         self._closing.set()
         self._thread.join()
 
@@ -119,7 +119,7 @@ class EventRecorder:
             os.close(file)
 
     def _encode_waiting(self) -> dict[str, list[bytes]]:
-        """Encodes the queued events; returns their lines by stage."""
+        """Encode the queued events, and return their lines by stage."""
         lines: defaultdict[str, list[bytes]] = defaultdict(list)
         for _ in range(len(self._waiting)):
             wall, monotonic, request_id, stage, name, metadata = self._waiting.popleft()
@@ -146,7 +146,7 @@ class EventRecorder:
 
 
 class SeveralRecorders:
-    """Records each event with all of them."""
+    """A recorder that passes each event to several recorders."""
 
     def __init__(self, recorders: Sequence[EventRecorder]) -> None:
         self._recorders = tuple(recorders)
@@ -164,19 +164,19 @@ _NOTHING: Final = nullcontext()
 
 
 def record_with(recorders: Sequence[EventRecorder]) -> None:
-    """Have events recorded by all of these from now on; by none of them, profiling is off."""
+    """Make ``recorders`` record all events from now on; with an empty sequence, profiling is off."""
     global recorder
     recorder = SeveralRecorders(recorders) if len(recorders) > 1 else next(iter(recorders), None)
 
 
 def emit(stage: str, name: str, *, request_id: str | None = None, **metadata: Any) -> None:
-    """Records an event of ``request_id``, by default the request of the current task."""
+    """Record an event of ``request_id``, by default the request of the current task."""
     if recorder is not None and (request_id := request_id or current_request.get()) is not None:
         recorder.record(request_id, stage, name, metadata)
 
 
 def span(stage: str, start: str = STAGE_START, end: str = STAGE_END, **metadata: Any) -> AbstractContextManager[None]:
-    """Context manager that records an event before and after its block, for the request of the current task."""
+    """Return a context manager that records an event before and after its block, for the current task's request."""
     return _NOTHING if recorder is None else _span(stage, start, end, metadata)
 
 
@@ -190,7 +190,7 @@ def _span(stage: str, start: str, end: str, metadata: Metadata) -> Iterator[None
 
 
 def awaited(stage: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Wraps an iterator so that waiting for each item counts as work of ``stage``."""
+    """Wrap an iterator so that waiting for each item counts as work of ``stage``."""
     return items if recorder is None else _Awaited(stage, items)
 
 
@@ -205,7 +205,7 @@ class _Awaited(AsyncIterator[T]):
 
 
 def generated(stage: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Wraps the output of a model, just after a request was submitted to it, and records its first item and its end."""
+    """Wrap the output of a model, just after a request was submitted to it, and record its first item and its end."""
     return items if recorder is None else _Generated(stage, items)
 
 
@@ -229,7 +229,7 @@ class _Generated(AsyncIterator[T]):
 
 
 def _summary(value: object) -> object:
-    """Encodes what JSON cannot express. A tensor is described by type, shape and dtype; its data is never written."""
+    """Encode what JSON cannot express. A tensor is described by type, shape and dtype; its data is never written."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         return repr(value)

@@ -22,7 +22,7 @@ UNACCOUNTED: Final = "(unaccounted)"
 
 
 def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[str, Any]:
-    """Builds the report as JSON data.
+    """Build the report as JSON data.
 
     ``run_id`` selects a run; None means the newest. Raises NoEvents if the run does not exist.
     """
@@ -50,7 +50,7 @@ def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[st
 
 
 def chosen_timelines(recording: EventFiles, run_id: str | None) -> dict[str, Timeline]:
-    """Returns the timelines of a run by request id. Raises NoEvents if the run does not exist."""
+    """Return the timelines of a run by request id. Raises NoEvents if the run does not exist."""
     return timelines(recording.of_run(_chosen(recording, run_id)))
 
 
@@ -64,7 +64,7 @@ def _chosen(recording: EventFiles, run_id: str | None) -> str:
 
 
 def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> list[dict[str, Any]]:
-    """Statistics by stage and interval, the largest total first; the last row is unaccounted time."""
+    """Return statistics by stage and interval, the largest total first; the last row is unaccounted time."""
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for line in lines:
         for interval in line.intervals:
@@ -77,7 +77,7 @@ def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> li
 
 
 def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
-    """Statistics of the hops between stages, the largest total first."""
+    """Return statistics of the hops between stages, the largest total first."""
     found: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
     for line in lines:
         for hop in line.hops:
@@ -90,7 +90,7 @@ def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def summary(line: Timeline) -> dict[str, Any]:
-    """Figures of one request; None for those that its events do not allow."""
+    """Return the figures of one request; None for a figure that its events do not allow to compute."""
     admission = line.first("request_admission")
     terminal = line.first("terminal_response")
     origin = _answer_origin(line)
@@ -123,7 +123,7 @@ ROLLUPS: Final = (
 
 
 def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Statistics of each figure over all requests."""
+    """Return statistics of each figure over all requests."""
     requests = list(requests)
     rows = []
     for name in ROLLUPS:
@@ -134,7 +134,7 @@ def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def statistics(values: Iterable[float]) -> dict[str, Any]:
-    """Count, total, average, percentiles and maximum; None instead of 0 if there are no values."""
+    """Return count, total, average, percentiles and maximum of ``values``; None instead of 0 if there are none."""
     ordered = sorted(values)
     if not ordered:
         return {"count": 0, "total_ms": None, "avg_ms": None, "p50_ms": None, "p95_ms": None, "max_ms": None}
@@ -149,7 +149,7 @@ def statistics(values: Iterable[float]) -> dict[str, Any]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Interpolates linearly between the neighbouring values."""
+    """Return the percentile of ``ordered`` values at ``share`` (0 to 1), with linear interpolation."""
     position = (len(ordered) - 1) * share
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -157,7 +157,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _answer_origin(line: Timeline) -> int:
-    """When the user starts to wait: at the end of the input, or, if the answer precedes it, at the start of work."""
+    """Return when the user starts to wait: at the end of the input; if output came earlier, at the start of work."""
     ended = next(
         (line.at(one) for one in line.events if (one.stage, one.event_name) == ("input", "stage_complete")), None
     )
@@ -169,7 +169,7 @@ def _answer_origin(line: Timeline) -> int:
 
 
 def _written(line: Timeline, modality: str, choose: Callable[[list[int]], int]) -> int | None:
-    """When the first or last output of a modality was handed to the socket."""
+    """Return when the output of a modality that ``choose`` selects (first or last) was handed to the socket."""
     numbers = {
         event.metadata.get("chunk_id")
         for event in line.events
@@ -224,7 +224,7 @@ _MAX_LINE_BYTES: Final = 1 << 20
 
 
 class NoEvents(Exception):
-    """There are no events to report on; the message explains why."""
+    """Raised if there are no events to report on; the message explains why."""
 
 
 class EventFiles(NamedTuple):
@@ -249,12 +249,12 @@ class EventFiles(NamedTuple):
         return {name: counts[name] for name in sorted(counts, key=lambda name: -newest[name])}
 
     def of_run(self, run_id: str) -> list[ProfileEvent]:
-        """Returns the events of a run."""
+        """Return the events of the run ``run_id``."""
         return [event for event in self.events if (event.run_id or "") == run_id]
 
 
 def read(paths: Iterable[Path]) -> EventFiles:
-    """Reads files, and all event files of folders; tolerates damaged lines. Raises NoEvents if there are no events."""
+    """Read files, and all event files of folders; tolerate damaged lines. Raises NoEvents if there are no events."""
     paths, files = list(paths), list[Path]()
     for path in paths:
         if path.is_dir():
@@ -387,7 +387,7 @@ class Timeline:
         return "request_admission" in names and not names.isdisjoint(_ENDS)
 
     def first(self, name: str, **metadata: Any) -> ProfileEvent | None:
-        """Returns the first event with this name and this metadata."""
+        """Return the first event with this name and this metadata."""
         for event in self.events:
             if event.event_name == name and metadata.items() <= event.metadata.items():
                 return event
@@ -439,7 +439,7 @@ class Timeline:
 
 
 def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
-    """Groups events by request, ordered by their first event."""
+    """Return the timeline of each request in ``events``, by request id, ordered by their first event."""
     grouped: defaultdict[str, list[ProfileEvent]] = defaultdict(list)
     for event in events:
         if event.request_id:
@@ -449,7 +449,7 @@ def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
 
 
 def gaps(line: Timeline) -> list[tuple[int, int]]:
-    """Returns the spans of a request that no interval and no hop accounts for."""
+    """Return the spans of a request that no interval and no hop accounts for."""
     spans = [(one.start, one.end) for one in line.intervals if one.explains]
     spans += [(hop.start, hop.end) for hop in line.hops]
     found: list[tuple[int, int]] = []
@@ -484,7 +484,7 @@ MOST_TIMELINES: Final = 20
 
 
 def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
-    """Renders the report."""
+    """Return the report as text for a terminal; ``timelines`` limits the requests that are listed."""
     return "\n".join(_lines(report, timelines)) + "\n"
 
 
@@ -562,7 +562,7 @@ _SHOWN_AS_BARS: Final = frozenset(
 
 
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
-    """Renders the page."""
+    """Return the report as a self-contained HTML page."""
     template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
     requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])[:MOST_REQUESTS]
     origin = min((line.events[0].timestamp_ns for line in lines.values()), default=0)
@@ -582,7 +582,7 @@ def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
 
 
 def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
-    """Converts a timeline to what the page draws, in milliseconds since the start of the request."""
+    """Convert a timeline to what the page draws, in milliseconds since the start of the request."""
 
     def ms(when: int) -> float:
         return round((when - line.start) / MS, 3)
@@ -620,7 +620,7 @@ _LANES: Final = 64
 
 
 def as_trace(lines: Iterable[Timeline]) -> dict[str, Any]:
-    """Builds the JSON object of the Trace Event Format.
+    """Build the JSON object of the Trace Event Format.
 
     Each request is a process, each stage a thread. Times are in microseconds.
     """
@@ -665,7 +665,7 @@ def _trace_of(process: int, line: Timeline, origin: int) -> Iterator[dict[str, A
 
 
 def _in_lanes(intervals: Iterable[Interval]) -> Iterator[tuple[int, Interval]]:
-    """Assigns intervals to threads, whose slices must be disjoint or nested."""
+    """Assign intervals to threads, whose slices must be disjoint or nested."""
     ends: dict[tuple[str, int], list[int]] = {}
     for interval in sorted(intervals, key=lambda one: (one.start, -one.end)):
         for lane in range(_LANES):

@@ -1,1 +1,1 @@
-"""Sends recorded sessions to a server again, and compares the answers."""
+"""Plays recorded sessions to a server again, and compares the answers."""

@@ -38,11 +38,11 @@ from omni_ws.wire.server_frames import ServerFrame, decode_server_frame
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
-#: Also for an unreadable recording.
+#: The exit status for wrong usage, also for an unreadable recording.
 USAGE_ERROR: Final = 2
-#: Of WebSockets, by the kind of the recording.
+#: The readers of WebSocket sessions, by the kind of the recording.
 _READERS: Final = {"websocket": NativeReader, "realtime": RealtimeReader}
-#: What shells report for a program that SIGINT ended.
+#: The exit status that shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
 
@@ -165,7 +165,7 @@ def _count(text: str) -> int:
     return number
 
 
-# A recording that is to be played again: a script for the caller
+# Recordings
 
 
 class RecordingError(Exception):
@@ -177,7 +177,7 @@ class RecordingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """A recording in memory."""
+    """A recording in memory, as a script to be played."""
 
     path: Path
     header: HeaderLine
@@ -185,9 +185,9 @@ class RecordedSession:
 
 
 def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
-    """Read and check a recording.
+    """Read a recording and check that it can be played.
 
-    ``incomplete`` accepts one that was cut. Raises RecordingError.
+    ``incomplete`` accepts a recording that was cut off. Raises RecordingError.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -251,27 +251,27 @@ def _checked(event: RecordedLine, connections: int, path: Path, number: int) -> 
     return connections
 
 
-# Answers, then and now: compared, and reported.
+# Comparison of the recorded with the replayed answers
 
-#: Tolerances for synthesised audio of the same text.
+#: The tolerances for synthesised audio of the same text.
 LENGTH_TOLERANCE_MS: Final = 100.0
 LENGTH_TOLERANCE: Final = 0.05
 LEVEL_TOLERANCE_DB: Final = 1.5
 
-#: Level of digital silence.
+#: The level of digital silence.
 _SILENCE_DB: Final = -100.0
-#: Characters of a text that are shown.
+#: The characters of a text that a report shows.
 _SHOWN: Final = 60
 
 
 class Comparison(StrEnum):
     """How strictly answers are compared."""
 
-    #: Audio byte by byte.
+    #: Compares audio byte by byte.
     EXACT = "exact"
-    #: Audio by its length and level.
+    #: Compares audio by its length and level.
     FULL = "full"
-    #: No audio: for another voice or engine.
+    #: Ignores audio: for another voice or engine.
     TEXT = "text"
     NONE = "none"
 
@@ -313,7 +313,7 @@ def _differences(old: TimedAnswer, new: TimedAnswer, comparison: Comparison) -> 
 
 
 def same_audio(old: TimedAnswer, new: TimedAnswer, *, partial: bool = False) -> bool:
-    """Compare audio byte by byte; if ``partial``, up to the end of the shorter one."""
+    """Return whether the audio is the same, byte by byte; if ``partial``, up to the end of the shorter one."""
     was, is_ = old.sound, new.sound
     size = min(len(was), len(is_)) if partial else None
     return old.format == new.format and was[:size] == is_[:size]
@@ -338,7 +338,7 @@ def _audio_differences(old: TimedAnswer, new: TimedAnswer, *, exact: bool, parti
 
 
 def _samples(answer: TimedAnswer) -> Samples:
-    """Decode the audio at its own rate. Raises OmniError."""
+    """Decode the audio of an answer at its own rate. Raises OmniError."""
     source = answer.audio_format or AudioFormat()
     with AudioDecoder(source, sample_rate=source.sample_rate) as decoder:
         return np.concatenate([*decoder.pieces(answer.sound), decoder.flush()])
@@ -349,7 +349,7 @@ def _length_ms(answer: TimedAnswer, samples: Samples) -> float:
 
 
 def level_db(samples: Samples) -> float:
-    """RMS level in dB relative to full scale."""
+    """Return the RMS level in dB relative to full scale."""
     power = float(np.mean(np.square(samples, dtype=np.float64))) if len(samples) else 0.0
     return max(_SILENCE_DB, 10 * math.log10(power)) if power > 0 else _SILENCE_DB
 
@@ -366,7 +366,7 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
-# Reported, as text and as JSON
+# The report, as text and as JSON
 
 _Moment: TypeAlias = Callable[[TimedAnswer], float | None]
 _MOMENTS: Final[tuple[tuple[str, str, _Moment], ...]] = (
@@ -374,13 +374,13 @@ _MOMENTS: Final[tuple[tuple[str, str, _Moment], ...]] = (
     ("first audio", "first_audio_ms", lambda answer: answer.first_audio_at),
     ("final", "final_ms", lambda answer: answer.final_at),
 )
-#: Up to this many sessions are all listed; of more, only those that differ.
+#: Up to so many sessions are all listed; of more, only those that differ.
 _MAX_LISTED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one replayed session. ``now`` is None if it could not be replayed."""
+    """The result of one replayed session. ``now`` is None if the session could not be replayed."""
 
     path: Path
     copy: int
@@ -393,7 +393,7 @@ class Result:
         return self.now is not None and not self.differences
 
     def pairs(self) -> Iterator[tuple[TimedAnswer, TimedAnswer]]:
-        """Yield recorded and replayed answers by place, as far as both exist."""
+        """Yield the pairs of recorded and replayed answers, as far as both exist."""
         yield from zip(self.then.answers, self.now.answers if self.now else (), strict=False)
 
 

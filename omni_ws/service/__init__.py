@@ -6,6 +6,6 @@ Each package imports only from those above it:
 - ``observing``: metrics, logs, traces and profiles of sessions and requests.
 - ``listening``: turn detection in the audio of an open microphone.
 - ``conversation``: makes requests of the input of one session, and sends their answers.
-- ``sessions``: opens sessions within the server's limits, and keeps those that outlive a connection.
-- ``tokens``: sessions of bare token lists, served over gRPC.
+- ``sessions``: opens sessions within the server's limits, and keeps sessions that outlive a connection.
+- ``tokens``: sessions whose input and output are lists of tokens, served over gRPC.
 """

@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
-    """The error that a client gets in place of ``exception``, which is logged with its traceback under the same id."""
+    """Return the error that a client gets in place of ``exception``, which is logged under the id of that error."""
     error_id = new_id("err_")
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
     return EngineFailed("the server failed to answer this request", error_id=error_id)
 
 
 def identified(error: OmniError, *, where: str) -> OmniError:
-    """Give a failure of the engine an id, and log it with its cause under that id. Returns the error."""
+    """Give ``error`` an id, and log it with its cause under that id, if the engine failed. Returns ``error``."""
     if isinstance(error, EngineFailed) and error.error_id is None:
         error_id = new_id("err_")
         cause = error if error.__cause__ is not None else None
@@ -38,7 +38,7 @@ def being_cancelled() -> bool:
 
 
 def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | None = None) -> OmniError:
-    """Name the request of an error, and make it fatal to the session where the engine is down. Returns the error."""
+    """Note the request that ``error`` is about; if the engine is down, make it end the session. Returns ``error``."""
     identified(error, where=f"request {request_id}")
     error.request_id, error.ref = request_id, ref
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
@@ -47,5 +47,5 @@ def of_request(error: OmniError, request_id: str, *, engine: Engine, ref: str | 
 
 
 def new_id(prefix: str) -> str:
-    """A prefix such as ``req_`` or ``sess_``, followed by 96 random bits in hexadecimal."""
+    """Return ``prefix``, such as ``req_`` or ``sess_``, followed by 96 random bits in hexadecimal."""
     return prefix + secrets.token_hex(12)

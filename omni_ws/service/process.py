@@ -1,4 +1,4 @@
-"""The process of the server: its files, its disk, its signals, its event loop, its memory."""
+"""Care for the server's process: its limit of open files, its disk, the delay of its event loop, its memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omni_ws.engine.child_main import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
-#: Files that the server opens besides the connections of its clients.
+#: Files that the server may open besides the connections of its clients.
 _OWN_FILES: Final = 128
 
 
@@ -42,7 +42,7 @@ def allow_connections(count: int) -> None:
         )
 
 
-#: At least the size of a block, so that the probe needs one.
+#: Bytes that the probe writes: at least a block of the file system, so that one has to be free.
 _PROBE_BYTES: Final = 4096
 
 
@@ -53,7 +53,10 @@ def check_space(folder: Path) -> None:
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any], *, name: str) -> bool:
-    """Runs ``work`` to its end, or cancels it when ``event`` is set first, and returns False."""
+    """Run ``work`` until it ends, or cancel it once ``event`` is set. Returns whether it ended. Raises what it raises.
+
+    ``name`` is that of its task.
+    """
     working = asyncio.create_task(work, name=name)
     interrupted = asyncio.create_task(event.wait(), name=f"signal during {name}")
     try:
@@ -69,9 +72,10 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, Any], *, name: 
 
 # The delay of the event loop, which everything in a real-time server has to wait for.
 
-#: How often a loop that is busy is looked at.
+#: Seconds between two measurements of a busy loop.
 INTERVAL_SEC: Final = 0.1
-#: For an idle loop, which is hardly ever late: ten looks a second cost more than all else that an empty server does.
+#: For an idle loop, which is hardly ever late: ten measurements a second cost more than all else that an idle server
+#: does.
 LONGEST_INTERVAL_SEC: Final = 1.0
 #: The loop is idle if its thread takes less than this share of a core.
 IDLE_SHARE: Final = 0.02
@@ -83,7 +87,8 @@ def watching_loop(
 ) -> Iterator[None]:
     """Within the block, call ``observe`` ten times a second with the seconds by which that call is late.
 
-    While the loop is idle, the time between two calls doubles, up to a second. ``cpu_time`` is that of its thread.
+    While the loop is idle, the time between two calls doubles, up to a second. ``cpu_time`` returns the CPU time of the
+    loop's thread in seconds.
     """
     watch = _Watch(observe, cpu_time)
     try:
@@ -118,21 +123,22 @@ class _Watch:
         self._begin()
 
 
-# Memory: the C library keeps what was freed.
+# Memory: the C library keeps memory that was freed, instead of returning it to the system.
 
-#: Bytes by which what is held has to fall until freed memory is returned: it takes several times that with its objects.
+#: By how many bytes ``held()`` has to fall before freed memory is returned. The objects around those bytes take several
+#: times as much memory.
 _MUCH_BYTES: Final = 8 << 20
-#: In between, memory may be taken and freed many times, and is used again.
+#: Seconds between two looks at ``held()``. Memory that is freed and taken again in between is reused.
 _LOOKS_EVERY_SEC: Final = 5.0
-#: So often it is returned then: the sessions that held it may end later, and what they leave lies between other things.
+#: After such a fall, so many looks in a row return memory: the sessions that held it may end, and free more, later.
 _RETURNS: Final = 12
 
 
 @contextmanager
 def returning_memory(held: Callable[[], int]) -> Iterator[None]:
-    """Within the block, look at ``held()`` (bytes) every few seconds, and return freed memory when that fell by much.
+    """Within the block, call ``held()`` (bytes) every few seconds; after it fell by much, return freed memory.
 
-    By itself, the C library keeps what it once had where anything behind it is still in use.
+    By itself, the C library returns freed memory only if nothing at a higher address is in use.
     """
     task = asyncio.create_task(_return_what_was_held(held), name="returning memory")
     try:

@@ -20,9 +20,9 @@ from omni_ws.config.values import literal_address, replace_file, user_cache_fold
 from omni_ws.installing import install_command
 
 PACKAGES: Final = ("cryptography", "segno")
-#: Addresses for documentation (RFC 5737, RFC 3849): the system names the address that it would send to them from.
+#: Addresses for documentation (RFC 5737, RFC 3849): the system says from which address it would send to them.
 ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-#: The machine itself opens the page by these.
+#: The names by which a browser on this machine opens the page.
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 KEY_BYTES: Final = 16
 #: Black on white, whatever the colours of the terminal: cameras read no inverted codes.
@@ -31,9 +31,9 @@ PLAIN_COLOURS: Final = "\x1b[0m"
 
 
 def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
-    """Completes a configuration for the local network: address, certificate and key, unless it has them.
+    """Complete a configuration for the local network with an address, a certificate and a key, if it lacks them.
 
-    The last two are kept in ``folder``, by default in the user's cache. Raises ConfigurationError.
+    Certificate and key are kept in ``folder``, by default in the user's cache. Raises ConfigurationError.
     """
     config = loaded.config
     folder = folder or user_cache_folder() / "lan"
@@ -63,7 +63,7 @@ def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
 
 
 def lan_address() -> str:
-    """The address of this machine in its network. Sends nothing. Raises ConfigurationError if there is none."""
+    """Return the address of this machine in its network. Sends nothing. Raises ConfigurationError if there is none."""
     for family, elsewhere in ELSEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -81,18 +81,18 @@ def lan_address() -> str:
 
 @dataclass(frozen=True, slots=True)
 class LanServer:
-    """A server of the local network: its configuration, and what a person needs to open it."""
+    """A server of the local network: its configuration, and what a person needs to know to open it."""
 
     config: ServerConfig
-    #: Address or name by which other machines reach it.
+    #: The address or name by which other machines reach the server.
     address: str
-    #: Where its key is kept, if it was made here.
+    #: The file with the key, if the key was generated here.
     key_file: Path | None
-    #: SHA-256 of its certificate, if it was made here.
+    #: The SHA-256 fingerprint of the certificate, if it was generated here.
     fingerprint: str | None
 
     def tell(self, port: int, out: TextIO) -> None:
-        """Writes what to open. The key and a QR code appear on terminals only: other output may be a log."""
+        """Print how to open the page. Prints the key and a QR code on terminals only: other output may be a log."""
         print("\n".join(self._lines(port, out)), file=out, flush=True)
 
     def _lines(self, port: int, out: TextIO) -> Iterator[str]:
@@ -110,7 +110,7 @@ class LanServer:
 
 
 def _qr_code(url: str, encoding: str) -> Iterator[str]:
-    """The lines of a QR code; none if the terminal lacks the characters."""
+    """Yield the lines of a QR code; none if the terminal's encoding lacks the characters."""
     import segno
 
     drawn = io.StringIO()
@@ -119,14 +119,14 @@ def _qr_code(url: str, encoding: str) -> Iterator[str]:
         drawn.getvalue().encode(encoding)
     except UnicodeEncodeError:
         return
-    # Drawn for light characters on a dark ground.
+    # Drawn for light characters on a dark background.
     swapped = drawn.getvalue().translate(str.maketrans("█▀▄ ", " ▄▀█"))
     for line in swapped.splitlines():
         yield f"{QR_COLOURS}{line}{PLAIN_COLOURS}"
 
 
 def _kept_key(path: Path) -> str:
-    """The key in a file for its owner alone; a new one if it is missing or readable to others. Raises OSError."""
+    """Return the key in a file, or a new key if the file is missing or readable to other users. Raises OSError."""
     content = read_private(path)
     key = "" if content is None else content.decode("ascii", "ignore").strip()
     if not key:
@@ -139,7 +139,7 @@ def _kept_key(path: Path) -> str:
 
 
 def read_private(path: Path) -> bytes | None:
-    """The content; None if the file is missing, or others can read it and its secret may be known. Raises OSError."""
+    """Return the content of a file; None if it is missing, or readable to others, so that its secret may be known."""
     try:
         with path.open("rb") as file:
             shared = os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077
@@ -149,6 +149,6 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replaces the file as a whole; makes its folder. Raises OSError."""
+    """Replace a file atomically, readable by its owner only; create its folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(path, content)

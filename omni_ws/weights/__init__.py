@@ -1,4 +1,4 @@
-"""Weights of models: which files they are, and where the same bytes are found (``requirements/weights.lock``).
+"""Weights of models: the pinned files, and the sources of the same bytes (``requirements/weights.lock``).
 
-Synchronous, and slow where something has to be fetched: for worker threads and for commands.
+The functions block, for long if something has to be fetched: for worker threads and for commands.
 """

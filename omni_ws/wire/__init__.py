@@ -1,1 +1,1 @@
-"""Codecs: bytes of the wire to values and back, for every interface of the server. No I/O."""
+"""Codecs: they convert bytes on the wire to values and back, for every interface of the server. No I/O."""

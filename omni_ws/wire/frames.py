@@ -47,10 +47,10 @@ class AcceptedFields(Struct, frozen=True, kw_only=True):
 
 
 class ChunkFields(AcceptedFields, frozen=True, kw_only=True):
-    """The fields of a chunk, and the names that other APIs use for its content, which have to be absent or null.
+    """The fields of a chunk, and the names that other APIs use for its content, which must be absent or null.
 
-    They are refused so that a mistaken client does not silently lose its input; their type alone enforces that. They
-    come last: the decoder looks for a name in the order of the fields.
+    These names are refused so that a client that is written for another API does not silently lose its input; their
+    type, None, enforces that. They come last, because the decoder looks for a name in the order of the fields.
     """
 
     url: None = None
@@ -119,7 +119,7 @@ class ChunkFields(AcceptedFields, frozen=True, kw_only=True):
     video_data: None = None
     frame: None = None
     frames: None = None
-    # Names that request parameters have, too.
+    # Names that are request parameters, too.
     audio: None = None
     input_audio: None = None
     images: None = None
@@ -141,7 +141,7 @@ CHUNK_ONLY_FIELDS: Final = REFUSED_CONTENT_FIELDS - {
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
 Ref: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_REF_CHARACTERS)]
-#: Allowance for the JSON around the base64 of a chunk.
+#: The allowance for the JSON around the base64 of a chunk.
 _FRAME_OVERHEAD_BYTES: Final = 64 * 1024
 
 
@@ -149,14 +149,14 @@ class InputChunkFrame(ChunkFields, frozen=True, kw_only=True, tag_field="type", 
     """A chunk of input."""
 
     sequence_id: SequenceId
-    #: Offsets, which count within a request, are refused by name: numbers here count over the whole connection.
+    #: Refused, since offsets count within a request, and numbers here count over the whole connection.
     offset: None = None
-    #: The client's name for the request. Chunks over HTTP have none: there it is a field that is not known.
+    #: The client's name for the request. Chunks over HTTP have no ``ref``: there the field is unknown.
     ref: Ref | None = None
 
 
 class SessionConfigFrame(Struct, frozen=True, tag_field="type", tag="session_config"):
-    """Fields to change in the configuration; see ``wire.session_config``."""
+    """Changes fields of the configuration; see ``wire.session_config``."""
 
 
 class FinishFrame(Struct, frozen=True, tag_field="type", tag="finish"):
@@ -199,7 +199,7 @@ class ConfigPatch(Struct, frozen=True):
 
 
 class RefusedChunk(Struct, frozen=True):
-    """An invalid input chunk with a valid number, which it uses up."""
+    """An invalid input chunk with a valid number: the number counts as used."""
 
     sequence_id: int
     error: InvalidRequest
@@ -223,7 +223,7 @@ CLIENT_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in CL
 
 _NO_OFFSETS: Final = "offset is not supported over WebSocket; use sequence_id"
 
-#: Fields of a chunk whose JSON type is part of the frame's syntax: a wrong type is ``invalid_frame``.
+#: The fields of a chunk whose JSON type is part of the frame's syntax: for a wrong type the code is ``invalid_frame``.
 _FORM_FIELDS: Final = frozenset({"payload", "text", "type"})
 
 _decoder: Final[msgspec.json.Decoder[_TypedFrame]] = msgspec.json.Decoder(_TypedFrame)
@@ -237,8 +237,8 @@ def max_frame_bytes(max_chunk_bytes: int) -> int:
 def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     """Decode a client's text frame.
 
-    msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to report what is
-    wrong with it.
+    msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to find out what
+    is wrong with it.
 
     Raises InvalidFrame, InvalidValue, UnsupportedParameter or UnknownType; and UnicodeDecodeError, which each transport
     reports in its own way.
@@ -257,7 +257,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
         except InvalidRequest as refusal:
             return RefusedChunk(frame.sequence_id, refusal.about(ref=frame.ref))
     if isinstance(frame, SessionConfigFrame):
-        fields = loads_object(data)  # the typed decoder skips fields that may be invalid, such as 1e999
+        fields = loads_object(data)  # the typed decoder skips fields whose values may be invalid, such as 1e999
         if nested_deeper(fields, MAX_DEPTH):
             raise InvalidFrame("the frame is nested too deeply")
         del fields["type"]
@@ -274,7 +274,7 @@ def to_chunk(
 ) -> InputChunk:
     """Convert the fields to a chunk.
 
-    Raises InvalidValue for contradictory fields, UnsupportedParameter for those that are refused by name.
+    Raises InvalidValue for contradictory fields, and UnsupportedParameter for fields that are refused by name.
     """
     payload, text, modality = fields.payload, fields.text, fields.modality
     if text is not None:
@@ -307,7 +307,7 @@ def to_chunk(
 
 
 def _offset(start: int, fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> Offset:
-    """Return the chunk's offset. Raises InvalidValue if it has a number as well, or must not be split."""
+    """Return the chunk's offset. Raises InvalidValue for a chunk that also has a number, or that must not be split."""
     if sequence_id is not None:
         raise InvalidValue(
             "a chunk must have either sequence_id or offset, not both", param="offset", sequence_id=sequence_id
@@ -320,7 +320,7 @@ def _offset(start: int, fields: ChunkFields, modality: Modality | None, sequence
 
 
 def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> None:
-    """Raise InvalidValue unless the chunk is text of the role ``tool`` with the ID of its call."""
+    """Raise InvalidValue unless the chunk is the text of a tool result: role ``tool``, and the ID of its call."""
     if fields.role not in (None, "user", "tool"):
         raise InvalidValue("role must be user or tool", param="role", sequence_id=sequence_id)
     if fields.role == "user" and fields.tool_call_id is None:
@@ -334,9 +334,9 @@ def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_
 
 
 def nested_deeper(value: Any, levels: int) -> bool:
-    """Whether arrays and objects are nested more than ``levels`` deep.
+    """Return whether arrays and objects are nested more than ``levels`` deep.
 
-    What a client nests is sent back to it, and encoding may exhaust the stack where decoding did not.
+    Some values of a client are sent back to it, and encoding may exhaust the stack where decoding did not.
     """
     if isinstance(value, dict):
         value = value.values()
@@ -346,7 +346,7 @@ def nested_deeper(value: Any, levels: int) -> bool:
 
 
 def loads_object(data: bytes | bytearray | memoryview, *, most: int = MAX_MESSAGE_VALUES) -> dict[str, Any]:
-    """Parse a JSON object of ``most`` values. Raises InvalidFrame, or UnicodeDecodeError for invalid UTF-8."""
+    """Parse a JSON object of at most ``most`` values. Raises InvalidFrame; UnicodeDecodeError for invalid UTF-8."""
     try:
         check_values(data, most)
         parsed = orjson.loads(data)
@@ -361,7 +361,7 @@ def loads_object(data: bytes | bytearray | memoryview, *, most: int = MAX_MESSAG
 
 
 def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) -> RefusedChunk:
-    """Report what is wrong with a frame that did not decode: return a refused chunk or raise the error."""
+    """Find out what is wrong with a frame that did not decode: return a RefusedChunk, or raise the error."""
     parsed = loads_object(data)
     kind = parsed.get("type")
     if not isinstance(kind, str):
@@ -380,7 +380,7 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
 
 
 def _ref(parsed: dict[str, Any]) -> str | None:
-    """The name that a chunk gives its request, where it is one."""
+    """Return the ``ref`` of a parsed chunk; None if it has no valid one."""
     try:
         return msgspec.convert(parsed.get("ref"), Ref | None)
     except msgspec.ValidationError:
@@ -388,7 +388,7 @@ def _ref(parsed: dict[str, Any]) -> str | None:
 
 
 def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
-    """Return the error for a field.
+    """Return the error for a field that msgspec refused.
 
     It is InvalidFrame for invalid syntax, UnsupportedParameter for a name that other APIs use for content, and
     InvalidValue for other invalid values.
@@ -452,7 +452,7 @@ def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedCh
 
 
 def encode_input(chunk: InputChunk) -> bytes:
-    """Encode a numbered chunk without a format of its own, for clients. Raises ValueError for any other."""
+    """Encode a chunk that has a number and no ``format``, for clients. Raises ValueError for any other chunk."""
     if chunk.sequence_id is None or chunk.format is not None:
         raise ValueError("a binary frame must have a sequence_id and no format")
     flags = FLAG_END if chunk.end_of_input else 0
@@ -474,7 +474,7 @@ def encode_output_audio(chunk: OutputChunk) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BinaryAudio:
-    """An output frame as clients decode it: audio in the session's output format. ``start_ms`` is None if absent."""
+    """An output frame, decoded by a client: audio in the session's output format. ``start_ms`` is None if absent."""
 
     sequence_id: int
     start_ms: int | None

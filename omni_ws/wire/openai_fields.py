@@ -1,4 +1,4 @@
-"""What the bodies of OpenAI-compatible routes share: fields, options, tools, media."""
+"""What the request bodies of all OpenAI-compatible routes share: fields, options, tools, media."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from omni_ws.core.file_heads import encoding_by_head, sniff_image
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.session_config import FIELDS, MAX_DEPTH, SamplingConfig, converted
 
-# Fields, and their conversion to ``session_config``.
+# Fields, and their conversion to a ``session_config``.
 
-#: OpenAI fields that the server does not support, with the values that are accepted because they change nothing.
+#: The OpenAI fields that the server does not support, with the values that are accepted because they change nothing.
 NEVER_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -29,12 +29,12 @@ NEVER_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "web_search_options": (),
 }
 
-#: Top-level fields that set ``stage_sampling.talker``, and their names there.
+#: The top-level fields that set ``stage_sampling.talker``, and the names that they have there.
 _TALKER_SAMPLING: Final = {
     f"talker_{name}": name for name in ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
 }
 
-#: Default values; clients send them even to engines that do not support the parameter, so they are dropped.
+#: The default values of sampling parameters. Clients send them to any engine, so they are dropped, not refused.
 _NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
     "logit_bias": {},
     "presence_penalty": 0,
@@ -62,9 +62,9 @@ class CommonBody(Struct, frozen=True, kw_only=True):
 
 
 def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) -> tuple[bool, bool]:
-    """Return whether a stream reports usage in a chunk of its own, and whether on its final chunk.
+    """Return whether a stream reports usage in a chunk of its own, and whether it does so on its final chunk.
 
-    The first is OpenAI's way, for clients that set ``include_usage``; the second is the default for the others.
+    The former is OpenAI's way, for clients that set ``include_usage``; the latter is the default for other clients.
     """
     wanted = None if options is None else options.include_usage
     if wanted is False:
@@ -84,11 +84,11 @@ _ROOT: Final = re.compile(r"[^.\[]*")
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationPatch:
-    """The ``session_config`` of one request, as its body sets it.
+    """The ``session_config`` fields that the body of one request sets.
 
-    ``fields`` are in the form of ``session_config``; ``names`` maps their paths to the names in the body where these
-    differ. ``sent`` are the names of all fields of the body. ``input`` is the field that contains the input, None where
-    chunks do.
+    ``fields`` are in the form of ``session_config``; ``names`` maps their paths to the names in the body, if these
+    differ. ``sent`` are the names of all fields of the body. ``input`` is the name of the field that contains the
+    input; None if chunks bring the input.
     """
 
     fields: dict[str, Any]
@@ -113,7 +113,7 @@ class ConfigurationPatch:
 
 
 def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise UnsupportedParameter for the first of the fields that has another than a harmless value."""
+    """Raise UnsupportedParameter for the first of the ``unavailable`` fields whose value is not a harmless one."""
     for name, harmless in unavailable.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
@@ -123,12 +123,12 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
 def configuration_patch(
     body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None = None
 ) -> ConfigurationPatch:
-    """Return the ``session_config`` of a body, collected from both its own fields and OpenAI's top-level ones.
+    """Return the ``session_config`` fields of a body, from its fields of this name and from OpenAI's top-level ones.
 
-    ``input_field`` is the field that contains the input; None where chunks do.
+    ``input_field`` is the field that contains the input; None if chunks bring the input.
     """
     patch = {name: body[name] for name in FIELDS if name in body}
-    patch.pop("max_lead_ms", None)  # only applies to sessions: HTTP responses are not paced
+    patch.pop("max_lead_ms", None)  # for sessions only: HTTP responses are not paced
     names = {name: name for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
     sampling = {name: body[name] for name in names}
     # Clients that send 0 mean "no limit".
@@ -152,14 +152,14 @@ def configuration_patch(
 
 
 def object_field(body: Mapping[str, Any], name: str, *, place: str = "") -> Mapping[str, Any]:
-    """Return the object under ``name``, or an empty one. Raises InvalidValue, which names ``place`` too, for others."""
+    """Return the object under ``name``, or an empty one. Raises InvalidValue for others, naming their path."""
     value = body.get(name)
     if value is not None and not isinstance(value, Mapping):
         raise InvalidValue(f"{place}{name} must be an object", param=f"{place}{name}")
     return value or {}
 
 
-# Options of an answer besides its sampling: choices, log-probabilities, JSON schemas, priority.
+# Options of an answer besides sampling: choices, log-probabilities, JSON schemas, priority.
 
 #: OpenAI's limits.
 MAX_CHOICES: Final = 128
@@ -171,7 +171,7 @@ _RESPONSE_FORMATS: Final = (
     '{"name": "…", "schema": {…}}}'
 )
 
-#: What the server itself passes to chat templates, and what would replace them.
+#: The arguments of chat templates that the server sets itself, and those that would replace them.
 _NO_TEMPLATE_ARGUMENTS: Final = frozenset(
     {
         "messages",
@@ -190,7 +190,7 @@ _NO_TEMPLATE_ARGUMENTS: Final = frozenset(
     }
 )
 
-#: Fields of chat that only another server may honour, with the values that change nothing elsewhere.
+#: The fields of chat that only a remote server may honour, with the values that change nothing for other engines.
 UPSTREAM_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "reasoning_effort": (),
     "verbosity": ("medium",),
@@ -219,7 +219,7 @@ class ResponseFormatBody(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """A constraint on the answer: JSON that matches ``schema``, or any JSON object when that is None."""
+    """A constraint on the answer's form: JSON that matches ``schema``, or any JSON object if ``schema`` is None."""
 
     schema: Mapping[str, Any] | None = None
 
@@ -240,25 +240,25 @@ class AnswerFields:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Keyed by the field names of ``MediaLimitFields``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
-    #: Of ``UPSTREAM_FIELDS``, those that the client sent.
+    #: Those of ``UPSTREAM_FIELDS`` that the client sent.
     upstream: Mapping[str, str] = field(default_factory=dict)
 
 
 def upstream_fields(body: Struct) -> Mapping[str, str]:
-    """Return ``AnswerFields.upstream`` of a chat body."""
+    """Return the value for ``AnswerFields.upstream`` from a chat body."""
     given = {name: getattr(body, name) for name in UPSTREAM_FIELDS}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def chat_logprobs(wanted: bool | None, top: int | None) -> int | None:
-    """Return ``AnswerFields.logprobs`` for ``logprobs`` and ``top_logprobs`` of a chat body. Raises InvalidValue."""
+    """Return ``AnswerFields.logprobs`` from ``logprobs`` and ``top_logprobs`` of a chat body. Raises InvalidValue."""
     if top and not wanted:
         raise InvalidValue("top_logprobs requires logprobs: true", param="top_logprobs")
     return (top or 0) if wanted else None
 
 
 def completion_logprobs(wanted: bool | int | None) -> int | None:
-    """Return ``AnswerFields.logprobs`` for ``logprobs`` of a completion body; true means 1. Raises InvalidValue."""
+    """Return ``AnswerFields.logprobs`` from ``logprobs`` of a completion body; true means 1. Raises InvalidValue."""
     if wanted is None or wanted is False:
         return None
     if wanted is True:
@@ -269,14 +269,14 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
 
 
 def with_format_hint(error: InvalidValue) -> InvalidValue:
-    """Append the valid forms to an error that is about ``response_format``."""
+    """Append the valid forms to the message of an error about ``response_format``."""
     if error.param is not None and error.param.partition(".")[0] == "response_format":
         error.reword(f"{error.message}; {_RESPONSE_FORMATS}")
     return error
 
 
 def template_arguments(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return ``chat_template_kwargs`` of a chat body. Raises InvalidValue for what is not the client's to set."""
+    """Return ``chat_template_kwargs`` of a chat body. Raises InvalidValue for arguments that a client must not set."""
     given = given or {}
     for name in _NO_TEMPLATE_ARGUMENTS & given.keys():
         raise InvalidValue(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
@@ -299,7 +299,7 @@ def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
 
 
 def check_depth(value: Any, param: str) -> None:
-    """Raise InvalidValue for a value so deeply nested that recursion over it might exhaust the stack."""
+    """Raise InvalidValue for a value that is nested so deeply that recursion might exhaust the stack."""
     level = [value]
     for _ in range(2 * MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -309,7 +309,7 @@ def check_depth(value: Any, param: str) -> None:
 
 
 def _check_references(schema: Any, param: str) -> None:
-    """Raise UnsupportedParameter for a ``$ref`` to another document, which engines would silently ignore."""
+    """Raise UnsupportedParameter for a ``$ref`` to another document: engines would silently ignore it."""
     if isinstance(schema, Mapping):
         reference = schema.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):
@@ -391,18 +391,18 @@ def _check_choice(choice: str | Mapping[str, Any] | None, names: set[str]) -> No
 
 # Media: base64, ``data:`` URLs, and references to files and URLs that the server fetches.
 
-#: The fields of a chat body that contain media outside the messages, in the order in which they precede the text.
+#: The fields of a chat body with media outside the messages, in the order in which the media precede the text.
 MEDIA_FIELDS: Final = {"images": Modality.IMAGE, "audios": Modality.AUDIO, "videos": Modality.VIDEO}
 
-#: OpenAI's names of audio formats that differ from the server's.
+#: OpenAI's names of audio formats, if they differ from the server's.
 _AUDIO_FORMATS: Final = {
     "pcm": AudioEncoding.PCM16,
     "g711_ulaw": AudioEncoding.PCMU,
     "g711_alaw": AudioEncoding.PCMA,
 }
-#: A URL by its scheme, which has at least two letters: one letter is a drive of Windows.
+#: The scheme of a URL has at least two letters here: one letter is a drive of Windows.
 _URL: Final = re.compile(r"[\0-\x20]*[a-zA-Z][a-zA-Z0-9+.-]+:")
-#: What the URL standard strips off a URL, and drops anywhere in it; and white space in base64.
+#: The characters that the URL standard strips off a URL, and those that it drops anywhere in it and in base64.
 _STRIPPED: Final = "".join(map(chr, range(0x21)))
 _DROPPED: Final = dict.fromkeys(map(ord, "\t\r\n"))
 _BLANKS: Final = re.compile(rb"[\t\n\f\r ]+")
@@ -417,7 +417,7 @@ class MediaFile:
     place: str
 
     def chunk(self, data: bytes) -> InputChunk:
-        """Return the input chunk for the file's content. Raises UnsupportedFormat."""
+        """Return the input chunk with the file's content. Raises UnsupportedFormat."""
         if self.modality is Modality.AUDIO:
             suffix = PurePath(self.path).suffix.removeprefix(".").lower()
             encoding = encoding_by_head(data) or audio_encoding(suffix, self.place)
@@ -434,9 +434,9 @@ class MediaUrl:
     place: str
 
     def chunk(self, data: bytes, media_type: str) -> InputChunk:
-        """Return the input chunk for the content of the URL.
+        """Return the input chunk with the content of the URL.
 
-        ``media_type`` is that of the response, or "" when unknown; the suffix of the URL's path decides then. Raises
+        ``media_type`` is that of the response, or "" if unknown; then the suffix of the URL's path decides. Raises
         UnsupportedFormat.
         """
         kind = media_type.strip().lower()
@@ -492,7 +492,7 @@ def audio_chunk(audio: Any, where: str) -> InputChunk:
 
 
 def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | MediaUrl:
-    """Return the content of a ``data:`` URL, or a reference to any other.
+    """Return the content of a ``data:`` URL as a chunk, or a reference to any other URL.
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming ``where``.
     """
@@ -508,7 +508,7 @@ def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | Media
 
 
 def _data_url(rest: str, modality: Modality, where: str) -> InputChunk:
-    """Return the content of a ``data:`` URL, of which ``rest`` is what stands behind the scheme."""
+    """Return the content of a ``data:`` URL, of which ``rest`` is the part after the scheme."""
     head, comma, data = rest.partition("#")[0].partition(",")
     if not comma:
         raise InvalidValue("a data: URL must have a comma before its data", param=where)
@@ -518,7 +518,7 @@ def _data_url(rest: str, modality: Modality, where: str) -> InputChunk:
         return InputChunk(Modality.AUDIO, content, format=encoding.value)
     if not mime.startswith(f"{modality}/"):
         raise UnsupportedFormat(f"expected media type {modality}/*, got {mime[:64]!r}", param=where)
-    if modality is Modality.AUDIO:  # raw formats have their sample rate in the parameters
+    if modality is Modality.AUDIO:  # the sample rate of a raw format is one of the parameters
         mime = ";".join([mime, *(one for one in attributes if one and one != "base64")])
     if len(mime) > MAX_FORMAT_CHARACTERS:
         raise UnsupportedFormat(f"a media type has at most {MAX_FORMAT_CHARACTERS} characters", param=where)
@@ -530,7 +530,7 @@ def _unquoted(text: str) -> bytes:
 
 
 def _without_line_ends(text: str) -> str:
-    """What a URL is without the characters that its standard drops anywhere."""
+    """Return a URL without the characters that the URL standard drops anywhere in it."""
     return text.translate(_DROPPED) if any(one in text for one in "\t\r\n") else text
 
 
@@ -585,7 +585,7 @@ class MediaLimitFields(Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> dict[str, float]:
-        """The limits that are set, by field name. Raises InvalidValue for a minimum above its maximum."""
+        """Return the limits that are set, by field name. Raises InvalidValue for a minimum above its maximum."""
         for kind, unit in (("image", "pixels"), ("video", "pixels"), ("video", "frames")):
             least, most = getattr(self, f"{kind}_min_{unit}"), getattr(self, f"{kind}_max_{unit}")
             if least is not None and most is not None and least > most:

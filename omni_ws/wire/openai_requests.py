@@ -1,4 +1,4 @@
-"""Request bodies of chat, speech, completions and transcriptions.
+"""Parsers of the request bodies of chat, speech, completions and transcriptions.
 
 Each ``read_…`` parses the body of one route. Unknown fields are ignored; a known field with a value that the server
 cannot honour is refused by name.
@@ -64,7 +64,7 @@ class AudioOptions(Struct, frozen=True, kw_only=True):
 
 
 class ChatBody(CommonBody, frozen=True, kw_only=True):
-    """The fields of a chat body that are validated one by one; the others are those of ``session_config``."""
+    """The fields of a chat body that are validated here; the other fields are those of ``session_config``."""
 
     messages: list[dict[str, Any]] | None = None
     modalities: list[Literal["text", "audio"]] | None = None
@@ -88,8 +88,8 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
 class ChatRequest:
     """A parsed chat body.
 
-    ``input`` holds the media and the content of the last message, in order. ``stream`` is None where the body does not
-    set it. For ``role``, ``role_at`` and ``tools_at`` see ``Messages``.
+    ``input`` has the media and the content of the last message, in order. ``stream`` is None if the body does not set
+    it. For ``role``, ``role_at`` and ``tools_at`` see ``Messages``.
     """
 
     patch: ConfigurationPatch
@@ -109,12 +109,12 @@ class ChatRequest:
 
 
 def chat_wants_events(body: Mapping[str, Any]) -> bool:
-    """Whether a chat body, valid or not, asks for server-sent events: errors take the same form."""
+    """Return whether a chat body, valid or not, asks for server-sent events: errors are then sent as events, too."""
     return body.get("stream") is True
 
 
 def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
-    """Parse a chat body; with ``input_follows`` (streaming input) the messages are history and chunks bring the input.
+    """Parse a chat body. With ``input_follows`` all its messages are history, and chunks bring the input.
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
@@ -129,7 +129,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     wants_audio = fields.modalities is not None and "audio" in fields.modalities
     if fields.modalities == []:
         raise InvalidValue("modalities must have at least one of text and audio", param="modalities")
-    # Text is always generated: a spoken answer has it as its transcript.
+    # Text is always generated: it is the transcript of a spoken answer.
     patch.fields["modalities"] = ["text", "audio"] if wants_audio else ["text"]
     if audio.voice is not None:
         patch.fields["voice"] = audio.voice
@@ -181,7 +181,7 @@ def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: b
 
 
 def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Messages, *, input_follows: bool) -> None:
-    """Check that media belong to a message of the user that this body contains."""
+    """Raise an error for media that do not belong to a message of the user in this body."""
     if not media:
         return
     first = media[0]
@@ -197,9 +197,9 @@ def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Mes
 def _set_output_format(
     patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
 ) -> str:
-    """Set and return the format of the audio: ``wanted``, else that of ``output_audio``, else the default.
+    """Set and return the audio format: ``wanted``, or else that of ``output_audio``, or else ``default``.
 
-    ``param`` is the name of the field that ``wanted`` is from.
+    ``param`` is the name of the body's field that has ``wanted``.
     """
     group = object_field(body, "output_audio")
     if wanted is not None:
@@ -209,23 +209,23 @@ def _set_output_format(
     return wanted or group.get("format") or default
 
 
-# The messages of a chat body: instructions, history, and the last message, which is the input.
+# The messages of a chat body: instructions, history, and the input, which is the last message.
 
-#: The longest conversation. Each message is read, and counted for the history, on its own; OpenAI takes half as many.
+#: The most messages. Each is read, and measured for the history, by itself. OpenAI's limit is half of this.
 MAX_MESSAGES: Final = 4096
 #: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
 _UNSUPPORTED_IN_HISTORY = ("function_call",)
-#: The longest id of audio that is looked for.
+#: The longest audio id that is looked up.
 _MAX_AUDIO_ID_CHARACTERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryMessage:
-    """A message before the input.
+    """One message of the history, before the input.
 
-    ``parts`` are what it consists of where that is not ``text`` alone. ``audio_id`` is a spoken answer that an
-    assistant message stands for. ``tool_calls`` are those of an assistant message, ``tool_call_id`` the call that a
-    tool message answers. ``place`` is its JSON path.
+    ``parts`` are its parts, unless it is ``text`` alone. ``audio_id`` names the spoken answer that an assistant message
+    repeats. ``tool_calls`` are the calls that an assistant message makes, ``tool_call_id`` the call that a tool message
+    answers. ``place`` is the JSON path of the message.
     """
 
     role: str
@@ -240,9 +240,10 @@ class HistoryMessage:
 class Messages:
     """The messages of a chat body: instructions, history, and the input.
 
-    The input is the parts of the last message or, if the messages end with tool results, all of these. ``role`` is the
-    role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
-    path of that role where it is not ``user``, ``tools_at`` that of the first field that requires an engine with tools.
+    The input is the content of the last message or, if the messages end with tool results, all of these. ``role`` is
+    the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
+    path of that role if it is not ``user``, ``tools_at`` the path of the first field that requires an engine with
+    tools.
 
     With ``input_follows`` all messages are history, and chunks bring the input. Raises InvalidValue,
     UnsupportedParameter or UnsupportedFormat, naming the JSON path.
@@ -259,7 +260,7 @@ class Messages:
         self.role = "user"
         self.role_at: str | None = None
         self.tools_at: str | None = None
-        #: Media of the tool results that are the input; they stand behind the results.
+        #: Media in those tool results that are the input; they follow the results.
         self._pictures: list[InputChunk | MediaUrl] = []
         self._calls: set[str] = set()
         input_from = len(messages) if input_follows else _input_from(messages)
@@ -289,7 +290,7 @@ class Messages:
                 raise InvalidValue("role must be system, developer, user, assistant or tool", param=f"{place}.role")
 
     def _last_of_other_role(self, message: Mapping[str, Any], place: str) -> None:
-        """Read a last message that is not the user's: text for the assistant to continue, or instructions alone."""
+        """Read a last message that is not the user's: text that the assistant is to continue, or instructions only."""
         if message.get("tool_calls"):
             raise InvalidValue("the last message must have role user or tool", param=f"{place}.role")
         self.role = "assistant" if message.get("role") == "assistant" else "system"
@@ -324,7 +325,7 @@ class Messages:
 
 
 def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the index of the first input message: the last one, or the first of the tool results at the end."""
+    """Return the index of the first input message: the first tool result at the end, or else the last message."""
     start = len(messages) - 1
     while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
         start -= 1
@@ -363,7 +364,7 @@ def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _content(content: Any, place: str) -> tuple[str, tuple[InputChunk | MediaUrl, ...]]:
-    """The text of an earlier message or, if it is not text alone, its parts."""
+    """Return the text of an earlier message and no parts or, if it has more than text, "" and its parts."""
     parts = tuple(_part_chunk(part, where) for part, where in _parts(content, place))
     if all(map(_is_text, parts)):
         return "".join(part.payload.decode() for part in parts if isinstance(part, InputChunk)), ()
@@ -386,9 +387,9 @@ def _audio_id(audio: Any, place: str) -> str | None:
 
 
 def _text(content: Any, place: str) -> str:
-    """Return the text of a message that can be nothing else.
+    """Return the text of a message that may have nothing but text.
 
-    Raises UnsupportedParameter for other content, which would be lost.
+    Raises UnsupportedParameter for other content, which would otherwise be lost.
     """
     texts: list[str] = []
     for part, where in _parts(content, place):
@@ -422,7 +423,7 @@ def _string(part: Mapping[str, Any], name: str, where: str) -> str:
 
 # ``/v1/audio/speech``
 
-#: Fields that speech does not support: besides those of all routes, chat fields that do not apply to reading aloud.
+#: The fields that speech does not support: those of all routes, and chat fields that do not apply to reading aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     **NEVER_AVAILABLE,
     "logit_bias": ({},),
@@ -435,7 +436,7 @@ _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 class SpeechBody(CommonBody, frozen=True, kw_only=True):
-    """The fields of a speech body that are validated one by one."""
+    """The fields of a speech body that are validated here."""
 
     input: str | None = None
     voice: str | dict[str, Any] | None = None
@@ -461,7 +462,7 @@ class SpeechDialect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRequest:
-    """A parsed speech body. ``text`` is None where chunks bring it; ``response_format`` is as the client named it."""
+    """A parsed speech body. ``text`` is None if chunks bring it; ``response_format`` is as the client named it."""
 
     patch: ConfigurationPatch
     text: str | None
@@ -471,7 +472,7 @@ class SpeechRequest:
 
 
 def speech_wants_events(body: Mapping[str, Any]) -> bool:
-    """Whether a speech body, valid or not, asks for server-sent events."""
+    """Return whether a speech body, valid or not, asks for server-sent events."""
     wanted = body.get("stream_format")
     return wanted == "sse" or (wanted is None and body.get("stream") is True)
 
@@ -518,9 +519,9 @@ def _dialect(fields: SpeechBody, *, input_follows: bool) -> SpeechDialect:
 
 #: OpenAI's default.
 DEFAULT_MAX_TOKENS: Final = 16
-#: Longer than the context of any model; the engine checks the limit of its own.
+#: More than the context of any model; the engine checks the limit of its own model.
 MAX_PROMPT_TOKENS: Final = 1 << 20
-#: Beyond any vocabulary; the engine checks that of its own model.
+#: More than any vocabulary has; the engine checks the limit of its own model.
 MAX_TOKEN_ID: Final = 1 << 31
 
 _NOT_AVAILABLE_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_AVAILABLE, "suffix": ("",)}
@@ -528,12 +529,12 @@ _NOT_AVAILABLE_IN_COMPLETIONS: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_A
 _COMPLETION_CONFIG: Final = frozenset({"model", "sampling", "stage_sampling", "stage_params"})
 
 
-#: Text, or token IDs.
+#: One prompt: text, or token IDs.
 CompletionPrompt: TypeAlias = str | tuple[int, ...]
 
 
 class CompletionBody(CommonBody, frozen=True, kw_only=True):
-    """The fields of a completion body that are validated one by one."""
+    """The fields of a completion body that are validated here."""
 
     prompt: str | list[Any] | None = None
     n: Choices | None = None
@@ -547,7 +548,7 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """A completion request: each of ``prompts`` gets ``answer.choices`` answers.
+    """A parsed completion body: each of ``prompts`` gets ``answer.choices`` answers.
 
     ``only_echo`` asks for the prompt and its log-probabilities without generation (``echo`` with ``max_tokens`` 0).
     """
@@ -566,7 +567,7 @@ class CompletionRequest:
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
-    """Parse a body. Raises InvalidValue, UnsupportedParameter or EmptyInput, naming the field."""
+    """Parse a completion body. Raises InvalidValue, UnsupportedParameter or EmptyInput, naming the field."""
     refuse_unavailable(body, _NOT_AVAILABLE_IN_COMPLETIONS)
     fields = converted(body, CompletionBody)
     choices = fields.n or 1
@@ -633,7 +634,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# ``/v1/audio/transcriptions``: forms, and the parameters of a streamed body.
+# ``/v1/audio/transcriptions``: form fields, and the parameters of a streamed body.
 
 ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
 Granularity = Literal["word", "segment"]
@@ -641,22 +642,22 @@ Granularity = Literal["word", "segment"]
 #: Formats that need the times of words.
 TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
 
-#: Fields that transcription does not support, with the values that are accepted because they change nothing.
+#: The fields that transcription does not support, with the values that are accepted because they change nothing.
 _NOT_AVAILABLE_IN_TRANSCRIPTION: Final[Mapping[str, tuple[Any, ...]]] = {
     "include": ([],),
     "chunking_strategy": ("auto",),
     "known_speaker_names": ([],),
     "known_speaker_references": ([],),
 }
-#: Fields that are lists under their bare names, too.
+#: Fields that are lists even without brackets in their names.
 _LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"})
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
-#: Several words, as in the name of a language, which no tag has.
+#: Several words, as in the English name of a language; a language tag has no spaces.
 _SEVERAL_WORDS: Final = re.compile(r"\s*\w+(?:[ ,()']+\w+)+\)?\s*")
 
 
 class TranscriptionBody(Struct, frozen=True, kw_only=True):
-    """The fields of a transcription request."""
+    """The fields of a transcription body."""
 
     model: str | None = None
     language: str | None = None
@@ -669,9 +670,10 @@ class TranscriptionBody(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionRequest:
-    """A parsed request.
+    """A parsed transcription body.
 
-    ``language`` is the primary subtag (RFC 5646) of the requested language; ``stream`` is None where it is not set.
+    ``language`` is the primary subtag (RFC 5646) of the requested language; ``stream`` is None if the body does not set
+    it.
     """
 
     patch: ConfigurationPatch
@@ -682,11 +684,11 @@ class TranscriptionRequest:
 
 
 def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Convert form fields to a body.
+    """Convert form fields to the fields of a body.
 
-    An empty field is an absent one. Names that end with ``[]`` or ``[0]`` are lists, in the order of their indexes, and
-    take precedence over the same name without it; those with another key are objects. Of other repeated fields the
-    last one counts.
+    An empty field counts as absent. Names that end with ``[]`` or ``[0]`` are elements of a list, in the order of their
+    indexes, and take precedence over the name without brackets; names with another key in brackets are members of an
+    object. Of other repeated fields the last one counts.
     """
     fields: dict[str, Any] = {}
     lists: dict[str, list[tuple[int, str]]] = {}
@@ -706,7 +708,7 @@ def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def read_transcription(body: Mapping[str, Any], *, input_field: str | None = None) -> TranscriptionRequest:
-    """Parse a request. ``input_field`` is the field that contains the audio; None where chunks do.
+    """Parse a transcription body. ``input_field`` is the field that contains the audio; None if chunks bring it.
 
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
@@ -741,7 +743,7 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
 
 
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
-    """Return the chunk for an uploaded file. Its head decides the format, then its type, then its name.
+    """Return the chunk for an uploaded file. Its first bytes decide the format, or else its type, or else its name.
 
     Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
     """
@@ -762,7 +764,7 @@ def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
 
 
 def _language(wanted: str | None) -> str | None:
-    """The tag of the language that is asked for, None where it is to be found. Raises UnsupportedParameter."""
+    """Return the primary subtag of the requested language; None to detect it. Raises UnsupportedParameter."""
     if wanted is None or not wanted.strip() or wanted.strip().lower() == "auto":
         return None
     tag = language_code(wanted)

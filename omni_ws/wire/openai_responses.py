@@ -1,7 +1,7 @@
 """Responses of chat, speech, completions and transcriptions.
 
-Pure: outputs of a session go in, JSON objects come out, in the order in which they are sent. Each route has one class
-for a stream, and one that accumulates a whole response.
+Pure: they take the outputs of a session and return JSON objects, in the order in which they are sent. Each route has a
+class for a stream, and one that accumulates a whole response.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from omni_ws.wire.openai_requests import TranscriptionRequest
 
 # ``/v1/chat/completions``: the chunks of a stream, and whole ``chat.completion`` objects.
 
-#: ``expires_at`` of audio is this many seconds after ``created``: so long its id stands for its transcript. The audio
-#: itself is not kept.
+#: The seconds from ``created`` to ``expires_at`` of audio. For so long the audio's id may stand for its transcript in
+#: later requests; the audio itself is not kept.
 AUDIO_EXPIRES_SEC: Final = 3600
 
 
@@ -41,8 +41,8 @@ AUDIO_EXPIRES_SEC: Final = 3600
 class ResponseOptions:
     """What the response to a chat or a completion request contains, besides the answers.
 
-    ``choices`` is their number, to all prompts together. ``created`` is in seconds of Unix time. ``include_usage`` adds
-    a chunk with the usage after the final ones, ``usage_on_final_chunk`` puts it on the last of these.
+    ``choices`` is their number, over all prompts together. ``created`` is in seconds of Unix time. ``include_usage``
+    adds a chunk with the usage after the final ones, ``usage_on_final_chunk`` puts the usage on the last of these.
     ``input_transcript`` includes the recognised text of the input.
     """
 
@@ -59,17 +59,17 @@ class ResponseOptions:
 
 
 class ChatStream:
-    """Encodes a streamed chat completion.
+    """Encodes a streamed chat completion as chunks.
 
-    The order: a chunk with the role, one for each output, a chunk with the finish reason, and a chunk with the usage if
-    requested. With several choices, the first and the last kind occur once for each, by ascending index.
+    The order: a chunk with the role, one chunk for each output, a chunk with the finish reason, and a chunk with the
+    usage if requested. With several choices, there is a role chunk and a finish chunk for each, by ascending index.
     """
 
     def __init__(self, options: ResponseOptions) -> None:
         self._options = options
         self._role_sent = False
         self._audio_sent = False
-        #: Text of the answer that is sent as the transcript of the next audio.
+        #: The text of the answer that the next audio carries as its transcript.
         self._unspoken = ""
         self._spoken: list[str] = []
         self._audio = Base64Stream()
@@ -77,7 +77,7 @@ class ChatStream:
         self._before_text, _, self._behind_text = orjson.dumps(self._delta({"content": ""})).rpartition(b'""')
 
     def output(self, chunk: OutputChunk) -> Iterable[dict[str, Any] | bytes]:
-        """Return the chunks for an output: objects, or their JSON."""
+        """Return the chunks for an output, each as an object or as its JSON."""
         if self._role_sent and chunk.modality is OutputModality.TEXT and not self._options.wants_audio:
             return (self._content(chunk),) if self._options.wants_text else ()
         return self._outputs(chunk)
@@ -142,7 +142,8 @@ class ChatStream:
         return self._chunk([choice])
 
     def _audio_delta(self, fields: dict[str, Any]) -> dict[str, Any]:
-        # SDKs concatenate the strings of all deltas: the ID may occur once only, and padding only at the very end.
+        # SDKs concatenate the strings of all deltas: the ID may occur only once, and base64 padding only at the very
+        # end.
         head = {} if self._audio_sent else {"id": audio_id(self._options)}
         self._audio_sent = True
         spoken, self._unspoken = self._unspoken, ""
@@ -165,9 +166,9 @@ class ChatStream:
 
 
 def _tool_call_deltas(call: ToolCallFragment) -> Iterator[dict[str, Any]]:
-    """Yield the ID and name first, with empty arguments, and the arguments after them.
+    """Yield a delta with the ID, the name and empty arguments, and then one with the arguments.
 
-    SDKs concatenate what all deltas contain, so ID and name occur once.
+    SDKs concatenate the strings of all deltas, so ID and name may occur only once.
     """
     if call.id is not None or call.name is not None:
         head: dict[str, Any] = {"index": call.index}
@@ -180,7 +181,7 @@ def _tool_call_deltas(call: ToolCallFragment) -> Iterator[dict[str, Any]]:
 
 
 class _Choice:
-    """One answer, accumulated."""
+    """One choice of a chat completion, accumulated from its outputs."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -236,7 +237,7 @@ class _Choice:
 
 
 class ChatCompletion:
-    """Accumulates a whole ``chat.completion`` from the outputs that a stream would encode."""
+    """Accumulates a whole ``chat.completion`` from outputs."""
 
     def __init__(self, options: ResponseOptions) -> None:
         self._options = options
@@ -259,7 +260,7 @@ class ChatCompletion:
                 self._transcript.append(chunk.text)
 
     def final(self, chunk: FinalChunk, *, audio: bytes | None = None) -> dict[str, Any]:
-        """Return the response. ``audio`` replaces the accumulated audio, as a file whose header has the true length."""
+        """Return the response. ``audio`` replaces the accumulated audio: a file whose header has the true length."""
         options = self._options
         reasons = finish_reasons(chunk, options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
@@ -315,7 +316,7 @@ class Base64Stream:
         self._rest = b""
 
     def feed(self, data: bytes) -> str:
-        """Return the base64 of all complete groups of 3 bytes."""
+        """Return the base64 of all complete groups of 3 bytes, and keep the rest."""
         data = self._rest + data
         whole = len(data) - len(data) % 3
         self._rest = data[whole:]
@@ -328,7 +329,7 @@ class Base64Stream:
 
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
-    """Return a transcript of the input as the ``input_transcript`` of a chunk."""
+    """Return the ``input_transcript`` of a chunk for a transcript of the input."""
     return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
 
 
@@ -343,7 +344,7 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 
 
 def audio_id(options: ResponseOptions) -> str:
-    """The id of the audio of an answer."""
+    """Return the id of an answer's audio."""
     return "audio_" + options.completion_id.removeprefix("chatcmpl-")
 
 
@@ -354,7 +355,8 @@ class _Unsent:
     """The text of one choice that has not been sent, with the ``logprobs`` of its tokens."""
 
     def __init__(self) -> None:
-        #: Where the next token begins in the text of the choice, in characters; one may span several tokens.
+        #: The index in the text of the choice, in characters, at which the next token begins. A character may span
+        #: tokens.
         self._offset = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._begin()
@@ -381,17 +383,17 @@ class _Unsent:
             self._offset += len(self._utf8.decode(token.data))
 
     def take(self) -> tuple[str, dict[str, list[Any]]]:
-        """Return the text and its ``logprobs``, and begin anew."""
+        """Return the text and its ``logprobs``, and start anew."""
         text, logprobs = self.text, self._logprobs
         self._begin()
         return text, logprobs
 
 
 class Completion:
-    """Encodes a completion: as a stream by ``output`` and ``final``, or as a whole by ``add`` and ``whole``.
+    """Encodes a completion: a stream with ``output`` and ``final``, or a whole response with ``add`` and ``whole``.
 
-    The text of a stream is sent one output late, because the last text of a choice carries its finish reason: no chunk
-    is sent empty for the sake of that.
+    A stream sends the text of each output only with the next output, so that the last text of a choice can carry the
+    finish reason: no empty chunk is sent for it.
     """
 
     def __init__(self, options: ResponseOptions) -> None:
@@ -399,7 +401,7 @@ class Completion:
         self._unsent = [_Unsent() for _ in range(options.choices)]
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        """Yield the chunk that the output completes, if any."""
+        """Hold back the text of this output; yield the chunk with the text that was held back before, if any."""
         if chunk.modality is not OutputModality.TEXT:
             return
         if chunk.text and self._unsent[chunk.choice].text:
@@ -433,7 +435,7 @@ class Completion:
         return self._object(choices, usage=usage_object(chunk.usage), **extra)
 
     def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
-        """Return the object of a choice with its unsent text."""
+        """Return the object of a choice with its text that was not sent yet."""
         text, logprobs = self._unsent[index].take()
         return {
             "index": index,
@@ -457,7 +459,7 @@ class Completion:
 
 
 class SpeechEvents:
-    """OpenAI's typed events (``stream_format: sse``); the stream ends without [DONE]."""
+    """Encodes speech as OpenAI's typed events (``stream_format: sse``); the stream ends without [DONE]."""
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
         """Yield the event for an output."""
@@ -478,9 +480,9 @@ class SpeechEvents:
 
 
 class SpeechChunks:
-    """``audio.speech.chunk`` objects (``stream: true``); the stream ends with [DONE].
+    """Encodes speech as ``audio.speech.chunk`` objects (``stream: true``); the stream ends with [DONE].
 
-    ``piece`` converts the audio of an output to what its event contains, such as bytes of a file format.
+    ``piece`` converts the audio of an output to the content of its event, for example to bytes of a file format.
     """
 
     def __init__(
@@ -516,10 +518,10 @@ class SpeechChunks:
 
 
 class Transcription:
-    """Accumulates a transcription. Its text is the engine's answer; times are those of the transcript's words.
+    """Accumulates a transcription. Its text is the engine's answer; its times are those of the transcript's words.
 
-    ``language`` is the English name of the one that ``verbose_json`` reports where the recogniser has found none, or
-    None when unknown.
+    ``language`` is the English name of the language that ``verbose_json`` reports if the recogniser has detected none;
+    None if unknown.
     """
 
     def __init__(self, request: TranscriptionRequest, *, language: str | None, translates: bool = False) -> None:
@@ -528,10 +530,10 @@ class Transcription:
         self._translates = translates
         self._text: list[str] = []
         self._words: list[Word] = []
-        #: The settled transcripts, each with its first and last millisecond in the input.
+        #: The settled transcripts, each with its start and end in the input, in milliseconds.
         self._cues: list[tuple[str, int, int]] = []
         self._found: str | None = None
-        #: None once a segment is incomplete.
+        #: The segments; None once a segment with missing fields has occurred.
         self._heard: list[HeardSegment] | None = []
 
     def output(self, chunk: OutputChunk) -> None:
@@ -567,7 +569,7 @@ class Transcription:
         return {**response, "usage": duration_usage(final.usage)}
 
     def subtitles(self) -> str:
-        """Return the settled transcripts as SubRip or WebVTT, one cue for each."""
+        """Return the settled transcripts as SubRip or WebVTT, with one cue for each."""
         vtt = self._request.response_format == "vtt"
         lines = ["WEBVTT", ""] if vtt else []
         for number, (text, start_ms, end_ms) in enumerate(self._cues, 1):
@@ -592,7 +594,7 @@ def _segment_object(index: int, one: HeardSegment) -> dict[str, Any]:
 
 
 class TranscriptionEvents:
-    """OpenAI's typed events (``stream: true``); the stream ends without [DONE]."""
+    """Encodes a transcription as OpenAI's typed events (``stream: true``); the stream ends without [DONE]."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -616,19 +618,19 @@ class TranscriptionEvents:
 
 
 def duration_usage(usage: Usage) -> dict[str, Any]:
-    """Return OpenAI's usage object for the duration of the input audio."""
+    """Return OpenAI's usage object with the duration of the input audio."""
     return {"type": "duration", "seconds": usage.input_audio_ms / 1000}
 
 
 def _timestamp(milliseconds: int, vtt: bool) -> str:
-    """Format a time as subtitles do: ``hh:mm:ss,mmm``, in WebVTT with a full stop."""
+    """Format a time for subtitles: ``hh:mm:ss,mmm``, or ``hh:mm:ss.mmm`` for WebVTT."""
     seconds, rest = divmod(milliseconds, 1000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{seconds:02}{'.' if vtt else ','}{rest:03}"
 
 
-# What the routes share.
+# Helpers that the routes share.
 
 #: OpenAI's value for the log-probability of a token with negligible probability.
 MIN_LOGPROB: Final = -9999.0
@@ -650,16 +652,16 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
-    """Return what was done otherwise than asked; ``param`` of a failure is the part of the engine."""
+    """Return the warnings of an answer as objects; ``param`` of a failure is the part of the engine that failed."""
     return [
         {"code": one.code, "message": one.message, "param": one.param}
         for one in final.warnings
-        if one.code != FINISH_REASON_WARNING  # the reason itself is said
+        if one.code != FINISH_REASON_WARNING  # the finish reason is in the response itself
     ]
 
 
 def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
-    """Return the finish reason of each choice; an answer that ended early has one for all."""
+    """Return the finish reason of each choice; an answer that ended early has one reason for all."""
     reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
     foreign = final.foreign_reasons if len(final.foreign_reasons) == choices else (None,) * choices
     return tuple(name or reason.value for name, reason in zip(foreign, reasons, strict=True))

@@ -1,13 +1,13 @@
-"""Counts the fields of a protobuf message without parsing them, a defence against messages that explode in memory."""
+"""Counts the fields of a protobuf message before it is parsed: a defence against messages that explode in memory."""
 
 from __future__ import annotations
 
 
 def has_more_fields(message: bytes, limit: int) -> bool:
-    """Whether ``message`` has more than ``limit`` fields; those of nested messages do not count.
+    """Return whether ``message`` has more than ``limit`` fields, not counting those of nested messages.
 
-    Parsing turns a field of two bytes into an object of dozens, so the count is checked first. Counting stops where the
-    message is truncated or malformed, as a parser does.
+    A parser turns a field of two bytes into an object of dozens, so the fields are counted first. Counting stops at a
+    truncated or malformed field, as a parser does.
     """
     position = 0
     try:
@@ -35,7 +35,7 @@ def has_more_fields(message: bytes, limit: int) -> bool:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Return the integer at ``position`` and the position after it. Raises IndexError when there is none."""
+    """Return the varint at ``position`` and the position after it. Raises IndexError if the message ends before."""
     value = 0
     for shift in range(0, 70, 7):
         byte = message[position]

@@ -1,6 +1,6 @@
-"""Events and items of OpenAI's Realtime API.
+"""Codecs of the events and items of OpenAI's Realtime API.
 
-An event is one JSON object in each message, of the kind that ``type`` names. The structs have the fields that act.
+An event is one JSON object in a message; ``type`` is its kind. The structs have only the fields that have an effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from omni_ws.wire.session_config import place_and_text
 
 # From JSON to structs.
 
-#: OpenAI's limit for the entries of ``metadata``.
+#: OpenAI's limit on the entries of ``metadata``.
 MAX_METADATA: Final = 16
 
 Kind = TypeVar("Kind")
@@ -39,7 +39,7 @@ Id: TypeAlias = Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)]
 
 _decoder: Final = msgspec.json.Decoder()
 
-#: What a value must be, by the type that msgspec names.
+#: For error messages: what a value must be, by the name that msgspec gives the type.
 _MUST_BE: Final = {
     "object": "an object",
     "array": "a list",
@@ -47,7 +47,7 @@ _MUST_BE: Final = {
     "bytes": "a string",
     "float": "a number, 0 or more",
 }
-#: What fields must be that have more to say, by their names.
+#: For error messages: what certain fields must be, by their names, if more than the type is to be said.
 _TEXTS: Final = {
     "role": "{path} must be system, user or assistant",
     "output_modalities": "output_modalities must be a list of text or audio",
@@ -60,7 +60,7 @@ _EXPECTED: Final = re.compile("Expected `(?P<types>[^`]+)`(?: of length <= (?P<l
 
 
 def decode_event(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The fields of an event, for ``check_event``. Raises InvalidFrame for what is no JSON object."""
+    """Parse an event to its fields, for ``check_event``. Raises InvalidFrame for anything but a JSON object."""
     try:
         check_values(data)
         event = _decoder.decode(data)
@@ -81,12 +81,12 @@ def check_event(event: Mapping[str, Any]) -> None:
 
 
 def read(value: Any, kind: type[Kind], place: str = "") -> Kind:
-    """``value`` as this kind. Raises InvalidValue, which names the field by its path from ``place``."""
+    """Convert ``value`` to the type ``kind``. Raises InvalidValue, which names the field by its path from ``place``."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         name, text = place_and_text(error)
-        if text.startswith("Object missing"):  # as null is
+        if text.startswith("Object missing"):  # null is treated as a missing object
             return read({**value, name: None}, kind, place)
         whole = name.partition("[")[0]
         if whole in _TEXTS:
@@ -97,16 +97,16 @@ def read(value: Any, kind: type[Kind], place: str = "") -> Kind:
 
 
 def optional_id(value: Any, place: str) -> str | None:
-    """``value`` as an id; None if it is absent, null or empty. Raises InvalidValue, naming ``place``."""
+    """Return ``value`` as an id; None if it is absent, null or empty. Raises InvalidValue, naming ``place``."""
     return read(value, Id, place) if value else None
 
 
 def _wrong(text: str) -> str:
-    """What is wrong with a value, in our own words for msgspec's."""
+    """Reword msgspec's message about an invalid value."""
     if text.startswith("Invalid base64"):
         return "is not base64"
     if (expected := _EXPECTED.match(text)) is None:
-        return "must be a number, 0 or more"  # a number out of all range
+        return "must be a number, 0 or more"  # a number beyond the range of any type
     if expected["length"] is not None:
         return f"is too long: at most {expected['length']} characters"
     types = expected["types"].split(" | ")
@@ -119,16 +119,16 @@ Number: TypeAlias = Annotated[float, Meta(ge=0, lt=1 << 53)]
 
 # Items: messages, calls of functions and their outputs.
 
-#: What an item costs besides its content, and of that each part.
+#: The memory that an item takes besides its content, and that each part of it takes.
 ITEM_OVERHEAD_BYTES: Final = 1024
 PART_OVERHEAD_BYTES: Final = 256
-# Tuples, because what is looked for may be anything that JSON has.
+# Tuples and no sets, because the value that is looked up may be any JSON value, also an unhashable one.
 _WRITTEN: Final = ("input_text", "output_text", "text")
 _SPOKEN: Final = ("output_audio", "audio")
 
 
 class PartFields(Struct, frozen=True, kw_only=True):
-    """A part of a message; which of the fields it needs depends on ``type``."""
+    """A part of a message; ``type`` determines which of the fields it needs."""
 
     type: Any = None
     text: Any = None
@@ -153,7 +153,7 @@ class CallFields(Struct, frozen=True, kw_only=True):
 
 
 class CallOutputFields(Struct, frozen=True, kw_only=True):
-    """An item of the kind ``function_call_output``. An ``output`` that is no text is taken as its JSON."""
+    """An item of the kind ``function_call_output``. An ``output`` that is not text is replaced by its JSON."""
 
     call_id: Id
     output: Any = None
@@ -163,8 +163,8 @@ class CallOutputFields(Struct, frozen=True, kw_only=True):
 class Item:
     """One item of a conversation.
 
-    ``content`` is what a client is shown of a message. ``chunks`` is the input that it is for the engine: empty for
-    what the assistant said, and for items whose request has been answered.
+    ``content`` is the content of a message as clients see it. ``chunks`` is the input for the engine that the item
+    stands for: empty for items of the assistant, and for items whose request has been answered.
     """
 
     item_id: str
@@ -177,12 +177,12 @@ class Item:
     #: The arguments of a call, or the output of a function.
     text: str = ""
     chunks: list[InputChunk] = field(default_factory=list)
-    #: The request that it belongs to, where it has one.
+    #: The request to which it belongs, if any.
     request_id: str | None = None
 
     @property
     def size(self) -> int:
-        """The bytes that it is charged with: the memory that it takes."""
+        """The bytes that are charged for the item: the memory that it takes."""
         texts = [value for part in self.content for value in part.values() if isinstance(value, str)]
         return (
             ITEM_OVERHEAD_BYTES
@@ -197,25 +197,25 @@ class Item:
         return " ".join(filter(None, (part.get("text") or part.get("transcript") for part in self.content)))
 
     def asked(self, request_id: str) -> list[InputChunk]:
-        """Assign the item to the request that answers it. Returns its input, which the item gives up."""
+        """Assign the item to the request that answers it. Return the item's input, which it no longer keeps."""
         self.request_id = request_id
         return self.take_chunks()
 
     def take_chunks(self) -> list[InputChunk]:
-        """Remove and return the input."""
+        """Remove and return the input chunks."""
         taken, self.chunks = self.chunks, []
         return taken
 
     def wait(self, chunks: list[InputChunk]) -> None:
-        """Keep this input until a response is asked for."""
+        """Keep these input chunks until a response is requested."""
         self.request_id, self.chunks = None, chunks
 
     def complete(self, status: str, *, content: Iterable[dict[str, Any]] = (), text: str = "") -> None:
-        """End an item of the assistant's, which is complete or was cut off."""
+        """Complete an item of the assistant: set its status, and its content and text."""
         self.status, self.content, self.text = status, list(content), text
 
     def shown(self) -> dict[str, Any]:
-        """The item as a client is shown it."""
+        """Return the item in the form that clients see."""
         common = {"id": self.item_id, "object": "realtime.item", "type": self.kind, "status": self.status}
         match self.kind:
             case "message":
@@ -226,7 +226,7 @@ class Item:
 
 
 def read_item(fields: Mapping[str, Any], new_id: str, *, place: str = "item") -> Item:
-    """The item of ``conversation.item.create``, under its own id or else ``new_id``.
+    """Parse the item of a ``conversation.item.create``; ``new_id`` is its id unless it has one.
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
@@ -279,11 +279,11 @@ def _add_part(item: Item, part: PartFields, where: str) -> None:
         raise InvalidValue(f"{where}.type {kind!r} does not fit the role {item.role}", param=f"{where}.type")
 
 
-# Events of the server.
+# Events of the server
 
 _encoder: Final = msgspec.json.Encoder()
 
-#: The codes of OpenAI where they differ.
+#: OpenAI's error codes that differ from ours.
 _CODES: Final = {
     "rate_limited": "rate_limit_exceeded",
     "invalid_frame": "invalid_event",
@@ -292,7 +292,7 @@ _CODES: Final = {
 
 
 class RealtimeRefusal(InvalidRequest):
-    """A refusal with a code of OpenAI's, which only its own API has. Never reaches another front end."""
+    """A refusal with an error code that only OpenAI's API has. Other front ends never see it."""
 
     def __init__(self, code: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -304,22 +304,22 @@ class RealtimeRefusal(InvalidRequest):
 
 
 def encode_event(event: dict[str, Any]) -> bytes:
-    """The event as JSON, with bytes as base64."""
+    """Encode the event as JSON, with bytes as base64."""
     return _encoder.encode(event)
 
 
 def error_event(error: OmniError, *, event_id: str | None = None) -> dict[str, Any]:
-    """The event that reports an error. ``event_id`` is that of the client's event that caused it."""
+    """Return the event that reports an error. ``event_id`` is the id of the client's event that caused it."""
     return {"type": "error", "error": error_fields(error, event_id=event_id)}
 
 
 def item_event(step: Literal["added", "done"], item: Item, *, previous: str | None) -> dict[str, Any]:
-    """The event that an item is in the conversation behind ``previous``, or is complete."""
+    """Return the event that an item was added after the item ``previous``, or that it is complete (``done``)."""
     return {"type": f"conversation.item.{step}", "previous_item_id": previous, "item": item.shown()}
 
 
 def error_fields(error: OmniError, *, event_id: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object. ``event_id`` is that of the client's event that caused it."""
+    """Return OpenAI's error object. ``event_id`` is the id of the client's event that caused the error."""
     kind = "invalid_request_error"
     if isinstance(error, EngineError):
         kind = "server_error"
@@ -335,7 +335,7 @@ def error_fields(error: OmniError, *, event_id: str | None = None) -> dict[str, 
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """The usage of a response. All its tokens are those of text: the engines do not count audio in tokens."""
+    """Return the usage of a response. All tokens count as text: the engines do not count audio in tokens."""
     cached = usage.cached_tokens or 0
     return {
         "total_tokens": usage.total_tokens,

@@ -1,4 +1,4 @@
-"""The session object of OpenAI's Realtime API, the ``session_config`` that it stands for, and client secrets."""
+"""The session object of OpenAI's Realtime API, its conversion to a ``session_config``, and client secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_ws.wire.session_config import SessionConfig, converted
 
 PCM_RATE: Final = 24_000
 G711_RATE: Final = 8_000
-#: OpenAI sends audio as fast as it is made, and its clients play it and say what was heard.
+#: A lead so long that audio is not paced: OpenAI sends audio as fast as it is made; clients report what was heard.
 UNPACED_LEAD_MS: Final = 24 * 3600 * 1000
 
 _FORMATS: Final = {
@@ -24,9 +24,9 @@ _FORMATS: Final = {
     "audio/pcmu": (AudioEncoding.PCMU, G711_RATE),
     "audio/pcma": (AudioEncoding.PCMA, G711_RATE),
 }
-#: The names of the beta version.
+#: The names of audio formats in the beta version of the API, and their present names.
 _BETA_FORMATS: Final = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
-#: Where a field of the beta version is in the session object now.
+#: The path in the present session object of each field of the beta version.
 _BETA_FIELDS: Final = {
     "modalities": ("output_modalities",),
     "input_audio_format": ("audio", "input", "format"),
@@ -38,17 +38,17 @@ _BETA_FIELDS: Final = {
     "speed": ("audio", "output", "speed"),
     "max_response_output_tokens": ("max_output_tokens",),
 }
-#: What is merged field by field; every other value replaces the one before.
+#: The objects that a patch merges field by field; it replaces every other value.
 _MERGED: Final[Mapping[str, Any]] = {"audio": {"input": {}, "output": {}}}
-#: Bytes of JSON of a session object, which is kept as long as the session.
+#: The most bytes of a session object as JSON; it is kept as long as the session.
 MAX_SESSION_BYTES: Final = 1 << 20
-#: The silence that ends a turn by ``eagerness``, where no model judges pauses.
+#: The silence that ends a turn, by ``eagerness``, if no model judges the pauses.
 _EAGERNESS_SILENCE_MS: Final = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealtimeAbilities:
-    """The abilities of the engine that decide what a session may ask of it."""
+    """The abilities of the engine that decide what a session may ask for."""
 
     audio_output: bool
     text_output: bool
@@ -60,7 +60,7 @@ class RealtimeAbilities:
 
 
 def current_names(session: Mapping[str, Any]) -> dict[str, Any]:
-    """The session object with the fields of the beta version under their names of today."""
+    """Return the session object with fields of the beta version under their present names."""
     current: dict[str, Any] = {name: value for name, value in session.items() if name not in _BETA_FIELDS}
     for name, path in _BETA_FIELDS.items():
         if name not in session:
@@ -76,7 +76,8 @@ def current_names(session: Mapping[str, Any]) -> dict[str, Any]:
     return current
 
 
-# The structs have the fields that act. A value that ``session_config`` has as well is checked there.
+# These structs have only the fields that have an effect. Values that are fields of ``session_config`` are checked
+# there.
 
 
 class FormatFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,7 +88,7 @@ class FormatFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TranscriptionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio.input.transcription``. Fields that the client gave are shown again."""
+    """The object ``audio.input.transcription``. Clients see the fields that they set."""
 
     model: Any = UNSET
     language: Any = UNSET
@@ -95,7 +96,7 @@ class TranscriptionFields(Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio.input.turn_detection``. What is not given goes back to its default: a new object replaces the old one."""
+    """The object ``audio.input.turn_detection``. A new one replaces the old one: absent fields get their defaults."""
 
     type: Any = "server_vad"
     threshold: Any = None
@@ -148,35 +149,35 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def transcribes_only(self) -> bool:
-        """Whether the session makes no responses at all."""
+        """Whether the session only transcribes, and makes no responses."""
         return bool(self.type == "transcription")
 
     @property
     def answers_turns(self) -> bool:
-        """Whether the end of a turn creates a response. Otherwise the turn is transcribed, and waits for one."""
+        """Whether the end of a turn creates a response. If not, the client has to request the response."""
         detection = self.audio.input.turn_detection
         return not self.transcribes_only and (detection is None or detection.create_response is not False)
 
     @property
     def interrupts_answers(self) -> bool:
-        """Whether the beginning of a turn cancels the response in progress."""
+        """Whether the start of a turn cancels the response in progress."""
         detection = self.audio.input.turn_detection
         return not self.transcribes_only and (detection is None or detection.interrupt_response is not False)
 
     @property
     def wants_transcripts(self) -> bool:
-        """Whether the client is sent what was heard."""
+        """Whether the client gets transcripts of the input."""
         return not self.answers_turns or self.audio.input.transcription is not None
 
 
 class ResponseOutput(Struct, frozen=True):
-    """``audio.output`` of a response."""
+    """The object ``audio.output`` of a response."""
 
     voice: Any = None
 
 
 class ResponseAudio(Struct, frozen=True):
-    """``audio`` of a response."""
+    """The object ``audio`` of a response."""
 
     output: ResponseOutput | None = None
 
@@ -186,7 +187,7 @@ _Text: TypeAlias = Annotated[str, Meta(max_length=512)]
 
 
 class ResponseFields(CommonFields, frozen=True, kw_only=True):
-    """``response`` of a ``response.create``."""
+    """The object ``response`` of a ``response.create``."""
 
     audio: ResponseAudio | None = None
     input: list[dict[str, Any]] | None = None
@@ -194,7 +195,7 @@ class ResponseFields(CommonFields, frozen=True, kw_only=True):
 
 
 def merged_session(base: SessionFields, patch: Mapping[str, Any]) -> SessionFields:
-    """``base`` with the fields of ``patch`` that are known; null is a value. Raises InvalidValue."""
+    """Return ``base`` with the known fields of ``patch``; null is a value, too. Raises InvalidValue."""
     merged = read(_merged(msgspec.to_builtins(base), current_names(patch), _MERGED), SessionFields, "session")
     if len(msgspec.json.encode(merged)) > MAX_SESSION_BYTES:
         raise InvalidValue(f"the session must not exceed {MAX_SESSION_BYTES} bytes", param="session")
@@ -205,25 +206,25 @@ def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], groups: Mapping[s
     merged = {**base, **patch}
     for name, inner in groups.items():
         value = patch.get(name)
-        if value is None or isinstance(value, Mapping):  # null changes nothing
+        if value is None or isinstance(value, Mapping):  # null leaves the group as it is
             merged[name] = _merged(base.get(name, {}), value or {}, inner)
     return merged
 
 
 def read_response(fields: Mapping[str, Any]) -> ResponseFields:
-    """``response`` of a ``response.create``. Raises InvalidValue."""
+    """Parse the ``response`` of a ``response.create``. Raises InvalidValue."""
     return read(current_names(fields), ResponseFields)
 
 
 def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict[str, Any]:
-    """The whole ``session_config`` of a session object: null where it leaves a field to the server.
+    """Return the whole ``session_config`` for a session object: null for fields that it leaves to the server.
 
     Raises InvalidValue or UnsupportedFormat.
     """
     given, output = session.audio.input, session.audio.output
     detection = turn_detection(given.turn_detection, abilities)
     if detection is not None and not session.answers_turns:
-        detection["interrupt_response"] = False  # a turn must not cut short what is heard of the one before
+        detection["interrupt_response"] = False  # a turn must not cut short the transcript of the turn before
     input_audio = _format(given.format, "session.audio.input.format")
     language = given.transcription.language if given.transcription else None
     if str(language or "").lower().partition("-")[0] in abilities.languages:
@@ -247,7 +248,7 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
 
 
 def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> dict[str, Any]:
-    """The ``session_config`` that the fields of a ``response.create`` stand for. Raises as ``session_config`` does."""
+    """Return the ``session_config`` fields for a ``response.create``. Raises as ``session_config`` does."""
     config: dict[str, Any] = {}
     output = response.audio.output if response.audio else None
     if response.instructions is not None:
@@ -266,15 +267,15 @@ def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> d
 
 
 def modalities(wanted: Sequence[str] | None, abilities: RealtimeAbilities) -> list[str]:
-    """The modalities of the engine's answer. A spoken one has text, too, as its transcript."""
+    """Return the modalities of the engine's answer. A spoken answer has text, too, as its transcript."""
     speaks = abilities.audio_output and (not wanted or "audio" in wanted)
     return [name for name, able in (("text", abilities.text_output), ("audio", speaks)) if able]
 
 
 def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilities) -> dict[str, Any] | None:
-    """The server's turn detection: by silence where it has no model of speech, none where the engine hears nothing.
+    """Return ``turn_detection`` of a ``session_config``; None for an engine that does not take audio.
 
-    Raises InvalidValue.
+    A server without a model of turns uses silence instead. Raises InvalidValue.
     """
     place = "session.audio.input.turn_detection"
     if wanted is None or not abilities.turn_detection_types:
@@ -289,7 +290,7 @@ def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilit
     }
     if wanted.type == "semantic_vad":
         eagerness = wanted.eagerness or "auto"
-        if eagerness not in tuple(_EAGERNESS_SILENCE_MS):  # which may be anything that JSON has
+        if eagerness not in tuple(_EAGERNESS_SILENCE_MS):  # a tuple, since it may be any JSON value
             raise InvalidValue(f"{place}.eagerness must be low, medium, high or auto", param=f"{place}.eagerness")
         if "semantic_vad" in abilities.turn_detection_types:
             return {**found, "type": "semantic_vad", "eagerness": eagerness}
@@ -299,7 +300,7 @@ def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilit
 
 
 def sampling(fields: CommonFields, abilities: RealtimeAbilities) -> dict[str, Any]:
-    """The sampling parameters; None for those that the engine lacks."""
+    """Return the sampling parameters; None for those that the engine does not support."""
     limit = None if fields.max_output_tokens == "inf" else fields.max_output_tokens
     return {
         "max_tokens": limit if abilities.max_tokens else None,
@@ -308,7 +309,7 @@ def sampling(fields: CommonFields, abilities: RealtimeAbilities) -> dict[str, An
 
 
 def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
-    """Tools in the form of the chat API, which flat ones get. Raises UnsupportedParameter for other than functions."""
+    """Convert flat tools to the form of the chat API. Raises UnsupportedParameter unless all are functions."""
     found = []
     for index, one in enumerate(wanted or ()):
         if one.get("type") != "function":
@@ -320,7 +321,7 @@ def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
 
 
 def tool_choice(wanted: Any) -> Any:
-    """A tool choice in the form of the chat API."""
+    """Convert a tool choice to the form of the chat API."""
     if isinstance(wanted, Mapping) and wanted.get("type") == "function" and "name" in wanted:
         return {"type": "function", "function": {"name": wanted["name"]}}
     return wanted
@@ -343,7 +344,7 @@ def _format(wanted: FormatFields | str | None, place: str) -> dict[str, Any]:
 
 
 def session_object(session: SessionFields, config: SessionConfig, *, session_id: str) -> dict[str, Any]:
-    """The session object that a client is shown, with the values in effect."""
+    """Return the session object that a client sees, with the values in effect."""
     shown_input = {
         "format": _shown_format(config.input_audio.format, config.input_audio.sample_rate),
         "transcription": msgspec.to_builtins(session.audio.input.transcription),
@@ -381,7 +382,7 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
 
 
 def shown_audio_output(config: SessionConfig) -> dict[str, Any]:
-    """Format and voice of what is spoken."""
+    """Return the object ``audio.output`` that a client sees: format and voice."""
     audio = config.output_audio
     return {"format": _shown_format(audio.format, audio.sample_rate), "voice": config.voice or "default"}
 
@@ -417,9 +418,9 @@ def _shown_detection(config: SessionConfig, *, creates: bool, interrupts: bool) 
     }
 
 
-# Bodies of ``POST /v1/realtime/client_secrets``.
+# The body of ``POST /v1/realtime/client_secrets``.
 
-#: Seconds; the limits are OpenAI's.
+#: The least and the longest lifetime of a client secret, in seconds; OpenAI's limits.
 MIN_LIFETIME: Final = 10
 MAX_LIFETIME: Final = 7200
 DEFAULT_LIFETIME: Final = 600
@@ -445,5 +446,5 @@ class ClientSecretBody(Struct, frozen=True, kw_only=True):
 
 
 def read_client_secret(body: Mapping[str, Any]) -> ClientSecretBody:
-    """The body of a request for a client secret. Raises InvalidValue, naming the field."""
+    """Parse the body of a request for a client secret. Raises InvalidValue, naming the field."""
     return converted(body, ClientSecretBody)

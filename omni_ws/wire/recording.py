@@ -1,4 +1,4 @@
-"""The lines of a recording of a session's traffic, as JSON structs, and what is removed from them.
+"""The lines of a recording of a session's traffic as structs, and the removal of secrets and content from them.
 
 The format is described in docs/recording.md.
 """
@@ -22,23 +22,23 @@ Side: TypeAlias = Literal["client", "server", "lost"]
 
 
 class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The first line."""
+    """The first line of a recording."""
 
     recording: str
     version: int
     #: A native WebSocket session, one HTTP request, a session that spans several HTTP requests, a telephone call, or a
     #: session of the Realtime API.
     kind: RecordingKind
-    #: The ID of the session, or of the recording when there is no session.
+    #: The ID of the session, or of the recording if there is no session.
     id: str
     server: str
     engine: str
     model: str
-    #: Wall-clock time (RFC 3339) that corresponds to ``at`` = 0.
+    #: The wall-clock time (RFC 3339) at which ``at`` is 0.
     started: str
     #: The name of the API key, never the key itself.
     key: str | None = None
-    #: Whether messages are recorded with their content, or only with size and hash.
+    #: Whether messages are recorded with their content; otherwise only with size and hash.
     payloads: bool
 
 
@@ -53,7 +53,7 @@ class _OnConnection(_Line, frozen=True, kw_only=True):
 
 
 class OpenedLine(_OnConnection, frozen=True, kw_only=True, tag="open", omit_defaults=True):
-    """A WebSocket was opened. ``last_output`` is set when it resumed the session, after that output."""
+    """A WebSocket was opened. ``last_output`` is set if it resumes a session, after the output of this number."""
 
     target: str
     subprotocol: str | None = None
@@ -69,13 +69,13 @@ class RequestedLine(_OnConnection, frozen=True, kw_only=True, tag="request", omi
 
 
 class _Content(_OnConnection, frozen=True, kw_only=True, omit_defaults=True):
-    """A message, or a piece of a body, in one of ``text``, ``binary`` and ``bad_text``.
+    """A message, or a piece of a body, as one of ``text``, ``binary`` and ``bad_text``.
 
-    A recording without payloads has metadata there, if anything, and the ``size`` and ``sha256`` of the content.
+    A recording without payloads has at most metadata in these fields, and the ``size`` and ``sha256`` of the content.
     """
 
     text: str | None = None
-    #: Base64 in the file.
+    #: Base64 in the JSON.
     binary: bytes | None = None
     #: A text message that is not UTF-8.
     bad_text: bytes | None = None
@@ -84,15 +84,15 @@ class _Content(_OnConnection, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReceivedLine(_Content, frozen=True, kw_only=True, tag="in", omit_defaults=True):
-    """Content from the client."""
+    """Content that the client sent."""
 
 
 class SentLine(_Content, frozen=True, kw_only=True, tag="out", omit_defaults=True):
-    """Content from the server."""
+    """Content that the server sent."""
 
 
 class InputEndedLine(_OnConnection, frozen=True, kw_only=True, tag="in_end"):
-    """The end of a request's body."""
+    """The body of a request ended."""
 
 
 class AnsweredLine(_OnConnection, frozen=True, kw_only=True, tag="response", omit_defaults=True):
@@ -103,18 +103,18 @@ class AnsweredLine(_OnConnection, frozen=True, kw_only=True, tag="response", omi
 
 
 class OutputEndedLine(_OnConnection, frozen=True, kw_only=True, tag="out_end"):
-    """The end of a response's body."""
+    """The body of a response ended."""
 
 
 class ClosedLine(_OnConnection, frozen=True, kw_only=True, tag="close", omit_defaults=True):
-    """A connection was closed by ``by`` first; ``code`` is the close code of a WebSocket."""
+    """A connection was closed; ``by`` is the side that closed it first, ``code`` the close code of a WebSocket."""
 
     by: Side
     code: int | None = None
 
 
 class CutLine(_Line, frozen=True, kw_only=True, tag="cut"):
-    """The recording stops while the session continues."""
+    """The recording stops here, while the session continues."""
 
     reason: str
 
@@ -142,12 +142,12 @@ _header_decoder: Final[msgspec.json.Decoder[HeaderLine]] = msgspec.json.Decoder(
 
 
 def encode_line(line: HeaderLine | RecordedLine) -> bytes:
-    """Return the line as JSON with a newline."""
+    """Encode a line as JSON, with a newline at the end."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode_header(line: bytes) -> HeaderLine:
-    """Parse the first line. Raises ValueError with the reason for anything but a supported recording."""
+    """Parse the first line. Raises ValueError with the reason if it is not the header of a supported recording."""
     try:
         first: Any = msgspec.json.decode(line)
     except msgspec.DecodeError as error:
@@ -165,7 +165,7 @@ def decode_header(line: bytes) -> HeaderLine:
 
 
 def decode_event(line: bytes) -> RecordedLine:
-    """Parse any further line. Raises ValueError with the reason."""
+    """Parse any line after the first. Raises ValueError with the reason."""
     try:
         event = _event_decoder.decode(line)
     except msgspec.DecodeError as error:
@@ -179,12 +179,12 @@ def decode_event(line: bytes) -> RecordedLine:
     return event
 
 
-# What a recording leaves out: credentials always, content unless it is to be recorded.
+# What a recording omits: credentials always, and content unless payloads are recorded.
 
 _SECRET: Final = b'"resume_token"'
 REDACTED: Final = "redacted"
 
-#: Fields of frames that hold metadata. All others, unknown ones included, are treated as content.
+#: The fields of frames that hold metadata. All other fields, also unknown ones, are treated as content.
 _HARMLESS: Final = frozenset(
     {
         *("type", "sequence_id", "modality", "format", "timestamp_ms", "end_of_input", "request_id", "session_id"),
@@ -201,7 +201,7 @@ _OBJECTS: Final = frozenset({"error", "usage", "input_audio", "output_audio"})
 
 
 def without_secrets(data: bytes) -> bytes:
-    """Return a JSON frame with its resume token redacted, which would let a reader take over the session."""
+    """Return a JSON frame with its resume token masked: a reader of the token could take over the session."""
     if _SECRET not in data:
         return data
     try:
@@ -219,11 +219,11 @@ def digest(data: bytes) -> tuple[int, str]:
 
 
 def without_content(data: bytes) -> bytes | None:
-    """Return a JSON frame with all content replaced by its size and hash; None for anything but a JSON object."""
+    """Return a JSON frame with all content replaced by size and hash; None for anything but a JSON object."""
     try:
         frame = orjson.loads(data)
         return orjson.dumps(_emptied(frame, is_inner=False)) if isinstance(frame, dict) else None
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # encoding fails where objects are nested too deeply
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # encoding fails for objects that are nested too deeply
         return None
 
 

@@ -1,6 +1,6 @@
-"""What the server sends: JSON frames on the native WebSocket, and server-sent events as OpenAI streams use them.
+"""The messages of the server: JSON frames on the native WebSocket, and server-sent events as in OpenAI's API.
 
-Unset fields of frames are omitted.
+Fields of frames that are not set are omitted.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="respons
     trigger: str
     sequence_id: int | None
     input_mode: str
-    # The client's name for the request, and the speech turn that opened or joined it.
+    # The client's name for the request, and the id of the speech turn that opened or joined it.
     ref: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
 
@@ -199,7 +199,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     sequence_id: int
     modality: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    # Of a tool call, ``index`` is in each piece, ``id`` and ``name`` are in the first; ``arguments`` are concatenated.
+    # Of a tool call: ``index`` is in each piece, ``id`` and ``name`` in the first; ``arguments`` are to be
+    # concatenated.
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
@@ -209,21 +210,22 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     sample_rate: int | UnsetType = UNSET
     start_ms: int | UnsetType = UNSET
     interim: bool | UnsetType = UNSET
-    # Of a transcript behind the final of its request: what had not been written down by then.
+    # Of a transcript: that it follows the final of its request, with words that were recognised after it.
     late: bool | UnsetType = UNSET
     words: list[WordTime] | UnsetType = UNSET
     final: bool | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
     usage: UsageFields | UnsetType = UNSET
-    # Of a final: what was done otherwise than asked.
+    # Of a final: the deviations from what was asked.
     warnings: list[WarningFields] | UnsetType = UNSET
-    # Of a final: the client's name for the request. Of a final and of a transcript: the speech turn.
+    # ``ref`` is in finals: the client's name for the request. ``turn_id`` is in finals and transcripts: the speech
+    # turn.
     ref: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
 
 
 class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
-    """An OutputChunkFrame of text alone. Made and encoded in half the time, as nearly all frames are these two."""
+    """An OutputChunkFrame with text only. Encoded in half the time; nearly all frames are of this or the next class."""
 
     request_id: str
     sequence_id: int
@@ -232,7 +234,7 @@ class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
 
 
 class _AudioFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
-    """An OutputChunkFrame of audio without words."""
+    """An OutputChunkFrame with audio that has no word times."""
 
     request_id: str
     sequence_id: int
@@ -298,12 +300,12 @@ _decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder(Server
 
 
 def encode_frame(frame: ServerFrame) -> bytes:
-    """Return a frame as JSON, with bytes as base64."""
+    """Encode a frame as JSON, with bytes as base64."""
     return _encoder.encode(frame)
 
 
 def encode_output(chunk: OutputChunk) -> bytes:
-    """Return the frame of an output as JSON, with audio as base64."""
+    """Encode an output as the JSON of its frame, with audio as base64."""
     if not chunk.words:
         if chunk.modality is OutputModality.TEXT:
             return _encoder.encode(_TextFrame(chunk.request_id, chunk.sequence_id, "text", chunk.text))
@@ -354,12 +356,12 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
 
 
 def unset(value: str | None) -> str | UnsetType:
-    """Return the value of a field of a frame: UNSET, which omits the field, for None."""
+    """Return ``value``, or UNSET for None, which omits the field of a frame."""
     return UNSET if value is None else value
 
 
 def decode_server_frame(data: bytes | str) -> ServerFrame:
-    """Decode a server's frame, for clients. Raises InvalidFrame."""
+    """Decode a frame of the server, for clients. Raises InvalidFrame."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -382,18 +384,19 @@ def error_frame(error: OmniError) -> ErrorFrame:
     )
 
 
-# Server-sent events.
+# Server-sent events
 
 DONE: Final = b"data: [DONE]\n\n"
-#: A comment, which clients ignore while it keeps proxies from timing out. Between events with ids it stands before the
-#: next one, as a line: readers that take an id for a part of every later event take an empty line for one without data.
+#: A comment, which clients ignore, and which keeps proxies from timing out. Between events with ids it is a line before
+#: the next event: some readers apply an id to every later event, and would take an empty line for an event without
+#: data.
 HEARTBEAT: Final = b": keep-alive\n"
-#: The same by itself, for readers that look at what is between empty lines.
+#: The same as a block of its own, for readers that look at the text between empty lines.
 HEARTBEAT_BLOCK: Final = HEARTBEAT + b"\n"
 
 
 def event(data: Any, *, name: str | None = None) -> bytes:
-    """Encode an event with a JSON object as its data, given as an object or as its JSON.
+    """Encode a server-sent event; ``data`` is a JSON object, as an object or encoded.
 
     Only errors have a ``name``.
     """

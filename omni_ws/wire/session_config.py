@@ -1,4 +1,4 @@
-"""SessionConfig: the configuration of a session, its validation, and how a client's changes are merged into it."""
+"""SessionConfig: the configuration of a session, its validation, and the merging of a client's changes into it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from omni_ws.errors import InvalidValue
 
 SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
-#: How fast a voice speaks, as a factor of its own speed.
+#: The speed of a voice, as a factor of its usual speed.
 Speed: TypeAlias = Annotated[float, Meta(ge=0.5, le=2)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
-#: A tag of RFC 5646, by its form; the engine knows which languages there are.
+#: The form of a language tag (RFC 5646); the engine checks whether it knows the language.
 Language: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$", max_length=64)]
-#: A name or a term that is expected in speech.
+#: A name or term that is expected in the speech.
 Keyword: TypeAlias = Annotated[str, Meta(pattern=r"\S", max_length=64)]
 #: Maps token IDs, in decimal, to values that are added to the logits of these tokens.
 LogitBias: TypeAlias = Annotated[
@@ -46,7 +46,7 @@ LogitBias: TypeAlias = Annotated[
     Meta(max_length=1024),
 ]
 
-#: Turn detection buffers this much audio, so it limits the memory of a session.
+#: Turn detection buffers this much audio, so the limit bounds the memory of a session.
 MAX_PREFIX_PADDING_MS = 2_000
 MAX_SILENCE_DURATION_MS = 10_000
 #: The default of ``max_lead_ms`` with turn detection.
@@ -54,16 +54,16 @@ DEFAULT_MAX_LEAD_MS = 400
 #: A page of text, some five minutes of speech.
 MAX_GREETING_CHARACTERS = 4096
 MAX_KEYWORDS = 100
-#: More than any model reads before it writes speech down.
+#: More than any model reads before it transcribes.
 MAX_PROMPT_CHARACTERS = 4096
-#: How deeply objects in a configuration may be nested; deeper ones could exhaust the stack.
+#: The deepest nesting of objects in a configuration; deeper ones could exhaust the stack.
 MAX_DEPTH = 32
 
 
 class InputAudioConfig(Struct, frozen=True, kw_only=True):
     """The default format of input audio, the language spoken in it (RFC 5646), and what is expected in it.
 
-    ``prompt`` is text as it might stand before the speech.
+    ``prompt`` is a text that could precede the speech.
     """
 
     format: AudioEncoding = AudioEncoding.PCM16
@@ -82,12 +82,12 @@ class OutputAudioConfig(Struct, frozen=True, kw_only=True):
 
 
 def spoken_language(audio: InputAudioConfig) -> str | None:
-    """The primary subtag of the language; None where the client named none."""
+    """Return the primary subtag of the input's language; None if the client named none."""
     return None if audio.language is UNSET else audio.language.lower().partition("-")[0]
 
 
 def expected_text(audio: InputAudioConfig) -> str:
-    """The prompt, and the keywords as a sentence behind it; empty where the client named neither."""
+    """Return the prompt with the keywords as a sentence after it; empty if the client gave neither."""
     keywords = ", ".join(() if isinstance(audio.keywords, UnsetType) else audio.keywords)
     prompt = "" if isinstance(audio.prompt, UnsetType) else audio.prompt
     return f"{prompt} {keywords}.".strip() if keywords else prompt.strip()
@@ -110,10 +110,10 @@ class StartPolicyConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 TurnDetectionType: TypeAlias = Literal["server_vad", "semantic_vad"]
 Eagerness: TypeAlias = Literal["low", "medium", "high", "auto"]
-#: The silence that ends a turn, by default: with ``server_vad``, and at the latest with ``semantic_vad``.
+#: The default silence that ends a turn: with ``server_vad``, and the longest with ``semantic_vad``.
 VAD_SILENCE_MS = 500
 LONGEST_SILENCE_MS: Mapping[Eagerness, float] = {"low": 4000, "medium": 1500, "high": 700, "auto": 1500}
-#: How probable it must be that a speaker has finished for the turn to end soonest (docs/decisions/015).
+#: The probability that the speaker has finished at which a turn ends soonest (docs/decisions/015).
 SURE: Mapping[Eagerness, float] = {"low": 0.95, "medium": 0.9, "high": 0.5, "auto": 0.9}
 
 
@@ -129,7 +129,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     interrupt_resume: bool = False
 
     def __post_init__(self) -> None:
-        """Set the silence, unless it was given; and the eagerness, where it has a meaning."""
+        """Set the default silence and, if it applies, the default eagerness."""
         semantic = self.type == "semantic_vad"
         eagerness = "auto" if isinstance(self.eagerness, UnsetType) else self.eagerness
         force_setattr(self, "eagerness", eagerness if semantic else UNSET)
@@ -138,13 +138,13 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def silence_ms(self) -> float:
-        """The silence that ends a turn at the latest."""
+        """The longest silence before a turn ends."""
         assert not isinstance(self.silence_duration_ms, UnsetType)
         return self.silence_duration_ms
 
     @property
     def sure(self) -> float:
-        """The probability of a finished speaker at which the turn ends soonest."""
+        """The probability that the speaker has finished at which the turn ends soonest."""
         return SURE["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
 
 
@@ -201,7 +201,7 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """Merge ``patch`` into ``base`` recursively; null removes a key, which restores its default.
+    """Merge ``patch`` into ``base`` recursively, and return the result; null removes a key, which restores its default.
 
     Raises InvalidValue for objects nested more than ``depth`` deep.
     """
@@ -230,7 +230,7 @@ def effective(overrides: Mapping[str, Any]) -> SessionConfig:
 
 
 def outline(config: SessionConfig) -> SessionConfig:
-    """The configuration without what may be long, for a request that nothing works on any more."""
+    """Return the configuration without fields that may be long, for a request that has ended."""
     audio = msgspec.structs.replace(config.input_audio, keywords=UNSET, prompt=UNSET)
     return msgspec.structs.replace(
         config,
@@ -245,9 +245,10 @@ def outline(config: SessionConfig) -> SessionConfig:
 
 
 def has_field(path: str) -> bool:
-    """Whether ``session_config`` has the field ``path``, such as ``sampling.max_tokens``, for clients to detect typos.
+    """Return whether ``session_config`` has the field ``path``, such as ``sampling.max_tokens``.
 
-    Any path below a field without fixed fields (``stage_params.talker``) counts as a field.
+    Clients use the function to detect typos. Any path below a field without fixed fields (``stage_params.talker``)
+    counts as a field.
     """
     kinds: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(SessionConfig)]
     for name in path.split("."):
@@ -264,9 +265,9 @@ def has_field(path: str) -> bool:
 
 
 def converted(fields: Any, kind: type[Fields], *, place: str = "", strict: bool = True) -> Fields:
-    """``fields`` as the struct ``kind``. Raises InvalidValue, which names the field by its path from ``place``.
+    """Convert ``fields`` to the struct ``kind``. Raises InvalidValue, which names the field by its path from ``place``.
 
-    Where it is not ``strict``, values may be strings, as all those of a form are.
+    Unless ``strict``, values may be strings, as all values of a form are.
     """
     try:
         return msgspec.convert(fields, kind, strict=strict)
@@ -278,15 +279,15 @@ def converted(fields: Any, kind: type[Fields], *, place: str = "", strict: bool 
 
 
 def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
-    """Return the error for a msgspec error."""
+    """Convert a msgspec error to an InvalidValue."""
     path, text = place_and_text(error)
-    if len(text) > _MAX_ERROR_TEXT:  # it may repeat a long value
+    if len(text) > _MAX_ERROR_TEXT:  # it may quote a long value
         text = text[:_MAX_ERROR_TEXT] + "…"
     return InvalidValue(f"{path}: {text}" if path else text, param=path or None)
 
 
 def place_and_text(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The path of the field that a msgspec error is about, "" for the whole value, and what is wrong with it."""
+    """Return the path of the field that a msgspec error is about, or "" for the whole value, and what is wrong."""
     path, text = "", str(error)
     if (found := _ERROR_PATH.search(text)) is not None:
         path = found["path"].replace("[...]", "")

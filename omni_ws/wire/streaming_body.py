@@ -1,7 +1,7 @@
-"""Bodies of streamed requests (Mode A) in their four forms, and of Mode B's create and append requests.
+"""Parsers of the bodies of streamed requests (Mode A), in four forms, and of Mode B's create and append requests.
 
-A streamed body is NDJSON, length-prefixed in one of two framings, or raw audio. All but the last hold the parameters
-of the request, if any, followed by chunks. ``LoneObject`` tells a body that is one JSON object from NDJSON.
+A streamed body is NDJSON, length-prefixed in one of two framings, or raw audio. All forms but raw audio have the
+parameters of the request, if any, followed by chunks. ``LoneObject`` tells a body that is one JSON object from NDJSON.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from omni_ws.wire.frames import (
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
 NDJSON_TYPE: Final = "application/x-ndjson"
-#: curl's default type for a body, accepted as NDJSON.
+#: The default type of curl for a body; accepted as NDJSON.
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _NDJSON_TYPES: Final = frozenset({"", NDJSON_TYPE, "application/json", FORM_TYPE, CONTENT_TYPE})
-#: Fields that identify the first object of a body as a chunk, rather than the parameters of the request.
+#: The fields that show that the first object of a body is a chunk, and not the parameters of the request.
 CHUNK_MARKERS: Final = CHUNK_ONLY_FIELDS | {"modality", "payload", "text", "end_of_input", "sequence_id", "offset"}
 #: The largest integer that all JSON parsers represent exactly.
 MAX_OFFSET: Final = 2**53 - 1
-#: Query parameters that are strings, even when they look like JSON.
+#: The query parameters that are strings even if they look like JSON.
 _TEXTS: Final = frozenset({"model", "voice", "instructions", "request_id"})
 
 
@@ -59,16 +59,16 @@ class ChunkObject(ChunkFields, frozen=True, kw_only=True):
 
     type: Literal["input_chunk"] | None = None
     sequence_id: SequenceId | None = None
-    #: The position of the chunk in the input, as an alternative to its number.
+    #: The position of the chunk in the input, which may be given in place of a number.
     offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | None = None
 
 
-#: The parameters of a request, which are the first object of a body unless that is a chunk; or a chunk.
+#: An item of a body: the parameters of the request, which only the first object may be, or a chunk.
 BodyItem: TypeAlias = dict[str, Any] | InputChunk
 
 
 class ObjectBody:
-    """A body of JSON objects, one on each line, or each in a frame behind its length. Binary frames are chunks, too.
+    """Parses a body of JSON objects, each on a line or in a length-prefixed frame. Binary frames are chunks, too.
 
     The first object may be the parameters of the request; all others are chunks. ``prefix_bytes`` is the size of the
     length before each frame, 0 for lines. Errors name the line or the frame.
@@ -86,12 +86,12 @@ class ObjectBody:
 
     @property
     def place(self) -> str:
-        """The place of the last item yielded, such as ``line 3``."""
+        """The place of the last item that was yielded, such as ``line 3``."""
         return self._pieces.place
 
     @property
     def unfinished_bytes(self) -> int:
-        """The bytes held of an incomplete item."""
+        """The bytes of an incomplete item that are buffered."""
         return self._pieces.unfinished_bytes
 
     def feed(self, data: bytes) -> Iterator[BodyItem]:
@@ -113,7 +113,7 @@ class ObjectBody:
 
 
 class RawAudioBody:
-    """A body that is the audio itself. The items are chunks of at most ``max_chunk_bytes``, and have no places."""
+    """Parses a body that is raw audio. The items are chunks of at most ``max_chunk_bytes``, and have no places."""
 
     place: Final = ""
     unfinished_bytes: Final = 0
@@ -130,12 +130,12 @@ class RawAudioBody:
         yield from ()
 
 
-#: Decodes a body incrementally: bytes in, items out.
+#: A parser that takes a body in pieces of bytes, and yields items.
 BodyReader: TypeAlias = ObjectBody | RawAudioBody
 
 
 def _object(data: bytes, *, first: bool) -> BodyItem:
-    """Decode an object of a body: a chunk, or the parameters if it is the ``first`` and has no field of a chunk."""
+    """Decode an object of a body: parameters if it is the ``first`` and has no chunk field, else a chunk."""
     try:
         if first:
             fields = loads_object(data)
@@ -192,7 +192,7 @@ def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:
 
 
 def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the parameters in a query string. Values that parse as JSON are JSON, all others strings.
+    """Return the parameters in a query string. Values that parse as JSON are JSON, all others are strings.
 
     ``modalities`` may be a comma-separated list; a dotted name sets a field of an object (``sampling.max_tokens=5``).
     Raises InvalidValue for a name that is both a value and an object.
@@ -217,7 +217,7 @@ def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def placed(error: OmniError, place: str) -> OmniError:
-    """Prefix an error's message with the place of the item that caused it."""
+    """Prefix an error's message with the place of the item that caused it. Return the error."""
     if place:
         error.reword(f"{place}: {error.message}")
     return error
@@ -227,7 +227,7 @@ def placed(error: OmniError, place: str) -> OmniError:
 
 
 class NdjsonDecoder:
-    """Splits a body into lines, regardless of how HTTP cut it into chunks.
+    """Splits a body into lines, whatever the boundaries of the pieces in which it arrives.
 
     Blank lines are skipped but counted. ``line_number`` is that of the last line yielded, from 1. A line of more than
     ``max_line_bytes``, white space included, raises PayloadTooLarge.
@@ -240,12 +240,12 @@ class NdjsonDecoder:
 
     @property
     def place(self) -> str:
-        """The last line yielded, by its number."""
+        """The last line that was yielded, by its number."""
         return f"line {self.line_number}"
 
     @property
     def unfinished_bytes(self) -> int:
-        """The bytes held of a line that is not complete."""
+        """The bytes of an incomplete line that are buffered."""
         return len(self._pending)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -265,7 +265,7 @@ class NdjsonDecoder:
 
     def _end_line(self) -> Iterator[bytes]:
         self.line_number += 1
-        # The limit includes white space, so that the result does not depend on how the body is cut.
+        # The limit includes white space, so the result does not depend on how the body was cut.
         if len(self._pending) > self.max_line_bytes:
             raise self._too_long()
         line = bytes(self._pending).strip(b" \t\r")
@@ -291,12 +291,12 @@ class LengthPrefixedDecoder:
 
     @property
     def place(self) -> str:
-        """The last frame yielded, by its number."""
+        """The last frame that was yielded, by its number."""
         return f"frame {self.frame_number}"
 
     @property
     def unfinished_bytes(self) -> int:
-        """The bytes held of a frame that is not complete, its prefix included."""
+        """The bytes of an incomplete frame that are buffered, its prefix included."""
         return len(self._pending)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -327,38 +327,38 @@ class LengthPrefixedDecoder:
         yield from ()
 
 
-# One object.
+# Bodies of one object
 
 _NOT_BLANK: Final = re.compile(rb"[^ \t\r\n]")
 
 
 class LoneObject:
-    """An incremental test that tells a body of one JSON object, possibly over several lines, from NDJSON.
+    """A test, on a body that arrives in pieces, whether it is one JSON object, perhaps on several lines, or NDJSON.
 
-    The object has to contain a field of ``marks``, so that the parameters at the head of an NDJSON stream do not match,
-    and only white space may follow. ``max_line_bytes`` is the longest line that NDJSON allows.
+    The object must have one of the fields ``marks``, so that the parameters at the beginning of an NDJSON stream do not
+    match; only white space may follow it. ``max_line_bytes`` is the longest line that NDJSON allows.
 
-    It reads as little as possible. Most bodies are decided by their first line: it is complete JSON, and what follows
-    decides, or it is invalid JSON. Only a first line that breaks off within a value, or exceeds the limit, leaves the
-    decision to ``finish``.
+    The test reads as little as possible. Most bodies are decided by their first line: if it is complete JSON, by what
+    follows; if it is invalid JSON, at once. Only if the first line ends within a value, or exceeds the limit, does
+    ``finish`` have to decide.
     """
 
     def __init__(self, marks: Set[str], *, max_line_bytes: int) -> None:
         self._marks = marks
         self._max_line_bytes = max_line_bytes
-        #: The body so far.
+        #: The body received so far.
         self.data = bytearray()
-        #: Where to go on searching ``data``: for the first character, then for the end of the first line, then for
-        #: anything but white space after it.
+        #: The index from which the search in ``data`` continues: for the first character, then for the end of the first
+        #: line, then for anything but white space after that.
         self._searched = 0
         self._first_line_at: int | None = None
         #: Whether the first line is a complete object with a mark.
         self._first_line_matches = False
-        #: Whether the first line cannot be a line of NDJSON, so that the object, if it is one, spans several.
+        #: Whether the first line cannot be a line of NDJSON, so that an object would have to span several lines.
         self._spans_lines = False
 
     def feed(self, data: bytes) -> bool | None:
-        """Return False once the body cannot be a lone object, and None while it can."""
+        """Add a piece. Return False once the body cannot be one object; None while it may be."""
         self.data += data
         if self._first_line_at is None:
             self._searched = self._skip_blanks(self._searched)
@@ -380,7 +380,7 @@ class LoneObject:
         return None if self._searched == len(self.data) else False
 
     def finish(self) -> bool:
-        """Return whether the body, now complete, is a lone object."""
+        """Return whether the body, which is complete now, is one object."""
         if self._first_line_matches or self._first_line_at is None:
             return self._first_line_matches
         try:
@@ -411,10 +411,10 @@ class LoneObject:
 
 # Bodies of Mode B: one input chunk, or ``{"chunks": […]}``.
 
-#: Limits the chunks of a body: an empty chunk has few bytes on the wire but costs a whole object in memory.
+#: The most chunks of a body: an empty chunk has few bytes on the wire but takes a whole object in memory.
 MAX_CHUNKS: Final = 1 << 16
 
-#: What marks a body as a chunk; where these two stand, they have the chunks.
+#: The fields that show that a body is a chunk, unless it has ``chunk`` or ``chunks``, which contain chunks.
 _LONE_CHUNK_MARKERS: Final = CHUNK_MARKERS - {"chunk", "chunks"}
 #: A chunk, or the error that makes it invalid, with its sequence number where that is valid.
 ChunkOrRefusal: TypeAlias = InputChunk | RefusedChunk | InvalidRequest
@@ -422,7 +422,7 @@ ChunkOrRefusal: TypeAlias = InputChunk | RefusedChunk | InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BodyChunk:
-    """A chunk of a body and its JSON path there: ``chunks[2]``, or "" where the body itself is the chunk."""
+    """A chunk of a body, and its JSON path there: ``chunks[2]``, or "" if the body itself is the chunk."""
 
     place: str
     content: ChunkOrRefusal
@@ -433,7 +433,7 @@ class BodyChunk:
 
 
 def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
-    """Return the chunks of an append request, invalid ones included: each is accepted or refused by itself.
+    """Return the chunks of an append request. Invalid ones are included: each is accepted or refused by itself.
 
     Raises InvalidFrame or InvalidValue for a body without a chunk or a list of chunks.
     """
@@ -447,7 +447,7 @@ def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
 
 
 def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk]]:
-    """Return a new session's parameters, and its first chunks from ``chunk`` or ``chunks``.
+    """Return the parameters of a new session, and its first chunks, from ``chunk`` or ``chunks``.
 
     Raises as ``read_append`` does.
     """

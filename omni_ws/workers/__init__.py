@@ -1,1 +1,1 @@
-"""Several worker processes behind one port, and the supervisor that starts them and gives them connections."""
+"""Several worker processes that share one port, and the supervisor that starts them and gives them connections."""

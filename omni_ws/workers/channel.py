@@ -1,4 +1,4 @@
-"""Messages between the supervisor and a worker, over a Unix socket: what a worker starts with, and what it counts."""
+"""ProcessChannel: messages between the supervisor and a worker over a Unix socket; and the data in these messages."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.service.sessions.shared_counts import SharedCounts
 
-#: Kind, whether a descriptor comes with it, number, and size of the payload.
+#: The head of a message: kind, whether a file descriptor comes with it, number, and size of the payload.
 _HEAD: Final = struct.Struct("!B?QI")
 _READ_BYTES: Final = 256 * 1024
-#: Room for descriptors; Linux brings one a read.
+#: The room for file descriptors in a read; Linux delivers one at most.
 _READ_DESCRIPTORS: Final = 64
 
 
 class MessageKind(IntEnum):
-    """The kinds of messages, and the meaning of ``number`` and ``payload``. Some carry an open connection, too."""
+    """The kinds of messages, and the meaning of their number and payload. Some also carry an open connection."""
 
-    #: To a worker: the settings with which it starts (payload).
+    #: To a worker: the settings to start with (payload).
     START = auto()
-    #: To a worker: serve this connection, of which these bytes were read. Number: 1 if another worker passed it on.
+    #: To a worker: serve this connection; the payload has the bytes read so far. Number: 1 if another worker passed it
+    #: on.
     CONNECTION = auto()
-    #: From a worker: it has the next of the connections that it was given, and serves it.
+    #: From a worker: it has taken the oldest of the connections that were sent to it, and serves it.
     TAKEN = auto()
-    #: From a worker: the worker with this number (0: any other) has to serve this connection.
+    #: From a worker: give this connection to the worker with this number (0: to any other).
     PASS_ON = auto()
-    #: To a worker: another takes its place; finish what is open, and pass on what is new.
+    #: To a worker: a successor takes its place; finish open work, and pass on new connections.
     RETIRE = auto()
-    #: From a worker: it serves connections, whatever its engine does.
+    #: From a worker: it serves connections, even if its engine has not started.
     LISTENING = auto()
     #: From a worker: its engine has started.
     READY = auto()
-    #: From a worker: ask all others (payload), and answer under this number.
+    #: From a worker: ask all other workers (payload), and send their answers under this number.
     QUESTION = auto()
     #: To a worker: the answers (payload) to its question with this number.
     ANSWERS = auto()
@@ -53,15 +54,15 @@ class MessageKind(IntEnum):
     ASKED = auto()
     #: From a worker: its answer (payload) to the question with this number.
     REPLY = auto()
-    #: From a worker that ends: the last state of its metrics (payload).
+    #: From a worker that is about to end: its final metrics (payload).
     LAST_METRICS = auto()
-    #: To a worker: answer with the same, as soon as its event loop comes to it.
+    #: To a worker: answer with the same kind, once the event loop gets to it.
     ALIVE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """A message that has arrived. Its receiver owns ``descriptor``; None also if this process can open no more."""
+    """A message that has arrived. The receiver owns ``descriptor``, which is None if this process can open no more."""
 
     kind: MessageKind
     number: int = 0
@@ -73,11 +74,11 @@ class WorkerMessage:
 class _Waiting:
     data: memoryview[int]
     descriptor: int | None
-    #: Whether the descriptor is closed here.
+    #: Whether this process has to close the descriptor.
     is_ours: bool
 
     def advance(self, sent: int) -> bool:
-        """Drop the first ``sent`` bytes, with which the descriptor was sent. Returns whether any bytes are left."""
+        """Drop the first ``sent`` bytes; the descriptor was sent with them. Return whether any bytes are left."""
         self.close_descriptor()
         self.data = self.data[sent:]
         return bool(self.data)
@@ -89,9 +90,10 @@ class _Waiting:
 
 
 class ProcessChannel:
-    """One end. ``received`` is called with each message, and ``closed`` once the other end is gone.
+    """One end of the channel between the supervisor and a worker, which sends and receives messages.
 
-    What cannot be sent yet waits here; ``waiting`` says how many messages do. ``on_room`` is called when none is left.
+    ``received`` is called with each message, and ``closed`` when the other end is closed. Messages that cannot be sent
+    yet are queued; ``waiting`` is their number. ``on_room`` is called when none is left.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class ProcessChannel:
         self._closed = closed
         self._loop = asyncio.get_running_loop()
         self._input = bytearray()
-        #: Descriptors of messages that have not arrived as a whole; None for a descriptor that was lost.
+        #: The descriptors of messages that have not arrived completely; None for a descriptor that was lost.
         self._descriptors: deque[int | None] = deque()
         self._output: deque[_Waiting] = deque()
         self._open = True
@@ -130,8 +132,8 @@ class ProcessChannel:
     ) -> None:
         """Send a message.
 
-        ``descriptor`` is closed here once it is sent, or when it cannot be. One that is ``lent`` is not; it has to stay
-        open until the other end has it.
+        ``descriptor`` is closed here after it was sent, or if it cannot be sent, unless it is ``lent``: then the caller
+        keeps it open until the other end has it.
         """
         head = _HEAD.pack(kind, descriptor is not None, number, len(payload))
         message = _Waiting(memoryview(head + payload), descriptor, not lent)
@@ -143,14 +145,14 @@ class ProcessChannel:
             self._write()
 
     def finish(self) -> None:
-        """Send what waits, however long that takes, and close. Blocks."""
+        """Send the queued messages, however long that takes, and close. Blocks."""
         if self._open:
             self._socket.setblocking(True)
             self._write()
             self.close()
 
     def close(self) -> None:
-        """Send no more, and close what is on its way. Idempotent."""
+        """Send no more, and close the descriptors of queued messages. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -194,7 +196,7 @@ class ProcessChannel:
                 found = array.array("i")
                 found.frombytes(content[: len(content) - len(content) % found.itemsize])
                 self._descriptors.extend(found)
-        if flags & socket.MSG_CTRUNC:  # this process may open no more; a read brings one descriptor, so one is lost
+        if flags & socket.MSG_CTRUNC:  # too many open files; a read brings one descriptor, so one is lost
             self._descriptors.append(None)
         if not data:
             self._lose()
@@ -220,7 +222,7 @@ def _rights(descriptor: int | None) -> list[tuple[int, int, array.array[int]]]:
 
 
 def first_payload(end: socket.socket) -> Any:
-    """Wait for the first message on a socket that has no channel yet, and return the object in it. Blocks."""
+    """Wait for the first message on a socket without a channel, and return the object that it contains. Blocks."""
     size = _HEAD.unpack(_exactly(end, _HEAD.size))[3]
     return pickle.loads(_exactly(end, size))
 
@@ -245,39 +247,39 @@ class WorkerStart:
     config: ServerConfig = field(repr=False)
     keys: tuple[ApiKey, ...] = field(repr=False)
     serial: int
-    #: How many workers the server is to have.
+    #: The number of workers that the server is to have.
     wanted: int
     row: int
     port: int
 
 
-#: Rows of counts for each worker that is wanted: the one that serves, its predecessor while that drains, and a
-#: successor that starts.
+#: The rows of counts for each wanted worker: one for the worker that serves, one for its predecessor while that drains,
+#: and one for a successor that starts.
 ROWS_PER_WORKER: Final = 3
 
 
 def shared_counts(file: IO[bytes], config: ServerConfig, keys: Sequence[ApiKey], wanted: int) -> SharedCounts:
-    """The counts of a server with these settings, in this file."""
+    """Return the shared counts, in this file, of a server with these settings."""
     names = [key.name for key in keys]
     return SharedCounts(file, rows=ROWS_PER_WORKER * wanted, slots=config.limits.max_sessions, keys=names)
 
 
-# The metrics of a server, from those of its workers
+# The metrics of a server, combined from those of its workers
 
-#: A metric as workers send it: name, documentation, type, unit, and its samples with name, labels and value.
+#: A metric in the form that workers send: name, documentation, type, unit, and samples with name, labels and value.
 Family: TypeAlias = tuple[str, str, str, str, list[tuple[str, dict[str, str], float]]]
 
-#: Gauges that are no amounts. All others add up, as counters and histograms do.
+#: Gauges that are not added up, with the function that combines them. All other metrics are added up.
 _COMBINED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     **dict.fromkeys(("omni_ws_engine_up", "omni_ws_part_up", "omni_ws_draining", "process_start_time_seconds"), min),
     **dict.fromkeys(("omni_ws_sessions_limit", "omni_ws_info", "python_info", "process_max_fds"), max),
 }
-#: Types that only ever grow, and which therefore must not shrink when a worker ends.
+#: The types of metrics that only grow, and therefore must not shrink when a worker ends.
 _GROWING: Final = frozenset({"counter", "histogram", "summary"})
 
 
 def as_families(metrics: Iterable[Metric]) -> list[Family]:
-    """Metrics in the form in which workers send them."""
+    """Convert metrics to the form in which workers send them."""
     return [
         (
             metric.name,
@@ -291,7 +293,7 @@ def as_families(metrics: Iterable[Metric]) -> list[Family]:
 
 
 def as_metrics(families: Iterable[Family]) -> list[Metric]:
-    """The reverse of ``as_families``."""
+    """Convert metrics back from the form of ``as_families``."""
     metrics = []
     for name, documentation, kind, unit, samples in families:
         metric = Metric(name, documentation, kind, unit)
@@ -301,12 +303,12 @@ def as_metrics(families: Iterable[Family]) -> list[Metric]:
 
 
 def growing(families: Iterable[Family]) -> list[Family]:
-    """The metrics that outlive a worker: counters and histograms."""
+    """Return the metrics that outlive a worker: counters and histograms."""
     return [family for family in families if family[2] in _GROWING]
 
 
 def summed(parts: Sequence[Sequence[Family]]) -> list[Family]:
-    """The metrics of several workers together, in the order in which they first appear."""
+    """Return the combined metrics of several workers, in the order in which they first appear."""
     families: dict[str, Family] = {}
     values: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""The program of a worker's process: ``python -m omni_ws.workers.process CHANNEL COUNTS`` with two open descriptors."""
+"""The program of a worker process: ``python -m omni_ws.workers.process CHANNEL COUNTS``, with two open descriptors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from omni_ws.workers.worker import Worker
 
 
 def main(arguments: list[str]) -> int:
-    """Serves as one of the workers, and returns the exit status."""
+    """Serve as a worker until that ends, and return the exit status."""
     channel, counts = map(int, arguments)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # at this signal the supervisor replaces its workers
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # SIGHUP is for the supervisor, which replaces its workers
     for descriptor in (channel, counts):
         os.set_inheritable(descriptor, False)
     end = socket.socket(fileno=channel)

@@ -1,4 +1,4 @@
-"""Supervisor: starts the workers of a server, gives each connection to one of them, and replaces those that die."""
+"""Supervisor: starts the workers of a server, gives each connection to one of them, and replaces workers that die."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def launch_workers(config: ServerConfig, *, listening: Callable[[int], object] | None = None) -> int:
-    """Runs a server of ``config.workers`` processes; otherwise as ``launch_server``."""
+    """Run a server of ``config.workers`` processes; otherwise like ``launch_server``."""
     configure_logging(config.log_format, config.log_level)
     keys = configured_keys(config)
     check_exposure(config)
@@ -56,26 +56,26 @@ async def _supervise(config: ServerConfig, keys: tuple[ApiKey, ...], listening: 
     return await supervisor.run(listening)
 
 
-#: Time beyond that of the drain, in which a worker closes its connections and its engine. Then it is killed.
+#: The time, after the drain, in which a worker has to close its connections and its engine. Then it is killed.
 CLOSING_SEC: Final = 20.0
-#: Time in which a worker has to end after a second signal. Then it is killed.
+#: The time in which a worker has to end after a second signal. Then it is killed.
 AT_ONCE_SEC: Final = 0.8
-#: Connections that may wait in the channel of a worker; while all have so many, they wait in the system.
+#: The most connections that may wait in a worker's channel; when all workers have so many, the system queues them.
 MOST_WAITING: Final = 64
-#: Connections that are accepted in one pass of the loop.
+#: The most connections that are accepted in one pass of the event loop.
 _ACCEPTED_AT_ONCE: Final = 64
-#: When to accept again after the system refused.
+#: The pause before accepting again after the system refused.
 _ACCEPT_PAUSE_SEC: Final = 0.2
-#: How often the file with the amounts of the day is brought up to date.
+#: The interval at which the file with the daily use is updated.
 DAILY_INTERVAL_SEC: Final = 1.0
-#: How often each worker is asked for a sign of life within ``worker_hang_timeout_sec``, after which a silent one is
-#: killed; and the number of unanswered looks after which the log and /health tell that it hangs.
+#: The number of checks within ``worker_hang_timeout_sec``, after which a worker that answers none is killed; and the
+#: number of unanswered checks after which the log and /health report that it hangs.
 _LOOKS: Final = 12
 _LOOKS_UNTIL_TOLD: Final = _LOOKS // 3
 
 
 class Supervisor:
-    """The parent of the workers. It serves no request itself."""
+    """The parent process of the workers. It serves no requests itself."""
 
     def __init__(self, config: ServerConfig, keys: tuple[ApiKey, ...]) -> None:
         self._config = config
@@ -85,7 +85,7 @@ class Supervisor:
         self._sockets: list[socket.socket] = []
         self._accepting = False
         self._members: list[Member] = []
-        #: The worker of each seat that is to take new sessions.
+        #: For each seat, the worker that takes new sessions.
         self._seated: dict[int, Member] = {}
         self._serials = [0] * self._wanted
         self._backoffs = [Backoff() for _ in range(self._wanted)]
@@ -188,17 +188,17 @@ class Supervisor:
                 self._loop.call_later(_ACCEPT_PAUSE_SEC, self._resume_accepting)
                 return
             if self._open_connections >= self._config.limits.max_connections + MAX_TURNED_AWAY:
-                connection.close()  # each worker answers some of those that are too many
+                connection.close()  # each worker answers some of the connections above the limit
             else:
                 member.give(GivenConnection(connection.detach()))
 
     @property
     def _open_connections(self) -> int:
-        """The connections of all workers, with those on their way to one, which are open here."""
+        """The number of connections of all workers, with those that are on their way to one."""
         return sum(one.row.all_connections for one in self._members)
 
     def _least_loaded(self, *, beside: Member | None = None) -> Member | None:
-        """The worker that gets the next connection: one that takes sessions, else one that can at least say why not."""
+        """Return the worker for the next connection: one that takes sessions, or else one that can at least refuse."""
         found = [one for one in self._members if one.listening and one.is_alive and one is not beside]
         found = [one for one in found if not one.row.hung] or found
         willing = [one for one in found if one.takes_sessions] or [one for one in found if not one.leaving] or found
@@ -219,7 +219,7 @@ class Supervisor:
             (to or sender).give(GivenConnection(message.descriptor, message.payload, passed_on=True))
 
     def _give_to_others(self, ended: Member) -> None:
-        """Give the connections on their way to a worker that has ended to the others, if there are any."""
+        """Give connections that were on their way to a worker that has ended to other workers, if there are any."""
         for connection in ended.take_back():
             member = self._least_loaded()
             if member is None:
@@ -256,7 +256,7 @@ class Supervisor:
     # life of the workers
 
     async def _fill(self, seat: int, before: Member | None) -> None:
-        """Start a worker in the place of ``before``, and end it if another has got the seat meanwhile."""
+        """Start a worker in the place of ``before``. If another worker has got the seat meanwhile, end it."""
         member = await self._start_member(seat)
         if self._seated.get(seat) is before:
             self._seated[seat] = member
@@ -264,7 +264,7 @@ class Supervisor:
             member.leave(signal.SIGTERM)
 
     async def _start_member(self, seat: int) -> Member:
-        """Start a worker, without giving it the seat."""
+        """Start a worker, but do not give it the seat."""
         serial = seat + 1 + self._serials[seat] * self._wanted
         self._serials[seat] += 1
         row = self._counts.take_row(serial)
@@ -290,7 +290,7 @@ class Supervisor:
         return member
 
     def _config_of_worker(self) -> ServerConfig:
-        """The configuration of one worker: with its share of the server's limits on memory and disk."""
+        """Return the configuration of a worker, with its share of the server's limits on memory and disk."""
         limits = self._config.limits
         return self._config.model_copy(
             update={
@@ -300,7 +300,7 @@ class Supervisor:
         )
 
     async def _watch(self, member: Member) -> None:
-        """Wait for the end of a worker, and replace it if it was not to end."""
+        """Wait for the end of a worker, and replace the worker if it was not told to end."""
         begun = self._loop.time()
         status = await member.wait()
         self._members.remove(member)
@@ -328,7 +328,7 @@ class Supervisor:
         await self._start_again(member)
 
     async def _start_again(self, ended: Member) -> None:
-        """Start a worker in the place of one that has ended, unless another has its seat or the server stops."""
+        """Start a worker in the place of one that has ended, unless another has the seat or the server stops."""
         while self._seated.get(ended.seat) is ended and not self._stop.is_set():
             try:
                 await self._fill(ended.seat, ended)
@@ -337,9 +337,9 @@ class Supervisor:
                 await asyncio.sleep(self._backoffs[ended.seat].next())
 
     async def _watch_answers(self) -> None:
-        """Look at intervals whether each worker answers: one that does not is told, and killed in the end.
+        """Check at intervals that each worker answers: report one that does not, and kill it in the end.
 
-        Looks are counted, not time: when this process was held up itself, its workers have not been silent.
+        Checks are counted instead of time: if this process was held up itself, its workers have not been silent.
         """
         while True:
             await asyncio.sleep(self._config.worker_hang_timeout_sec / _LOOKS)
@@ -395,7 +395,7 @@ class Supervisor:
             self._replacing = False
 
     async def _end(self, member: Member) -> None:
-        """Wait until a worker that was told to end has done so; then kill it."""
+        """Wait until a worker that was told to end has ended; after a time-out kill it."""
         limit = self._config.drain_timeout_sec + CLOSING_SEC
         try:
             async with asyncio.timeout(limit):
@@ -407,7 +407,7 @@ class Supervisor:
 
     async def _end_all(self) -> None:
         for member in self._members:
-            if not member.leaving:  # one that is replaced drains already, and a second signal would cut that short
+            if not member.leaving:  # a replaced worker drains already; a second signal would cut that short
                 member.leave(signal.SIGTERM)
         ends = _gathered([self._end(member) for member in self._members])
         if not await unless(self._at_once, ends, name="end of the workers"):
@@ -418,7 +418,7 @@ class Supervisor:
                 member.signal(signal.SIGKILL)
             await _within(AT_ONCE_SEC, _gathered([member.ended.wait() for member in self._members]))
 
-    # amounts of the day
+    # Daily use
 
     async def _keep_daily_use(self, file: DailyUseFile) -> None:
         while True:
@@ -450,14 +450,14 @@ async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
 
 # One worker, as the supervisor sees it
 
-#: Time in which the last messages of an ended process arrive: they have been sent before.
+#: The time in which the last messages of an ended process arrive: they were sent before.
 _LAST_MESSAGES_SEC: Final = 5.0
 
 
 class Member:
-    """A worker of the supervisor.
+    """A worker process, seen from the supervisor.
 
-    ``received`` is called with its messages, and ``on_room`` when none to it waits any more.
+    ``received`` is called with its messages, and ``on_room`` when no more messages to it are waiting.
     """
 
     def __init__(
@@ -469,22 +469,23 @@ class Member:
         on_room: Callable[[], None],
     ) -> None:
         self.serial = start.serial
-        #: Its seat among the workers that are wanted, from 0; its successor has the same.
+        #: The worker's seat, from 0; its successor gets the same.
         self.seat = (start.serial - 1) % start.wanted
         self.row = row
-        #: How many looks in a row it has not answered, and the CPU time that it had used at the last look.
+        #: The number of consecutive checks that the worker has not answered, and its CPU time at the last check.
         self._silent_looks = 0
         self._used = -1.0
-        #: Connections given to it that it has not taken yet. They stay open here, so that none is lost if it ends.
+        #: The connections sent to the worker that it has not taken yet. They stay open here, so none is lost if it
+        #: ends.
         self._untaken: deque[GivenConnection] = deque()
         self.listening = False
         self.ready = asyncio.Event()
-        #: Whether it is to end, so that nobody takes its place.
+        #: Whether the worker is to end, and is not to be replaced.
         self.leaving = False
         self.ended = asyncio.Event()
-        #: Its exit status; negative: the signal that killed it.
+        #: The exit status of the process; if negative, the signal that killed it.
         self.status: int | None = None
-        #: The metrics that it reported last.
+        #: The metrics that the worker reported last.
         self.counted: list[Family] = []
         self._start = start
         self._received = received
@@ -494,9 +495,9 @@ class Member:
         self.channel: ProcessChannel
 
     async def start(self, counts: int) -> None:
-        """Start the process, which maps the file ``counts``."""
+        """Start the process, which maps the file with the descriptor ``counts``."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A program that imports the package by other means than the environment still finds it in its workers.
+        # A program that finds the package by other means than the environment has workers that find it, too.
         path = os.pathsep.join(place or os.curdir for place in sys.path)
         with theirs:
             try:
@@ -505,7 +506,7 @@ class Member:
                     pass_fds=(theirs.fileno(), counts),
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, "PYTHONPATH": path},
-                    # A terminal's Ctrl-C reaches the supervisor alone, which ends its workers in order.
+                    # Ctrl-C in a terminal reaches the supervisor only, which ends its workers in order.
                     start_new_session=True,
                 )
             except BaseException:
@@ -519,9 +520,9 @@ class Member:
         self._received(self, message)
 
     def silent_looks(self) -> int:
-        """Look whether it answers: for how many looks in a row it has not. Asks it again.
+        """Check whether the worker answers, and ask it again. Return how many checks in a row it has not answered.
 
-        One that does not listen yet may compute for long before its event loop runs, but it computes.
+        A worker that does not listen yet may compute for long before its event loop runs; then its CPU time counts.
         """
         if not self.listening and (used := _processor_sec(self.pid)) != self._used:
             self._used, self._silent_looks = used, 0
@@ -532,12 +533,12 @@ class Member:
         return self._silent_looks - 1
 
     async def wait(self) -> int:
-        """Wait until the process has ended and all that it sent has arrived. Returns its status."""
+        """Wait until the process has ended and all its messages have arrived. Return its exit status."""
         status = await self._process.wait()
         try:
             async with asyncio.timeout(_LAST_MESSAGES_SEC):
                 await self._closed.wait()
-        except TimeoutError:  # a process that it started has kept the channel open
+        except TimeoutError:  # a child process of the worker has kept the channel open
             self.channel.close()
         self.status = status
         self.ended.set()
@@ -549,7 +550,7 @@ class Member:
 
     @property
     def load(self) -> int:
-        """Its connections and sessions, with what is on its way to it."""
+        """The number of the worker's connections and sessions, with the connections on their way to it."""
         return self.row.connections + self.row.slots + self.row.given - self.row.received
 
     @property
@@ -561,38 +562,38 @@ class Member:
         return self.status is None
 
     def give(self, connection: GivenConnection) -> None:
-        """Have it serve a connection."""
+        """Send the worker a connection to serve."""
         self.row.give()
         self._untaken.append(connection)
         number, received = int(connection.passed_on), connection.received
         self.channel.send(MessageKind.CONNECTION, number, received, descriptor=connection.descriptor, lent=True)
 
     def taken(self) -> None:
-        """Note that it has taken the first of the connections on their way to it."""
+        """Record that the worker has taken the oldest of the connections on their way to it."""
         os.close(self._untaken.popleft().descriptor)
 
     def take_back(self) -> list[GivenConnection]:
-        """The connections that it has not taken, once it has ended. Their descriptors are the caller's."""
+        """Return the connections that a worker that has ended did not take. The caller owns their descriptors."""
         back = list(self._untaken)
         self._untaken.clear()
         return back
 
     def listens(self) -> None:
-        """Note that it serves connections from now on."""
+        """Record that the worker serves connections from now on."""
         self.listening = True
 
     def leave(self, number: int) -> None:
-        """End it by a signal, for good."""
+        """End the worker by a signal; it is not replaced."""
         self.leaving = True
         self.signal(number)
 
     def retire(self) -> None:
-        """Have it finish what is open: another has its place."""
+        """Tell the worker to finish its open work: a successor has its place."""
         self.leaving = True
         self.channel.send(MessageKind.RETIRE)
 
     def count(self, families: Iterable[Family]) -> None:
-        """Keep what it has counted, by its own report."""
+        """Keep the metrics that the worker has reported."""
         self.counted = growing(families)
 
     def signal(self, number: int) -> None:
@@ -605,7 +606,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenConnection:
-    """A connection on its way to a worker: its file descriptor, and what other workers have read of it."""
+    """A connection on its way to a worker: its file descriptor, and the bytes that other workers have read from it."""
 
     descriptor: int
     received: bytes = b""
@@ -613,7 +614,7 @@ class GivenConnection:
 
 
 def _processor_sec(pid: int) -> float:
-    """The CPU time that a process has used, in seconds; without /proc, the monotonic clock, which always goes on."""
+    """Return the CPU time of a process in seconds; without /proc, the monotonic clock, which always advances."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -622,19 +623,19 @@ def _processor_sec(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# What workers ask each other, by way of the supervisor
+# Questions of one worker to the others, which pass through the supervisor
 
-#: A worker that does not answer in time is left out.
+#: A worker that does not answer within this time is ignored.
 ANSWER_TIMEOUT_SEC: Final = 2.0
-#: The number of a question whose answer does not matter; others are counted from 1.
+#: The number of a question whose answer is ignored; other questions are numbered from 1.
 _NO_ANSWER: Final = 0
-#: Questions that are put again to workers that begin to listen later. Their argument is a tuple that begins with the
-#: Unix time until which the question matters.
+#: The questions that workers that start later are asked, too. The argument of such a question is a tuple that begins
+#: with the Unix time until which the question is valid.
 REMEMBERED: Final = frozenset({KNOW_SECRET})
 
 
 class Questions:
-    """Puts the question of one worker to the others, and keeps the metrics of workers that have ended."""
+    """Sends the questions of one worker to the others, and keeps the metrics of workers that have ended."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Member, asyncio.Future[Any]]] = {}
@@ -643,7 +644,7 @@ class Questions:
         self._ended: list[Family] = []
 
     def tell(self, member: Member) -> None:
-        """Put the remembered questions to a worker that has begun to listen."""
+        """Send the remembered questions to a worker that now listens."""
         for one in self._still_true():
             member.ask(_NO_ANSWER, pickle.dumps(one))
 
@@ -652,7 +653,7 @@ class Questions:
         return self._remembered
 
     async def ask(self, asker: Member, number: int, payload: bytes, others: Iterable[Member]) -> None:
-        """Put a question to ``others``, and send their answers to the asker."""
+        """Send a question to ``others``, and their answers to the worker ``asker``."""
         question, argument = pickle.loads(payload)
         if question in REMEMBERED:
             self._still_true().append((question, argument))
@@ -681,7 +682,7 @@ class Questions:
             del self._waiting[number]
         if question != METRICS:
             return answer
-        if not other.is_alive:  # and counts among those that have ended
+        if not other.is_alive:  # its metrics are among those of ended workers
             return []
         if answer is None:
             return other.counted
@@ -689,18 +690,18 @@ class Questions:
         return answer
 
     def answered(self, number: int, payload: bytes) -> None:
-        """Pass on the answer of a worker."""
+        """Record the answer of a worker to the question with this number."""
         if number in self._waiting:
             _, waiting = self._waiting[number]
             if not waiting.done():
                 waiting.set_result(pickle.loads(payload))
 
     def counted(self, member: Member, payload: bytes) -> None:
-        """Keep the last metrics of a worker that ends."""
+        """Keep the final metrics of a worker that is about to end."""
         member.count(pickle.loads(payload))
 
     def ended(self, member: Member) -> None:
-        """Add the metrics of a worker that has ended to the sum, and stop waiting for its answers."""
+        """Add the metrics of a worker that has ended to the sum, and stop waiting for answers from it."""
         self._ended = summed([self._ended, member.counted])
         for other, waiting in self._waiting.values():
             if other is member and not waiting.done():

@@ -1,4 +1,4 @@
-"""Worker: one process of a server of several, and its way to the others."""
+"""Worker: the process's side of a server with several workers, with the channel to the others."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from omni_ws.workers.channel import (
 
 logger = logging.getLogger(__name__)
 
-#: The id of a session or call in the target of a request, with the number of its worker.
+#: The id of a session or call, with the number of its worker, in the target of a request.
 _ID: Final = re.compile(rb"(?<![A-Za-z0-9])w([1-9][0-9]{0,8})_(?:sess_)?[0-9a-f]{24}(?![A-Za-z0-9])")
-#: How often a worker notes what it does, where no event says that it has changed.
+#: The interval at which a worker records its state, for changes that no event reports.
 NOTE_INTERVAL_SEC: Final = 0.25
 
 
 class Worker(WorkerGroup):
-    """This process as one of the workers. The supervisor is at the other end of its channel."""
+    """This process as one of several workers; its channel leads to the supervisor."""
 
     def __init__(self, start: WorkerStart, counts: SharedCounts, end: socket.socket) -> None:
         super().__init__(start.serial, start.wanted, counts, counts.rows[start.row])
@@ -61,9 +61,9 @@ class Worker(WorkerGroup):
     # serving
 
     def serve(self, make: Callable[[], FrontDoor], note: Callable[[], tuple[WorkerState, int, int, int]]) -> None:
-        """Take connections from now on, each for a protocol of ``make``.
+        """Serve connections from now on, each with a protocol that ``make`` creates.
 
-        ``note`` returns the state, the open connections, the WebSockets and the requests in the engine.
+        ``note`` returns the state, and the numbers of open connections, of WebSockets, and of requests in the engine.
         """
 
         def write() -> None:
@@ -77,7 +77,7 @@ class Worker(WorkerGroup):
         self._channel.send(MessageKind.LISTENING)
 
     def changed(self) -> None:
-        """Note at once what the worker does."""
+        """Record at once what the worker does."""
         self._note()
 
     def _tick(self) -> None:
@@ -85,12 +85,12 @@ class Worker(WorkerGroup):
         self._timer = self._loop.call_later(NOTE_INTERVAL_SEC, self._tick)
 
     def begin(self) -> None:
-        """The engine has started: be given new sessions."""
+        """Report that the engine has started, so that the worker is given new sessions."""
         self._note()
         self._channel.send(MessageKind.READY)
 
     def close(self, own: list[Metric]) -> None:
-        """Report the last state of the metrics; nothing is received any more."""
+        """Report the final metrics, and close the channel."""
         if self._timer is not None:
             self._timer.cancel()
         self._channel.send(MessageKind.LAST_METRICS, payload=pickle.dumps(as_families(own)))
@@ -99,7 +99,7 @@ class Worker(WorkerGroup):
     # connections
 
     def destination(self, target: bytes) -> int | None:
-        """Which worker has to serve a request for ``target``: 0 for any other; None for this one."""
+        """Return the number of the worker for a request for ``target``; 0 for any other one; None for this one."""
         found = _ID.search(target)
         if found is None:
             return 0 if self._retiring else None
@@ -109,11 +109,11 @@ class Worker(WorkerGroup):
         return serial
 
     def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Give an open connection away, by its file descriptor, with the bytes that were read of it."""
+        """Give away an open connection, by its file descriptor, with the bytes that were read from it."""
         self._channel.send(MessageKind.PASS_ON, serial, received, descriptor=connection)
 
     def _take(self, message: WorkerMessage) -> None:
-        self._channel.send(MessageKind.TAKEN)  # before a byte of it is read
+        self._channel.send(MessageKind.TAKEN)  # before any byte of the connection is read
         if message.descriptor is None:
             self.row.receive()
             logger.error("a connection is lost: this process may open no more files")
@@ -132,9 +132,9 @@ class Worker(WorkerGroup):
     async def _serve_connection(self, connection: socket.socket, protocol: Callable[[], FrontDoor]) -> None:
         try:
             await self._loop.connect_accepted_socket(protocol, connection)
-        except OSError:  # the client has gone
+        except OSError:  # the client has disconnected
             connection.close()
-        finally:  # from now on it counts among the open ones
+        finally:  # from now on it counts as an open connection
             self.row.receive()
 
     # messages
@@ -178,7 +178,7 @@ class Worker(WorkerGroup):
         return as_metrics(summed([families, *filter(None, others)]))
 
     def _abandoned(self) -> None:
-        """The supervisor is gone: without it there are no more connections, so this worker ends, too."""
+        """End this worker: the supervisor is gone, so there will be no more connections."""
         logger.error("the supervisor has gone")
         for waiting in self._questions.values():
             if not waiting.done():
@@ -191,11 +191,11 @@ class Worker(WorkerGroup):
         task.add_done_callback(self._tasks.discard)
 
 
-# How a worker serves connections that the supervisor accepted
+# Serving connections that the supervisor accepted
 
 
 def unreachable_socket() -> socket.socket:
-    """A socket on which a server can listen without ever getting a connection: its name is gone."""
+    """Return a listening socket that never gets a connection: its name is removed."""
     with tempfile.TemporaryDirectory() as folder:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(os.path.join(folder, "none"))
@@ -207,7 +207,7 @@ _STATES: Final = {
     EngineState.OK: WorkerState.OK,
     EngineState.UNHEALTHY: WorkerState.UNHEALTHY,
 }
-#: Arguments that the library passes to each connection by default.
+#: The arguments that the library passes to each connection by default.
 _LIBRARY_DEFAULTS: Final = {"ping_timeout": 20, "max_queue": 16, "write_limit": 32 * 1024}
 
 
@@ -219,7 +219,7 @@ def join(
     door: type[ServerConnection],
     options: dict[str, Any],
 ) -> None:
-    """Have ``server`` serve what the worker is given, by connections of ``door`` with these ``options``."""
+    """Let ``server`` serve the worker's connections, each as a ``door`` with these ``options``."""
     deflate = app.config.streaming_input.permessage_deflate
 
     def make() -> FrontDoor:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.patience import PATIENCE_SEC
 
 from omni_ws.audio.codec import AudioDecoder, AudioEncoder, encode_file
 from omni_ws.audio.pcm import Samples
@@ -234,7 +235,7 @@ def test_the_thread_ends_with_close_and_with_the_last_reference(encoding: AudioE
     (left,) = decoder_threads()
     del second, decoder
     gc.collect()
-    left.join(10)
+    left.join(PATIENCE_SEC)
     assert not decoder_threads()
 
 

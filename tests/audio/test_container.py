@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import av.error
 import pytest
+from support.patience import PATIENCE_SEC
 
 from omni_ws.audio.compressed import usable_frames
 from omni_ws.audio.container import ByteSource, ContainerReader
@@ -92,7 +93,7 @@ def test_a_dropped_reader_takes_its_thread_along() -> None:
     (thread,) = threads()
     del source
     gc.collect()
-    thread.join(10)
+    thread.join(PATIENCE_SEC)
     assert not thread.is_alive()
 
 

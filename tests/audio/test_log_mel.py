@@ -8,6 +8,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_samples
 
 from omni_ws.audio.vad import SAMPLE_RATE, log_mel
@@ -61,7 +62,7 @@ def test_no_other_thread_works_or_waits_busily() -> None:
         print(time.process_time() - of_process, time.thread_time() - of_thread)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    of_process, of_thread = map(float, subprocess.check_output(command, timeout=100).split())
+    of_process, of_thread = map(float, subprocess.check_output(command, timeout=PATIENCE_SEC).split())
     assert of_process < 1.2 * of_thread
 
 

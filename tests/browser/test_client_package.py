@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.commands import run_command
 from support.live_server import live_server
+from support.patience import PATIENCE_SEC
 
 PACKAGE = Path(__file__).parents[2] / "clients" / "js"
 #: Older ones have the global WebSocket behind a switch.
@@ -17,7 +18,7 @@ _NODE_WITH_WEBSOCKET = 22
 
 
 async def run(*command: str, cwd: Path) -> str:
-    ended = await run_command(*command, seconds=60, cwd=cwd)
+    ended = await run_command(*command, cwd=cwd)
     assert ended.status == 0, (ended.output + ended.errors)[-6000:]
     return ended.output
 
@@ -35,7 +36,7 @@ async def node() -> list[str]:
 async def test_in_node_against_the_vectors_and_the_server() -> None:
     command = await node()
     tests = [str(file) for file in sorted((PACKAGE / "test").iterdir())]
-    async with live_server(streaming_input={"resume_grace_sec": 1}) as server:
+    async with live_server(streaming_input={"resume_grace_sec": PATIENCE_SEC}) as server:
         url = f"OMNI_WS_URL=http://127.0.0.1:{server.port}/"
         output = await run("env", url, *command, "--test", "--test-force-exit", *tests, cwd=PACKAGE)
     assert re.search(r"# pass 106\b", output), output

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE_SEC
 
 from omni_ws.client.audio import Pcm16, PlaybackBuffer, UnreadableAudio, paced, pieces, read_ahead, read_wav, write_wav
 
@@ -140,7 +141,7 @@ def test_a_thread_reads_what_another_writes() -> None:
     said = bytes(1 + number % 255 for number in range(100_000))
     for start in range(0, len(said), 100):
         buffer.write(said[start : start + 100])
-    card.join(30)
+    card.join(PATIENCE_SEC)
     assert bytes(heard) == said
 
 
@@ -171,7 +172,7 @@ async def test_a_read_that_never_returns_holds_up_nobody() -> None:
     released = threading.Event()
 
     def read() -> bytes:
-        released.wait(30)
+        released.wait(PATIENCE_SEC)
         return b""
 
     stream = read_ahead(read)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from mic_client import main
 from support.commands import run_here
+from support.patience import PATIENCE_SEC
 
 from omni_ws.client.audio import Pcm16, read_wav, write_wav
 from omni_ws.config.keys import configured_keys
@@ -52,7 +53,7 @@ async def mic_client(*arguments: str, stdin: bytes = b"", environ: dict[str, str
         stderr=asyncio.subprocess.PIPE,
         env=environment,
     )
-    output, complaints = await asyncio.wait_for(process.communicate(stdin), 100)
+    output, complaints = await asyncio.wait_for(process.communicate(stdin), PATIENCE_SEC)
     assert process.returncode is not None
     return Ended(process.returncode, output.decode(), complaints.decode())
 

@@ -18,6 +18,7 @@ import pytest
 from support.capable_engine import HearingEngine
 from support.live_server import live_server
 from support.part_engines import ToolCallingEngine
+from support.patience import PATIENCE_SEC
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
 from tool_client import MAX_ROUNDS
@@ -53,7 +54,7 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.written.decode(errors="ignore"))
 
     async def until(self, *words: str) -> None:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             while missing := [word for word in words if word not in self.text]:
                 self._more.clear()
                 try:
@@ -114,7 +115,7 @@ async def test_a_conversation_in_the_live_view(tmp_path: Path) -> None:
             assert "answered" in terminal.text
             assert b"\x1b[2J" not in terminal.written
             terminal.type("q\n")
-            assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
+            assert await asyncio.wait_for(terminal.process.wait(), PATIENCE_SEC) == 0
             assert terminal.echoes()
             assert terminal.written.rpartition(b"\x1b[?25")[2].startswith(b"h")  # the cursor is back
 
@@ -124,13 +125,13 @@ async def test_a_conversation_in_the_live_view(tmp_path: Path) -> None:
 async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
     async with live_server() as server, at_terminal(tmp_path, "--url", server.websocket_url) as terminal:
         await terminal.until("Enter: speak", "voice ·")
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             with contextlib.suppress(TimeoutError):
                 while True:  # until nothing is written for so long
                     terminal._more.clear()
                     await asyncio.wait_for(terminal._more.wait(), 0.5)
         terminal.type("q\n")
-        assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
+        assert await asyncio.wait_for(terminal.process.wait(), PATIENCE_SEC) == 0
 
 
 @pytest.mark.slow
@@ -139,7 +140,7 @@ async def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
         arguments = ("--url", server.websocket_url, "--text", "hello", "--no-play")
         async with at_terminal(tmp_path, *arguments, term="dumb") as terminal:
             await terminal.until("reply: hello", "latency: first text")
-            assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
+            assert await asyncio.wait_for(terminal.process.wait(), PATIENCE_SEC) == 0
             assert b"\x1b" not in terminal.written
 
 
@@ -156,7 +157,7 @@ async def test_devices_are_chosen_from_a_list(tmp_path: Path) -> None:
             terminal.type("\n")
             await terminal.until("Enter: speak")
             terminal.type("q\n")
-            assert await asyncio.wait_for(terminal.process.wait(), 100) == 0
+            assert await asyncio.wait_for(terminal.process.wait(), PATIENCE_SEC) == 0
 
 
 async def ended(*arguments: str) -> tuple[int, str, str]:
@@ -167,7 +168,7 @@ async def ended(*arguments: str) -> tuple[int, str, str]:
         stderr=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name not in ("OMNI_WS_API_KEY", "COLUMNS")},
     )
-    output, complaints = await asyncio.wait_for(process.communicate(), 100)
+    output, complaints = await asyncio.wait_for(process.communicate(), PATIENCE_SEC)
     assert process.returncode is not None
     return process.returncode, output.decode(), complaints.decode()
 

@@ -17,6 +17,7 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.judges import ScriptedModel
 from support.live_server import live_server
+from support.patience import PATIENCE_SEC
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, clip_samples, silence
 
@@ -72,7 +73,7 @@ async def talked(
         )
         assert process.stdout is not None
         seen: list[dict[str, Any]] = []
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             while not over(seen):
                 seen.append(json.loads(await process.stdout.readline()))
             await server.until(lambda: len(engine.requests) == 2)

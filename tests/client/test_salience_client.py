@@ -11,6 +11,7 @@ import grpc
 import pytest
 from salience_client import Picture, SalienceClient, Session, common_prefix
 from salience_display import Spread, load_vocabulary, make_trace
+from support.patience import PATIENCE_SEC
 from support.salience_server import SalienceServer, salience_server
 from support.token_engine import CONCEPTS, END, LAYERS, PAD, START, TokenEngine, logprob
 
@@ -204,7 +205,7 @@ async def program(server: SalienceServer, *arguments: str) -> tuple[int | None, 
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    said, complained = await asyncio.wait_for(process.communicate(), 100)
+    said, complained = await asyncio.wait_for(process.communicate(), PATIENCE_SEC)
     return process.returncode, said.decode(), complained.decode()
 
 

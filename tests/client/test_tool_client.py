@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.live_server import live_server
 from support.part_engines import ReadingEngine, ToolCallingEngine, WordEngine
+from support.patience import PATIENCE_SEC
 from tool_client import MAX_ROUNDS, local_time, run_tool
 
 from omni_ws.client.audio import Pcm16, read_wav, write_wav
@@ -32,7 +33,7 @@ async def tool_client(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
         stderr=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name != "OMNI_WS_API_KEY"},
     )
-    output, complaints = await asyncio.wait_for(process.communicate(stdin.encode()), 100)
+    output, complaints = await asyncio.wait_for(process.communicate(stdin.encode()), PATIENCE_SEC)
     assert process.returncode is not None
     return process.returncode, output.decode(), complaints.decode()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE_SEC
 from support.real_models import fetched
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
@@ -19,8 +20,6 @@ from omni_ws.client import Answer, ClientSession, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
-#: On a machine that does other things too.
-STARTS_WITHIN_SEC = 500.0
 CLIP = "librivox_ss_0870"
 
 
@@ -44,7 +43,7 @@ async def serve(*, cache: Path | None = None, hidden: tuple[str, ...] = (), fold
     assert process.stderr is not None
     said = ""
     try:
-        async with timeout(STARTS_WITHIN_SEC):
+        async with timeout(PATIENCE_SEC):
             while "in a browser" not in said:
                 line = (await process.stderr.readline()).decode()
                 assert line, said

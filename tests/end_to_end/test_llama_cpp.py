@@ -14,6 +14,7 @@ import pytest
 from support.embedded_engine import ears
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import CONTEXT, KEY, TOOLS_TEMPLATE, llama_cpp_server
+from support.patience import PATIENCE_SEC
 from support.speech_clips import WORDS, clip_bytes, silence, word_errors
 from support.tcp_relay import TcpRelay, tcp_relay
 
@@ -149,7 +150,7 @@ async def test_it_closes_the_connection_after_a_streamed_answer(llama_cpp: int) 
     assert "keep-alive: timeout=5" in head
     assert "connection: close" not in head
     await reader.readuntil(b"\r\n0\r\n\r\n")
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         assert await reader.read() == b""
     writer.close()
 

@@ -20,6 +20,7 @@ import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from support.live_server import live_server
 from support.native_client import native_client
+from support.patience import PATIENCE_SEC
 from support.scripted_upstream import Answer, delta, finish, hang, refuses, streams, upstream, usage
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.tcp_relay import Cut, Direction, tcp_relay
@@ -71,7 +72,7 @@ async def speak(connection: AsyncRealtimeConnection) -> None:
 async def response(connection: AsyncRealtimeConnection) -> tuple[Any, str, bytes]:
     """The next response when it is done, its words, and its sound."""
     words, audio = "", b""
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         while True:
             event = await connection.recv()
             match event.type:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.patience import PATIENCE_SEC
 from support.until import until
 
 from omni_ws.audio.codec import AudioDecoder
@@ -313,7 +314,7 @@ class _ClosableDecoder:
         cls = type(self)
         cls.in_use = True
         cls.started.set()
-        assert cls.go_on.wait(10)
+        assert cls.go_on.wait(PATIENCE_SEC)
         cls.in_use = False
         yield np.zeros(10, np.float32)
 

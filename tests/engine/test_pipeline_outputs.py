@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.engine_answers import Answer
+from support.patience import PATIENCE_SEC
 
 from omni_ws.engine.base import AudioOutput, EngineOutput, OutputWriter, TextOutput
 from omni_ws.engine.channel import OUTPUT_BYTES, Channel, StageLink, pipeline
@@ -84,7 +85,7 @@ async def run(client: Client, scripts: Sequence[Sequence[Script]], items: int) -
 
     stages = [Making(str(index), script, made) for index, script in enumerate(scripts)]
     links = [StageLink(2, cost=lambda item: 1)] * (len(stages) - 1)
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         await pipeline(source(), stages, links, client)
     return made
 

@@ -297,7 +297,6 @@ async def test_a_model_that_the_server_of_this_machine_does_not_have(monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the first run fetches the weights
 async def test_a_text_model_on_this_machine_gets_ears_and_a_voice(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched("whisper-tiny-en")
     async with upstream(says("Forward", " we go.")) as behind:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from support.patience import PATIENCE_SEC
 
 from omni_ws.config import EngineName, ServerConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig
@@ -100,7 +101,7 @@ async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
 
     async with place(silent, monkeypatch):
         assert await suggestions(OPEN, timeout=0.01) == ()
-        await asyncio.wait_for(gone.wait(), 100)
+        await asyncio.wait_for(gone.wait(), PATIENCE_SEC)
 
 
 async def test_a_long_name_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

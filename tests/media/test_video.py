@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.patience import PATIENCE_SEC
 
 from omni_ws.audio.codec import encode_file
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
@@ -266,5 +267,5 @@ def test_the_thread_ends_with_close_and_with_the_last_reference() -> None:
     (left,) = video_threads()
     del second, decoder
     gc.collect()
-    left.join(10)
+    left.join(PATIENCE_SEC)
     assert not video_threads()

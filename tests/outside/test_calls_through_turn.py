@@ -23,8 +23,8 @@ from aiortc import RTCIceServer
 from support.commands import running
 from support.fronts import program
 from support.live_server import LiveServer, live_server
-from support.native_client import PATIENCE_SEC
 from support.outside import tool
+from support.patience import PATIENCE_SEC
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.webrtc_client import WebrtcCaller, post_offer
 
@@ -39,7 +39,6 @@ PORT: Final = 3478
 USER, PASSWORD = "omni", "a secret of two"
 _RELAY, _BEYOND = "omni_relay", "omni_caller"
 _CABLE: Final = "omni_turn"
-_START_SEC: Final = 100.0
 
 Result = TypeVar("Result")
 
@@ -102,7 +101,7 @@ async def turn_relay(folder: Path, *, address: str) -> AsyncIterator[asyncio.sub
 
 async def _listening(process: asyncio.subprocess.Process) -> None:
     """Returns when it takes connections; its log comes too late to say so."""
-    async with asyncio.timeout(_START_SEC):
+    async with asyncio.timeout(PATIENCE_SEC):
         while True:
             assert process.returncode is None, f"coturn ended with {process.returncode}"
             with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chromium import TIMEOUT_MS, chromium
+from support.chromium import PATIENCE_MS, chromium
 from support.live_server import live_server
 from support.outside import run_outside, tool
 from support.page_server import page_server
@@ -88,7 +88,7 @@ async def in_page(project: Path, build: Callable[[Path], Awaitable[Path]], scrip
             if policy:
                 site.headers["Content-Security-Policy"] = policy.format(server=url)
             page = await (await browser.new_context(permissions=["microphone"])).new_page()
-            page.set_default_timeout(TIMEOUT_MS)
+            page.set_default_timeout(PATIENCE_MS)
             await page.goto(site.origin)
             return await page.evaluate(script, url)
 

@@ -19,6 +19,7 @@ from support.embedded_engine import EmbeddedEngine
 from support.fronts import program
 from support.golden_frames import check_binary_frames, check_text_frames
 from support.live_server import LiveServer, live_server
+from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_bytes, silence
 from support.tcp_relay import tcp_relay
 from support.until import until
@@ -26,7 +27,6 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from omni_ws.config.model import VoiceChoice
 
-TIMEOUT_SEC: Final = 200
 _SAYS: Final = b"WebDriver BiDi listening on "
 #: Nothing is fetched that no page asked for, and a page may play sound before it was touched.
 _PREFERENCES: Final = {
@@ -100,7 +100,7 @@ class Firefox:
     async def _send(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         self._commands += 1
         await self._socket.send(json.dumps({"id": self._commands, "method": method, "params": parameters}))
-        async with asyncio.timeout(TIMEOUT_SEC):
+        async with asyncio.timeout(PATIENCE_SEC):
             while True:
                 told = json.loads(await self._socket.recv())
                 if told.get("id") == self._commands:
@@ -133,7 +133,7 @@ async def firefox(folder: Path) -> AsyncIterator[Firefox]:
         environment["PULSE_SERVER"] = f"unix:{sound}"
         async with running(program("firefox-esr"), *arguments, env=environment, **quiet) as process:
             assert process.stderr is not None
-            async with asyncio.timeout(TIMEOUT_SEC):
+            async with asyncio.timeout(PATIENCE_SEC):
                 said = b""
                 while not (line := await process.stderr.readline()).startswith(_SAYS):
                     assert line, f"Firefox did not start: {said.decode()}"

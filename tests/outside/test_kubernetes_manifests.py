@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 async def validated(path: Path, version: str) -> Ended:
     program = Path(tool("OUTSIDE_PYTHON")).with_name("kubernetes-validate")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return await run_command(str(program), "--strict", "-k", version, str(path), seconds=100, environment=environment)
+    return await run_command(str(program), "--strict", "-k", version, str(path), environment=environment)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -17,6 +17,7 @@ from support.fronts import FRONTS, REPLICA_IDS, ReplicaProcess, front, replica_p
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import EVENTS, JSON, SESSIONS, text
 from support.outside import tool
+from support.patience import PATIENCE_SEC
 from support.raw_http import call, chunked, raw_client, request
 from support.tcp_relay import Cut, Direction, tcp_relay
 
@@ -209,7 +210,7 @@ async def test_a_rolling_restart_loses_no_word(kind: str, tmp_path: Path, capsys
         async def everybody_goes_on() -> None:
             await asyncio.gather(*(user.after(TURNS) for user in users))
 
-        async with asyncio.timeout(280), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE_SEC), asyncio.TaskGroup() as group:
             for user in users:
                 group.create_task(user.run())
             await everybody_goes_on()

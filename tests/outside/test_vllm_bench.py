@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow]
 
 async def run(python: str, *arguments: str) -> None:
     environment = {**os.environ, **QUIET, "PYTHONPATH": str(TESTS)}
-    ended = await run_command(python, *arguments, seconds=200, environment=environment)
+    ended = await run_command(python, *arguments, environment=environment)
     assert ended.status == 0, (ended.output + ended.errors)[-3000:]
 
 

@@ -82,7 +82,7 @@ async def test_the_command_ends_with_2_and_the_line(tmp_path: Path) -> None:
     """In a process, as users start it; other tests run it in a thread."""
     path = write(tmp_path, HEADER + OPEN + b"garbage\n" + END)
     command = (sys.executable, "-m", "omni_ws", "replay", str(path), str(tmp_path / "nothing"))
-    replayed = await run_command(*command, seconds=300)
+    replayed = await run_command(*command)
     assert replayed.status == 2
     assert replayed.errors.startswith(f"omni-ws replay: error: {path}:3: ")
     assert not replayed.output

@@ -14,7 +14,7 @@ from support.speech_clips import clip_bytes, silence
 from omni_ws.config.model import VoiceChoice
 
 FRAME = 640
-RESUMABLE = {"resume_grace_sec": 10}
+RESUMABLE = {"resume_grace_sec": 60}
 
 
 async def speak(client: NativeClient, audio: bytes) -> None:

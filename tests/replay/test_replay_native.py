@@ -18,7 +18,7 @@ from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 pytestmark = pytest.mark.slow
 
 BINARY = ["omni.v1+binary"]
-RESUMABLE = {"resume_grace_sec": 5}
+RESUMABLE = {"resume_grace_sec": 60}
 
 
 def tone(ms: int) -> bytes:

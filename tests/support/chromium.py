@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.patience import PATIENCE_SEC
 from support.speech_clips import SAMPLE_RATE
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ VARIABLE: Final = "CHROMIUM"
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: What pages are permitted, unless a test says otherwise.
 _ALLOWED: Final = ("microphone", "camera")
-#: What a page does is waited for so long; machines that test are busy.
-TIMEOUT_MS: Final = 100_000
+#: What Playwright waits, as it counts.
+PATIENCE_MS: Final = 1000 * PATIENCE_SEC
 #: What tests of a page are marked with: they share an event loop, and on it the browser of tests/browser/conftest.py.
 IN_BROWSER: Final = [
     pytest.mark.slow,
@@ -210,8 +211,14 @@ class DemoPage:
     async def in_state(self, *states: str) -> None:
         """Waits until the page shows one of ``states``."""
         shown = self.page.locator(", ".join(f"body[data-state={state}]" for state in states))
-        try:
+        async with self._told_of_a_failure():
             await shown.wait_for(state="attached")
+
+    @contextlib.asynccontextmanager
+    async def _told_of_a_failure(self) -> AsyncIterator[None]:
+        """Adds to an exception what the page shows then."""
+        try:
+            yield
         except Exception as error:
             state = await self.page.evaluate("document.body.dataset.state")
             error.add_note(f"The page is {state}, says {await self.messages()}, and has the problems {self.problems}")
@@ -267,7 +274,8 @@ class DemoPage:
         await self.page.evaluate("() => said.then(() => null)")
 
     async def message(self, words: str) -> None:
-        await self.page.locator(".message", has_text=words).wait_for()
+        async with self._told_of_a_failure():
+            await self.page.locator(".message", has_text=words).wait_for()
 
     async def until(self, condition: str, argument: Any = None) -> None:
         """Waits until a function of JavaScript returns true. (Playwright's own wait compiles it anew each time, which
@@ -277,7 +285,7 @@ class DemoPage:
           const look = () => (holds(argument) ? done() : setTimeout(look, 20));
           look();
         }})"""
-        async with asyncio.timeout(TIMEOUT_MS / 1000):
+        async with asyncio.timeout(PATIENCE_SEC):
             await self.page.evaluate(look, argument)
 
     async def until_played(self, seconds: float) -> None:
@@ -311,7 +319,7 @@ async def chromium(*switches: str, microphone: Path | None = None) -> AsyncItera
     if microphone is not None:
         arguments.append(f"--use-file-for-fake-audio-capture={microphone}")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=arguments)
+        browser = await playwright.chromium.launch(executable_path=path, args=arguments, timeout=PATIENCE_MS)
         try:
             yield browser
         finally:
@@ -340,7 +348,7 @@ async def shared_chromium(folder: Path) -> AsyncIterator[Browser]:
         chromium(*_THRIFTY, microphone=microphone) as browser,
         await browser.new_context(permissions=list(_ALLOWED), reduced_motion="reduce") as context,
     ):
-        context.set_default_timeout(TIMEOUT_MS)
+        context.set_default_timeout(PATIENCE_MS)
         keeper = await context.new_page()
         await keeper.route("**", lambda route: route.fulfill(body="", content_type="text/html"))
         await keeper.goto("http://127.0.0.1/")
@@ -381,7 +389,7 @@ async def _tab(browser: Browser, own: bool, allow: tuple[str, ...], options: Map
         or browser is not _shared[0].browser
     ):
         async with await browser.new_context(permissions=list(allow), **options) as context:
-            context.set_default_timeout(TIMEOUT_MS)
+            context.set_default_timeout(PATIENCE_MS)
             yield await context.new_page()
         return
     async with await _shared[0].context.new_page() as page:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from support.patience import PATIENCE_SEC
 
 from omni_ws.cli import main
 
@@ -61,12 +62,10 @@ async def running(*command: str | Path, at_once: bool = True, **options: Any) ->
         await process.communicate()
 
 
-async def run_command(
-    *command: str, seconds: float, environment: Mapping[str, str] | None = None, cwd: Path | None = None
-) -> Ended:
-    """What became of a command, which must end by itself within so many seconds."""
+async def run_command(*command: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> Ended:
+    """What became of a command, which must end by itself."""
     pipes: dict[str, Any] = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    async with running(*command, cwd=cwd, env=environment, **pipes) as process, asyncio.timeout(seconds):
+    async with running(*command, cwd=cwd, env=environment, **pipes) as process, asyncio.timeout(PATIENCE_SEC):
         output, errors = await process.communicate()
     assert process.returncode is not None
     return Ended(process.returncode, output.decode(), errors.decode())

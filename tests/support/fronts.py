@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import running
+from support.patience import PATIENCE_SEC
 from support.raw_http import call
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +88,7 @@ async def front(kind: str, folder: Path, replicas: Sequence[int]) -> AsyncIterat
 
 async def healthy(port: int, process: asyncio.subprocess.Process) -> None:
     """Returns when ``/health`` is 200, which ``process`` is to bring about."""
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         while True:
             assert process.returncode is None, f"it ended with {process.returncode}"
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -115,7 +116,7 @@ class ReplicaProcess:
         """SIGTERM, and the end that must follow in good order."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(self._process.wait(), 60) == 0
+        assert await asyncio.wait_for(self._process.wait(), PATIENCE_SEC) == 0
 
     async def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 import subprocess
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.patience import PATIENCE_SEC
+from support.virtual_clock import VirtualClockLoop
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
@@ -79,6 +82,14 @@ async def serving(
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """A server for the time of the context; what is left of its connections is dropped at the end."""
+    if limits is None and not isinstance(asyncio.get_running_loop(), VirtualClockLoop):
+        # On a busy machine the usual ones would end what a test has not got to yet.
+        limits = HttpLimits(
+            header_timeout_sec=PATIENCE_SEC,
+            body_timeout_sec=PATIENCE_SEC,
+            keepalive_timeout_sec=PATIENCE_SEC,
+            write_timeout_sec=PATIENCE_SEC,
+        )
     connections = Connections(max_open=max_connections)
     door = front_door(application, connections=connections, limits=limits, elsewhere=elsewhere, tls=ssl)
     server = await serve(on_websocket, "127.0.0.1", port, create_connection=door, compression=None, **options)
@@ -87,7 +98,7 @@ async def serving(
     finally:
         server.close()
         connections.abort_all()
-        assert await connections.wait_idle(10), "a handler did not end"
+        assert await connections.wait_idle(PATIENCE_SEC), "a handler did not end"
         await server.wait_closed()
 
 

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from support.patience import PATIENCE_SEC
 from support.raw_http import call
+from support.virtual_clock import VirtualClockLoop
 
 from omni_ws.app import App
 from omni_ws.config.keys import ApiKey
@@ -20,10 +22,23 @@ from omni_ws.server import RunningServer, create_app, listen
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import StreamingInput
 
-#: Looks in every pass of the loop, and after them those in real time: what was let go must be gone by then.
+#: Looks in every pass of the loop before those that leave the processor to others.
 LOOKS_AT_ONCE = 1000
-LOOKS = 13_000
 PERIOD_SEC = 0.005
+#: By the virtual clock, which waits for no processor.
+VIRTUAL_PATIENCE_SEC = 60.0
+#: Less than ``session_timeout_sec``, after which a session that was left behind is gone, too.
+LEFTOVERS_GONE_SEC = 250.0
+#: Clocks of the product that are about its clients' machine, not about a test that shares its processor with them.
+PATIENT_SETTINGS: dict[str, dict[str, Any]] = {
+    "http": {
+        "header_timeout_sec": PATIENCE_SEC,
+        "body_timeout_sec": PATIENCE_SEC,
+        "keepalive_timeout_sec": PATIENCE_SEC,
+        "media_timeout_sec": PATIENCE_SEC,
+    },
+    "streaming_input": {"ping_timeout_sec": PATIENCE_SEC, "write_timeout_sec": PATIENCE_SEC},
+}
 _LOGGERS = ("omni_ws", "websockets", "asyncio")
 
 
@@ -67,12 +82,7 @@ class LiveServer:
 
         It is looked at in every pass of the loop at first, so that a test cannot count on what becomes true next.
         """
-        loop = asyncio.get_running_loop()
-        for attempt in range(LOOKS):
-            if condition():
-                return
-            await asyncio.sleep(0 if attempt < LOOKS_AT_ONCE else PERIOD_SEC)
-        raise AssertionError(f"{what} did not come about by {loop.time():.1f}")
+        assert await _came_about(condition, PATIENCE_SEC), f"{what} did not come about"
 
     async def check_empty(self) -> None:
         """No session, no engine request and no byte of input is left."""
@@ -85,9 +95,7 @@ class LiveServer:
             }
             return {name: count for name, count in found.items() if count}
 
-        with contextlib.suppress(AssertionError):
-            await self.until(lambda: not leftovers())
-        assert not leftovers(), f"left behind: {leftovers()}"
+        assert await _came_about(lambda: not leftovers(), LEFTOVERS_GONE_SEC), f"left behind: {leftovers()}"
 
     async def check_answers(self) -> None:
         """The server still does its work: /health says so."""
@@ -144,9 +152,13 @@ async def live_server(
     ``stops_engine``).
 
     Sessions end with their connections, unless ``streaming_input`` says otherwise: that is what can be waited for.
+    In real time the server has patience with its clients (PATIENT_SETTINGS), unless ``fields`` say otherwise.
     """
     engine = engine or EchoEngine()
     fields["streaming_input"] = {"resume_grace_sec": 0, **fields.get("streaming_input", {})}
+    if not isinstance(asyncio.get_running_loop(), VirtualClockLoop):
+        for part, settings in PATIENT_SETTINGS.items():
+            fields[part] = {**settings, **fields.get(part, {})}
     config = ServerConfig(**{"host": "127.0.0.1", "port": 0, "engine": "fake", **fields})
     before = asyncio.all_tasks()
     with _listening_for_complaints() as complaints:
@@ -166,9 +178,18 @@ async def live_server(
 
 
 async def _no_tasks_but(before: set[asyncio.Task[Any]]) -> None:
-    for _ in range(10_000):
-        left = asyncio.all_tasks() - before - {asyncio.current_task()}
-        if not left:
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError(f"tasks left behind: {left}")
+    def left() -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks() - before - {asyncio.current_task()}
+
+    assert await _came_about(lambda: not left(), LEFTOVERS_GONE_SEC), f"tasks left behind: {left()}"
+
+
+async def _came_about(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``condition`` holds within so many seconds, or VIRTUAL_PATIENCE_SEC on a virtual clock."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + (VIRTUAL_PATIENCE_SEC if isinstance(loop, VirtualClockLoop) else seconds)
+    looks = 0
+    while not (holds := condition()) and loop.time() < end:
+        looks += 1
+        await asyncio.sleep(0 if looks < LOOKS_AT_ONCE else PERIOD_SEC)
+    return holds

@@ -11,6 +11,8 @@ from support.event_stream import Event, arriving_events, events_of
 from support.native_client import Address, Answer, native_client
 from support.raw_http import RawClient, RawResponse, call
 
+from omni_ws.transport.mode_b.routes import MAX_WAIT_SEC
+
 SESSIONS = "/v1/streaming_input/sessions"
 EVENTS = "Accept: text/event-stream"
 JSON = "Accept: application/json"
@@ -61,7 +63,7 @@ class ModeBSession:
     async def status(self) -> dict[str, Any]:
         return await self._told(200, "GET")
 
-    async def result(self, wait: float | None = 15) -> RawResponse:
+    async def result(self, wait: float | None = MAX_WAIT_SEC) -> RawResponse:
         return await self.call("GET", "/result" + ("" if wait is None else f"?wait={wait}"), None, JSON)
 
     async def completion(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import orjson
+from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, raw_client, websocket_upgrade
 from support.virtual_clock import VirtualClockLoop
 from websockets.asyncio.client import ClientConnection, connect
@@ -23,8 +24,6 @@ from omni_ws.wire.server_frames import decode_server_frame
 NATIVE = "/v1/streaming_input"
 #: Frames that name a request, and are nothing of it.
 ABOUT_A_REQUEST = ("history_truncated", "speech_started", "speech_stopped")
-#: A frame that is expected comes within this time, or the test has failed. Long, for models that share two processors.
-PATIENCE_SEC = 400
 
 
 class Answer:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client
 
 from omni_ws.caller.script import beside
@@ -84,7 +85,7 @@ class RawHttp2:
         await self.until(lambda: self.pongs >= wanted)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

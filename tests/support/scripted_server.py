@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 from support.golden_frames import vectors
+from support.patience import PATIENCE_SEC
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
@@ -172,6 +173,6 @@ async def scripted_server(*scripts: Script, options: dict[str, Any] | None = Non
             yield f"ws://127.0.0.1:{port}/v1/streaming_input"
         finally:
             server.close()
-            await asyncio.wait_for(server.wait_closed(), 100)
+            await asyncio.wait_for(server.wait_closed(), PATIENCE_SEC)
     if failures:
         raise failures[0]

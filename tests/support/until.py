@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from support.patience import PATIENCE_SEC
 from support.virtual_clock import VirtualClockLoop
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _AT_ONCE = 1000
 _PERIOD_SEC = 0.005
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 100) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_SEC) -> None:
     """Lets the loop run until ``condition`` holds. Raises TimeoutError when it does not come true."""
     virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
     async with asyncio.timeout(seconds):

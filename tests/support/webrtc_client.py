@@ -18,7 +18,7 @@ from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 from numpy.typing import NDArray
 from support.live_server import LiveServer
-from support.native_client import PATIENCE_SEC
+from support.patience import PATIENCE_SEC
 from support.realtime_client import check
 
 RATE = 24_000

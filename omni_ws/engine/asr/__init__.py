@@ -1,4 +1,4 @@
 """Engines for speech recognition (ASR): ``Task.TRANSCRIBE`` only.
 
-``RecogniserEngine`` cuts audio into utterances and deals with the requests; a ``Recogniser`` writes utterances down.
+``RecogniserEngine`` handles requests and cuts their audio into utterances; a ``Recogniser`` transcribes utterances.
 """

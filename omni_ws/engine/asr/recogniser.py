@@ -1,4 +1,4 @@
-"""The contract between listening and recognition: utterances in, words out."""
+"""Recogniser, the interface of speech recognisers: utterances in, words out. With what recognisers share."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ SAMPLE_RATE: Final = 16_000
 
 @dataclass(frozen=True, slots=True)
 class UtteranceLimits:
-    """How long an utterance may get, in samples.
+    """The maximum length of an utterance, in samples.
 
-    It is cut at the first weak window after ``cut_after``, and in any case at ``longest``.
+    After ``cut_after`` the utterance is cut at the first window that is probably not speech, at the latest at
+    ``longest``.
     """
 
     cut_after: int
@@ -33,16 +34,16 @@ class UtteranceLimits:
 
 @dataclass(slots=True)
 class Utterance:
-    """Speech between two silences, which grows while it is spoken.
+    """A stretch of speech between two silences; it grows while the user speaks.
 
-    ``start_sample`` is its place in the audio of the request.
+    ``start_sample`` is its position in the audio of the request.
     """
 
     start_sample: int
-    #: The samples before the speech itself.
+    #: The number of samples before the speech itself.
     lead: int = 0
     length: int = 0
-    #: Whether the speaker pauses just now.
+    #: Whether the speaker is pausing now.
     quiet: bool = False
     _blocks: list[Pcm16] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """What was understood of an utterance; ``text`` is empty if nothing was. Times count from its first sample."""
+    """The transcript of an utterance: ``text`` is "" if no words were recognised; times count from the first sample."""
 
     text: str = ""
     words: tuple[Word, ...] = ()
@@ -71,65 +72,66 @@ class Recognised:
 
 
 class LiveText(Protocol):
-    """Reads the utterances of one request while they are spoken. Used by one thread at a time."""
+    """A source of interim texts of one request's utterances while they are spoken. Used by one thread at a time."""
 
     def read(self, utterance: Utterance) -> str | None:
-        """Return what ``utterance``, which has grown, seems to say so far; later audio may change it. May block.
+        """Return the preliminary text of ``utterance``, which has grown since the last call. May block.
 
-        None if it cannot be read yet; it is offered again as soon as it has grown.
+        Returns None if there is no text yet; the caller tries again when the utterance has grown.
         """
         ...
 
     def end(self) -> None:
-        """Release what was held for the utterance; the next one may follow. Idempotent."""
+        """Release what is held for the current utterance; another one may follow. Idempotent."""
         ...
 
 
 class Transcriber(Protocol):
-    """Writes the utterances of one request down; used on the event loop."""
+    """A recogniser's interface for the utterances of one request. Used on the event loop."""
 
     limits: UtteranceLimits
-    #: Whether an utterance is written down at each pause that may be its end: it is there sooner, or made in vain.
+    #: Whether to transcribe an utterance at each pause that may be its end: the transcript is ready sooner, but the
+    #: work is wasted if the speaker goes on.
     speculates: bool
 
     def live_text(self) -> LiveText:
-        """Return what reads utterances while they are spoken."""
+        """Return a LiveText for the interim texts of the request."""
         ...
 
     def transcribe(
         self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]
     ) -> Future[Recognised] | asyncio.Task[Recognised]:
-        """Write a whole utterance down; equal samples give equal words.
+        """Start to transcribe a whole utterance. Equal samples give equal words.
 
-        ``waited_for``: a speaker waits for the words; a recording can wait. ``tell`` is called on the event loop with
-        the words so far. Cancelling a Future works until a thread has begun; after that, the result
-        may be ignored. A Task is withdrawn by it.
+        ``waited_for`` is True for live speech, whose speaker waits for an answer; a recording can wait. ``tell`` is
+        called on the event loop with the text so far. A Future can be cancelled until a thread has begun the work, a
+        Task at any time.
         """
         ...
 
 
 class Recogniser(Protocol):
-    """What writes speech down for any number of requests, and what is known of it.
+    """A speech recogniser, which serves any number of requests.
 
-    What has been spoken to its end goes before what is still being spoken.
+    Complete utterances take precedence over those that are still being spoken.
     """
 
     name: str
     #: The name of the model; final once started.
     model: str
-    #: The names of the other machines that do the work.
+    #: The names of the other machines that receive the audio.
     hosts: tuple[str, ...]
-    #: How many requests may be listened to at once.
+    #: Limits how many requests are listened to at the same time.
     slots: ListenerSlots
 
     @property
     def state(self) -> EngineState:
-        """The state of the model, once started."""
+        """The state of the model, after the start."""
         ...
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """See ``asr_capabilities``; final once started."""
+        """The capabilities, see ``asr_capabilities``; final after the start."""
         ...
 
     def describe(self) -> tuple[str, ...]:
@@ -137,15 +139,15 @@ class Recogniser(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model. Raises EngineFailed where recognition cannot work."""
+        """Load the model. Raises EngineFailed if recognition cannot work."""
         ...
 
     async def stop(self) -> None:
-        """Drop the utterances that wait, and free all. Idempotent."""
+        """Drop the waiting utterances, and release everything. Idempotent."""
         ...
 
     def transcriber(self, request: GenerationRequest) -> Transcriber:
-        """Return what writes the utterances of ``request`` down."""
+        """Return a Transcriber for the utterances of ``request``."""
         ...
 
 
@@ -157,7 +159,7 @@ def asr_capabilities(
     word_times: bool,
     keywords: bool = False,
 ) -> EngineCapabilities:
-    """Return the capabilities of an engine that writes speech down as it arrives."""
+    """Return the capabilities of an engine that transcribes speech as it arrives."""
     return EngineCapabilities(
         input_modalities=frozenset({Modality.AUDIO}),
         output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
@@ -175,9 +177,10 @@ def asr_capabilities(
 
 
 class _Reading:
-    """A reading under way.
+    """A call of ``recognise`` for the interim text of an utterance.
 
-    ``next`` is None until it is done: then another thread asks ``length`` for the utterance's length at the next one.
+    ``next`` is the utterance's length, in samples, from which the next call is due; None until this call is done. It is
+    computed by ``length``, in the thread that ends the call.
     """
 
     def __init__(self, work: Future[str], length: Callable[[], int]) -> None:
@@ -191,12 +194,13 @@ class _Reading:
 
 
 class StretchedText:
-    """A LiveText of a model that reads an utterance from its beginning each time.
+    """A LiveText for models that have to process an utterance from its beginning each time.
 
-    One reading at a time is under way, and none begins while the speaker pauses.
+    Only one call of ``recognise`` runs at a time, and none begins while the speaker pauses.
 
-    ``recognise`` writes an utterance down that is still being spoken, for the first time when ``first`` samples of
-    speech are there. After a reading of so many seconds, which took so many, ``gap`` tells how many more there must be.
+    ``recognise`` transcribes the utterance so far, for the first time after ``first`` samples of speech. ``gap`` gets
+    the duration of the audio of a call and the duration of the call itself, both in seconds, and returns by how many
+    seconds the utterance must grow before the next call.
     """
 
     def __init__(
@@ -212,9 +216,9 @@ class StretchedText:
         self._first = first
         self._gap = gap
         self._reading: _Reading | None = None
-        #: Of an utterance that has ended; it may still run.
+        #: A call for an utterance that has ended; the call may still run.
         self._left: Future[str] | None = None
-        #: The length from which the utterance is read; None before the first time.
+        #: The length from which the next call is due; None before the first call.
         self._next: int | None = None
         self._text = ""
 
@@ -244,57 +248,57 @@ class StretchedText:
 
     def _take(self, work: Future[str], next_length: int) -> None:
         self._reading, self._next = None, next_length
-        if not work.cancelled() and work.exception() is None:  # the settled text will report a failure
+        if not work.cancelled() and work.exception() is None:  # the final text will report a failure
             self._text = work.result()
 
 
 # Slots: how many requests may be listened to at once.
 
 RETRY_AFTER_MS: Final = 1000
-#: How long a request waits for a slot. Longer, and it is refused: its speaker waits for an answer.
+#: How long a request waits for a slot before it is refused: its speaker waits for an answer.
 MAX_WAIT_SEC: Final = 2.0
 
-#: How many talkers are carried just now, with interim texts or without.
+#: Returns how many speakers the machine can serve now, with interim texts (True) or without (False).
 Carried: TypeAlias = Callable[[bool], int]
 
 
 class ListenerSlots:
-    """Limits how many requests are listened to at once: to ``most``, and to what the machine carries just now.
+    """A limit on how many requests are listened to at once: ``most``, or fewer if the machine can serve fewer now.
 
-    ``carried`` tells that number, with interim texts or without. While more requests are listened to than it carries
-    with interim texts, the slots are *crowded*: then there are no such texts.
+    ``carried`` returns how many the machine can serve, with interim texts or without. While there are more requests
+    than it can serve with interim texts, the slots are *crowded*, and no interim texts are made.
 
-    Requests of one ``holder`` share a slot, such as those of a session whose speaker goes on while the turn before is
-    still being written down. Slots are given in the order in which they were asked for.
+    Requests of one ``holder`` share a slot, such as those of a session whose speaker goes on while the previous turn is
+    still being transcribed. Slots are given in the order in which they were requested.
     """
 
     def __init__(self, most: int, carried: Carried | None = None) -> None:
         self.taken = 0
         self._most = most
         self._carried = carried
-        #: Requests on the slots that have a holder, by holder.
+        #: The number of requests that share a slot, by holder.
         self._shared: dict[str, int] = {}
         self._waiting: deque[tuple[str | None, asyncio.Future[None]]] = deque()
 
     @property
     def count(self) -> int:
-        """How many there are without interim texts."""
+        """The number of slots: what the machine can serve without interim texts, at most ``most``."""
         return self._most if self._carried is None else min(self._most, self._carried(False))
 
     @property
     def crowded(self) -> bool:
-        """Whether interim texts would be too much."""
+        """Whether the machine cannot serve interim texts to all requests that hold a slot."""
         return self._carried is not None and self.taken > self._carried(True)
 
     async def take(self, holder: str | None = None) -> None:
-        """Wait for a slot, MAX_WAIT_SEC at most. Raises EngineOverloaded when there is none by then."""
+        """Take a slot, or the share of one. Raises EngineOverloaded if none becomes free within MAX_WAIT_SEC."""
         if not self._shares(holder) and (self._waiting or self.taken >= self.count):
             await self._wait(holder)
         else:
             self._grant(holder)
 
     def leave(self, holder: str | None = None) -> None:
-        """Give back the slot of one request of ``holder``, once for each ``take``."""
+        """Return a slot, or a share of the slot of ``holder``. Call it once for each ``take``."""
         if holder is not None:
             self._shared[holder] -= 1
             if self._shared[holder]:
@@ -322,7 +326,7 @@ class ListenerSlots:
             raise
 
     def _admit(self, holder: str | None) -> None:
-        """Give a slot to the one who has waited longest, and to all who share it."""
+        """Give a slot to the request that has waited longest, and to all waiting requests of its ``holder``."""
         first = self._waiting.popleft()
         others = [one for one in self._waiting if holder is not None and one[0] == holder]
         for waiter in (first, *others):

@@ -48,10 +48,10 @@ T = TypeVar("T")
 
 
 class RecogniserEngine:
-    """Transcribes as the audio arrives: interim texts of the utterance under way, and a settled text of each.
+    """An engine that transcribes audio as it arrives: interim texts of the current utterance, then its final text.
 
-    It cuts the audio into utterances, and ``recogniser`` writes them down: in this process, on vLLM or behind a server.
-    Silence does not reach it. Equal audio gives equal settled texts.
+    It cuts the audio into utterances, which ``recogniser`` transcribes: in this process, on vLLM or on a remote server.
+    Silence is not passed to the recogniser. Equal audio gives equal final texts.
     """
 
     def __init__(self, recogniser: Recogniser, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class RecogniserEngine:
         self.model = recogniser.model
         self.hosts = recogniser.hosts
         self.active_requests = 0
-        #: Where speech is detected; None while the engine is stopped.
+        #: The threads that detect speech; None while the engine is stopped.
         self.threads: ThreadPoolExecutor | None = None
         self._clock = clock
         self._started = False
@@ -124,7 +124,7 @@ class RecogniserEngine:
 
 
 async def _write_down(request: GenerationRequest, out: OutputWriter, listener: Listener, share: MediaShare) -> None:
-    """Write the transcripts of one request, the text that they make, and the end."""
+    """Write the transcripts of one request, their text as the answer, and a Finished."""
     heard, answer = WordCounter(), AnswerText(request.sampling)
     writes = OutputModality.TEXT in request.modalities
     async with aclosing(_transcripts(request, listener, share)) as transcripts:
@@ -173,16 +173,16 @@ async def _transcripts(
             yield transcript
 
 
-# One request: samples in, transcripts out; and the utterances that are heard in it.
+# One request: samples in, transcripts out; and the utterances in its audio.
 
 
 class Listener:
-    """Listens for one request: samples in, transcripts out.
+    """The transcription of one request's audio: samples in, transcripts out.
 
-    It has one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
-    ``holder`` share a slot. ``pace`` has watched since the input began; speech is detected in ``executor``. Texts of
-    utterances after the first begin with a space: put together, all texts are the whole transcript. With
-    ``tells_guesses``, the text up to a pause is told while the pause lasts.
+    It holds one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
+    ``holder`` share a slot. ``pace`` was created when the input began; speech is detected in ``executor``. Texts of
+    utterances after the first begin with a space: joined, the texts are the whole transcript. With ``tells_guesses``, a
+    TranscriptGuess with the text so far is yielded while the speaker pauses.
     """
 
     def __init__(
@@ -199,27 +199,27 @@ class Listener:
         self.samples = 0
         self._transcriber = transcriber
         self._slots = slots
-        #: Whether it has been given a slot, and whether it has that still.
+        #: Whether it was ever given a slot, and whether it still holds that slot.
         self._had_slot = self._has_slot = False
         self._pace = pace
         self._executor = executor
         self._holder = holder
         self._tells_guesses = tells_guesses
-        #: Whether the audio comes as it is spoken.
+        #: Whether the audio arrives at the speed of speech.
         self._live = True
         self._splitter = UtteranceSplitter(transcriber.live_text(), transcriber.limits)
-        #: The text of the newest utterance, or of what may be one.
+        #: The transcript of the newest utterance, or of an utterance that may end at the current pause.
         self._transcript: Transcript | None = None
-        #: One that was given up, and still takes a thread.
+        #: The work on a transcript that was withdrawn, which still occupies a thread.
         self._stale: Future[Recognised] | None = None
-        #: The utterance up to a pause that lasts, while nothing is made of it.
+        #: The utterance up to the current pause, until its transcription is started.
         self._unguessed: Pcm16 | None = None
         self._separator = ""
         self._showing = False
         self._closed = False
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
-        """Take the next samples at 16 kHz; yield what changed. Raises EngineOverloaded where there is no slot."""
+        """Process samples, at 16 kHz, and yield new transcripts. Raises EngineOverloaded if there is no slot."""
         if not self._had_slot:
             await self._slots.take(self._holder)
             self._had_slot = self._has_slot = True
@@ -245,16 +245,16 @@ class Listener:
             yield TranscriptGuess(self._separator + text)
 
     def input_over(self) -> None:
-        """Give the slot back: no more audio comes. Text that is due is still worked out.
+        """Return the slot, because no more audio comes. The last transcripts can still be made.
 
-        A request without a ``holder`` keeps its slot to its end: a recording is fed faster than it is written down, and
+        A request without a ``holder`` keeps its slot to its end: a recording arrives faster than it is transcribed, and
         without a limit many recordings would all wait for one another.
         """
         if self._holder is not None:
             self._leave_slot()
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
-        """End the utterance under way where the audio breaks off, and yield its text."""
+        """End the current utterance, because the audio ends or is interrupted, and yield its texts."""
         if (ended := await self._in_thread(self._splitter.end)) is not None:
             async with aclosing(self._settle(ended)) as transcripts:
                 async for transcript in transcripts:
@@ -282,8 +282,8 @@ class Listener:
             return await run_in_thread(self._executor, work)
 
     async def _guess_if_free(self) -> None:
-        # One outdated text may still be worked out, for a thread cannot be stopped; a second one would take a core from
-        # others.
+        # One withdrawn transcription may still run, since a thread cannot be stopped; a second one would take a core
+        # from others.
         pcm = self._unguessed
         if pcm is not None and self._live and (self._stale is None or self._stale.done()):
             await self._begin(pcm)
@@ -299,7 +299,10 @@ class Listener:
             self._stale = await transcript.withdraw() or self._stale
 
     async def _settle(self, ended: UtteranceEnded) -> AsyncGenerator[TranscriptOutput, None]:
-        """Yield the texts of a whole utterance: none where nothing was understood, and nothing is to be replaced."""
+        """Yield the transcripts of a complete utterance, the last one final.
+
+        If no words were recognised, the final one is empty, and only yielded if it replaces an interim one.
+        """
         transcript = self._transcript
         if transcript is None or transcript.length != len(ended.pcm):
             transcript = await self._begin(ended.pcm)
@@ -322,11 +325,11 @@ class Listener:
 
 
 class Transcript:
-    """The text of an utterance of ``length`` samples, which is worked out whether or not anybody reads it yet."""
+    """A transcription of an utterance of ``length`` samples, which starts at once, whether or not it is read."""
 
     def __init__(self, transcriber: Transcriber, pcm: Pcm16, *, waited_for: bool) -> None:
         self.length = len(pcm)
-        #: Whether it was told as a guess.
+        #: Whether the text was returned as a guess.
         self.told = False
         self._newest = ""
         self._changed = asyncio.Event()
@@ -337,7 +340,7 @@ class Transcript:
         return self._work.done()
 
     def guessed(self) -> str:
-        """Return the text the first time that it is there; else, or if there was an error, an empty one."""
+        """Return the text, once, when it is complete; "" before and after that, and if there was an error."""
         work = self._work
         if self.told or not work.done() or work.cancelled() or work.exception() is not None:
             return ""
@@ -345,7 +348,7 @@ class Transcript:
         return work.result().text
 
     async def texts(self) -> AsyncGenerator[str, None]:
-        """Yield what the text is so far, until it is worked out: of the texts that nobody has read, the newest."""
+        """Yield the newest preliminary text whenever there is one, until the transcription is done."""
         work = asyncio.wrap_future(self._work)
         work.add_done_callback(lambda _: self._changed.set())
         try:
@@ -360,13 +363,13 @@ class Transcript:
                 work.exception()  # which ``result`` raises
 
     def result(self) -> Recognised:
-        """Return what was understood. Raises what went wrong, EngineFailed where the recogniser has stopped."""
+        """Return the result. Raises the error of the transcription, or EngineFailed if the recogniser has stopped."""
         if self._work.cancelled():
             raise EngineFailed("speech recognition has stopped")  # it has dropped what waited
         return self._work.result()
 
     async def withdraw(self) -> Future[Recognised] | None:
-        """Give the work up. Return it if a thread is still busy with it: a thread cannot be stopped."""
+        """Cancel the transcription. If a thread is already busy with it and cannot be stopped, return its Future."""
         work, cancelled = self._work, self._work.cancel()
         if not isinstance(work, Future):
             await asyncio.gather(work, return_exceptions=True)
@@ -390,17 +393,17 @@ def _recognising() -> AbstractContextManager[None]:
 
 # The pace of the audio.
 
-#: Audio that is so many milliseconds ahead of the clock comes from a file. More than the jitter of a network, less than
-#: it takes to have a first interim text.
+#: Audio that is ahead of the clock by so many milliseconds comes from a file. More than the jitter of a network, less
+#: than it takes to make a first interim text.
 AHEAD_MS: Final = 700
 
-#: So much audio at once, in milliseconds, has waited somewhere, if only for an overloaded machine: no time for interim
-#: texts.
+#: Audio that arrives in a piece of at least so many milliseconds has waited somewhere, perhaps on an overloaded
+#: machine: then there is no time for interim texts.
 BACKLOG_MS: Final = 1500
 
 
 class AudioPace:
-    """Whether the audio of a request comes as it is spoken, or faster: compares its length with the clock."""
+    """A comparison of the duration of audio with the clock, to tell live speech from audio that arrives faster."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -408,7 +411,7 @@ class AudioPace:
         self._fed_at = clock()
 
     def is_live(self, audio_ms: float) -> bool:
-        """Whether the audio, ``audio_ms`` more of it included, comes as it is spoken and is dealt with in time."""
+        """Note that ``audio_ms`` of audio have arrived; return whether audio arrives at the speed of speech."""
         now = self._clock()
         self._lead_ms = max(0.0, self._lead_ms - (now - self._fed_at) * 1000 + audio_ms)
         self._fed_at = now
@@ -417,25 +420,26 @@ class AudioPace:
 
 # Utterances, cut out of a stream of audio.
 
-#: Audio kept from before the windows that showed the speech.
+#: How much audio an utterance includes from before the detection of its speech.
 PADDING_WINDOWS = 13 + START_SPAN
 
-#: So much silence belongs to an utterance; from here on its settled text can be worked out, ahead of being asked for.
+#: How much silence at its end belongs to an utterance. After it, the final text can be computed in advance.
 CLOSING_SILENCE_WINDOWS = 2
 
-#: A speaker who pauses often would have the same words recognised again and again: then a pause must be this long.
+#: If a speaker pauses often, only pauses of at least this length start a transcription, lest the same words be
+#: transcribed again and again.
 LONG_PAUSE_WINDOWS = 8
 ALWAYS_GUESSED_SAMPLES = 2 * SAMPLE_RATE
 GUESS_AGAIN_GROWTH = 1.4
 
-#: The utterance under way is read in pieces of about 100 ms: cheaper than single windows, short enough to stop between
-#: two.
+#: The current utterance is offered to the LiveText about every 100 ms: cheaper than for each window, and often enough
+#: to stop in time.
 PIECE_SAMPLES = 3 * WINDOW_SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
 class InterimText:
-    """What the utterance seems to say so far."""
+    """An event: a preliminary text of the current utterance."""
 
     text: str
     start_ms: int
@@ -443,19 +447,19 @@ class InterimText:
 
 @dataclass(frozen=True, slots=True)
 class UtterancePaused:
-    """The speaker pauses; if this was the end, ``pcm`` is the whole utterance."""
+    """An event: the speaker has paused. If the utterance ends with this pause, ``pcm`` is the whole utterance."""
 
     pcm: Pcm16
 
 
 @dataclass(frozen=True, slots=True)
 class UtteranceResumed:
-    """The pause was not the end."""
+    """An event: the speaker has gone on after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class UtteranceEnded:
-    """The whole utterance."""
+    """An event: an utterance has ended; ``pcm`` is all of it."""
 
     pcm: Pcm16
     start_ms: int
@@ -466,29 +470,32 @@ UtteranceEvent: TypeAlias = InterimText | UtterancePaused | UtteranceResumed | U
 
 @dataclass(slots=True)
 class _OpenUtterance(Utterance):
-    """The utterance under way, with what was told of it."""
+    """The current utterance, and what was reported about it."""
 
-    #: Whether anybody has spoken in it: the rest of one that was cut may be silence.
+    #: Whether it contains speech: the rest of an utterance that was cut may be silence.
     has_speech: bool = True
-    #: Whether it has been read from its beginning until now.
+    #: Whether interim texts were made from its beginning until now.
     live: bool = True
     #: The length of the utterance if the current pause is its end; None while there is no such pause.
     closing_length: int | None = None
-    #: Whether the current pause was told, and the length at the newest one that was.
+    #: Whether the current pause was reported, and the length at the pause that was reported last.
     _paused: bool = False
     _guessed_length: int = 0
-    #: The samples that have been read, and the text that was told of them.
+    #: The number of samples at the last interim text, and that text.
     _read_length: int = 0
     _shown: str = ""
 
     def hear(self, window: Pcm16, *, is_speech: bool, quiet: bool) -> None:
-        """Add a window, in which there ``is_speech`` or not; ``quiet``: whether the speaker pauses."""
+        """Add a window of samples; ``is_speech``: whether it contains speech; ``quiet``: whether the speaker pauses."""
         self.append(window)
         self.has_speech = self.has_speech or is_speech
         self.quiet = quiet
 
     def watch_pause(self, silent_windows: int) -> UtterancePaused | UtteranceResumed | None:
-        """Tell of a pause that may be the end, early enough to have the settled text ready at the end."""
+        """Return an event if a pause began that may be the end, or if that pause is over.
+
+        The event comes early enough for the final text to be ready when the end is certain.
+        """
         if silent_windows == 0:
             self.closing_length = None
             if self._paused:
@@ -506,11 +513,14 @@ class _OpenUtterance(Utterance):
         return None
 
     def go_on(self) -> None:
-        """Note that the current pause is not the end."""
+        """Note that the utterance does not end with the current pause."""
         self.closing_length = None
 
     def read_live(self, live_text: LiveText, *, live: bool) -> InterimText | None:
-        """Have the utterance read if enough was added; tell a new text. With ``live`` False it is read no more."""
+        """Ask ``live_text`` for the text if enough audio was added, and return a changed text.
+
+        With ``live`` False there are no more interim texts of this utterance.
+        """
         if self.length - self._read_length < PIECE_SAMPLES:
             return None
         if not (self.live and live):
@@ -529,10 +539,10 @@ class _OpenUtterance(Utterance):
 
 
 class UtteranceSplitter:
-    """Cuts a stream of audio into utterances, and has the one under way read while it is spoken.
+    """A splitter of a stream of audio into utterances, which has ``live_text`` make interim texts of the current one.
 
     Where an utterance begins and ends depends on the samples alone, counted in windows from the start of the stream:
-    equal audio gives equal utterances, whatever pieces it came in and however fast.
+    equal audio gives equal utterances, whatever its pieces and their speed.
 
     Used by one thread at a time: ``feed`` samples, then ``advance`` until it returns None.
     """
@@ -544,7 +554,7 @@ class UtteranceSplitter:
         self._detector = SpeechDetector()
         self._turns = TurnDetector()
         self._padding = PrefixPadding(PADDING_WINDOWS * WINDOW_MS)
-        #: Samples of the stream that went through ``_take_window``, or were dropped at a break.
+        #: The number of samples that were processed by ``_take_window``, or dropped at an interruption.
         self._position = 0
         self._unheard: deque[Samples] = deque()
         self._rest: Samples = np.empty(0, np.float32)
@@ -552,22 +562,22 @@ class UtteranceSplitter:
         self._utterance: _OpenUtterance | None = None
 
     def feed(self, samples: Samples, *, live: bool = True) -> None:
-        """Add samples at 16 kHz; costs nothing.
+        """Queue samples, at 16 kHz, for ``advance``.
 
-        ``live``: utterances are read while they are spoken. In audio that comes faster than it is spoken, the settled
-        text is there as early, and interim texts would only cost time.
+        With ``live``, interim texts are made. If audio arrives faster than it is spoken, the final texts are ready just
+        as early, and interim texts would only cost time.
         """
         self._live = live
         self._unheard.append(samples)
 
     @property
     def ready(self) -> bool:
-        """Whether ``advance`` has anything to work on or to tell: samples are judged in whole windows."""
+        """Whether ``advance`` has an event or a whole window of samples to process."""
         waiting = len(self._rest) + sum(map(len, self._unheard))
         return bool(self._events) or waiting >= WINDOW_SAMPLES
 
     def advance(self) -> UtteranceEvent | None:
-        """Work until something is worth telling, or until all samples are used up. Blocks."""
+        """Process samples up to the next event, and return it; None when all whole windows are processed. Blocks."""
         while not self._events:
             if len(self._rest) < WINDOW_SAMPLES:
                 if not self._unheard:
@@ -580,7 +590,10 @@ class UtteranceSplitter:
         return self._events.popleft() if self._events else None
 
     def end(self) -> UtteranceEnded | None:
-        """The audio breaks off here: the utterance under way ends. To be called once ``advance`` has returned None."""
+        """End the current utterance, if any, and return it: the audio ends here, or is interrupted.
+
+        Call it after ``advance`` has returned None.
+        """
         utterance = self._utterance
         if utterance is not None:
             utterance.append(pcm16_from_samples(self._rest))
@@ -595,7 +608,7 @@ class UtteranceSplitter:
         return ended
 
     def close(self) -> None:
-        """Give back what was borrowed. Idempotent."""
+        """Release the LiveText and drop the queued samples. Idempotent."""
         self._unheard.clear()
         self._utterance = None
         self._live_text.end()
@@ -644,7 +657,7 @@ class UtteranceSplitter:
             self._padding.push(samples_from_pcm16(silence))
 
     def _cut_utterance(self) -> None:
-        """End an utterance that grows too long; the speech goes on in a new one."""
+        """End an utterance that has become too long, and begin a new one with the speech that follows."""
         utterance = self._utterance
         assert utterance is not None
         utterance.go_on()

@@ -47,37 +47,39 @@ T = TypeVar("T")
 
 # One Whisper on the CPU for all requests, with a worker for each core.
 
-#: More talkers than any core carries.
+#: More speakers than any core can serve.
 _MOST_PER_CORE: Final = 32
-#: Urgencies: a speaker waits for the settled text, and has the next interim one soon anyway. Recordings can wait.
+#: Urgencies: a speaker waits for the final text; interim texts are less urgent, as the next one follows soon;
+#: recordings can wait.
 _SETTLED: Final = 0
 _INTERIM: Final = 1
 _RECORDING: Final = 2
 _BEAM: Final = 5
-#: The first interim text is of so much speech: of less, it is mostly wrong.
+#: How much speech the first interim text needs: with less it is mostly wrong.
 _FIRST_SAMPLES: Final = 350 * SAMPLE_RATE // 1000
-#: Text of noise: the model thinks that nothing was said, and is not sure of the words. Without a beam it may repeat
-#: itself for noise, and is sure of that.
+#: How text that the model made of noise is recognised: a high probability of no speech, and a low probability of the
+#: words. With greedy decoding the model may repeat itself on noise with high probability.
 _NO_SPEECH: Final = 0.6
 _UNSURE: Final = -1.0
-#: What the start measures with.
+#: The length of the audio with which the start measures the speed.
 _TRIAL_SAMPLES: Final = 4 * SAMPLE_RATE
 
 
 class WhisperRecogniser:
-    """A Recogniser, and the Transcriber of requests. ``model`` is ``tiny.en``, ``base``, or a folder for CTranslate2.
+    """A Recogniser that runs Whisper, and the Transcriber of its requests.
 
-    Settled texts go before interim ones, and what is being spoken before recordings. Equal samples give equal words,
-    whatever else is going on. As many requests are listened to at once as this machine carries, by what recognition
-    takes on it, and no more than ``max_recognisers``. Without ``input_audio.language``, a model of many languages finds
-    the language of each utterance out. ``load`` gives another model than the one that is named.
+    ``model`` is ``tiny.en``, ``base``, or a folder with a model for CTranslate2; ``load`` replaces the function that
+    loads it. Final texts go before interim ones, and live speech before recordings. Equal samples give equal words,
+    whatever the load. The number of requests that are listened to at once follows from the measured time of
+    recognition, and is at most ``max_recognisers``. Without ``input_audio.language``, a multilingual model detects the
+    language of each utterance.
     """
 
     name = "whisper"
     hosts: tuple[str, ...] = ()
     state = EngineState.OK
     speculates = True
-    #: The model reads up to 29 s at once.
+    #: The model transcribes up to 29 s at once.
     limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=28 * SAMPLE_RATE)
 
     def __init__(
@@ -89,7 +91,7 @@ class WhisperRecogniser:
         load: Callable[[], WhisperModel] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        #: Utterances that are read at the same time.
+        #: How many utterances are transcribed at the same time.
         self.workers = workers or cores()
         self.model = model if model in PINNED else Path(model).resolve().name
         self.cost = RecognitionCost(self.workers)
@@ -123,7 +125,7 @@ class WhisperRecogniser:
         await asyncio.to_thread(self.close)
 
     def load(self) -> None:
-        """Load the model, and measure what it takes here: half a second. Blocks. Raises EngineFailed."""
+        """Load the model, and measure its speed on this machine: half a second. Blocks. Raises EngineFailed."""
         self._threads = UrgentFirst(self.workers, name="whisper", patient=_RECORDING)
         self._whisper = self._load()
         noise = np.random.default_rng(0).normal(0, 1000, _TRIAL_SAMPLES).astype(np.int16)
@@ -132,7 +134,7 @@ class WhisperRecogniser:
         self._interim(noise)
 
     def close(self) -> None:
-        """Wait for the texts under way, half a second at most, and drop the waiting ones. Blocks. Idempotent."""
+        """Drop the waiting transcriptions, and wait for the running ones, at most 0.5 s. Blocks. Idempotent."""
         if self._threads is not None:
             self._threads.close()
         self._whisper = None
@@ -143,7 +145,7 @@ class WhisperRecogniser:
         return self.expecting(request.expected, language=request.language)
 
     def expecting(self, expected: str = "", *, language: str | None = None) -> WhisperRecogniser:
-        """Return the same recogniser for requests in ``language``, which ``capabilities`` names.
+        """Return a copy for ``language``, one of the capabilities' ``languages``, with the same model and threads.
 
         ``expected`` is a text with the names and terms to expect.
         """
@@ -183,7 +185,7 @@ class WhisperRecogniser:
         return "" if heard is None else heard.text
 
     def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
-        """What was read, once; None where nobody spoke."""
+        """Return the transcript of ``pcm`` without repeated words; None if nobody spoke."""
         assert self._whisper is not None
         if self._expected_tokens is None:
             self._expected_tokens = self._whisper.expected_tokens(self._expected) if self._expected else []
@@ -219,25 +221,25 @@ def _hearing(heard: WhisperTranscript, length_ms: int) -> Hearing:
     return Hearing(None if heard.language is None else language_name(heard.language), (segment,))
 
 
-# What recognition takes on this machine, and how many talkers that leaves room for.
+# How long recognition takes on this machine, and so how many speakers it can serve.
 
-#: The interim texts of a talker come at most and at least so far apart, in seconds.
+#: The shortest and the longest interval between interim texts of a speaker, in seconds.
 SHORTEST_GAP_SEC: Final = 0.5
 LONGEST_GAP_SEC: Final = 1.5
-#: The part of its time that a request's interim texts may keep a worker busy, waiting for one included.
+#: The share of time for which a request's interim texts may occupy a worker, including the wait for it.
 _INTERIM_SHARE: Final = 0.3
-#: How often an utterance is settled on average: at its end, and at pauses before that turned out not to be the end.
+#: How many final texts are computed for an utterance on average: one at its end, others at earlier pauses.
 _SETTLED_TIMES: Final = 1.5
-#: The part of the workers' time that talkers may take.
+#: The share of the workers' time that speakers may take.
 _BUSY: Final = 0.9
-#: How much of what was measured counts after each further measurement.
+#: The factor by which the weight of earlier measurements decreases with each new one.
 _KEPT: Final = 0.9
 
 
 class RecognitionCost:
-    """Learns how long recognition takes here, from about the last ten texts, and so how many may talk. Thread-safe.
+    """An estimate of how many speakers this machine can serve, from the times of about ten texts. Thread-safe.
 
-    On a machine that is busy with other things it takes longer, and fewer may talk.
+    On a machine that is busy with other work recognition takes longer, and the estimate decreases.
     """
 
     def __init__(self, workers: int) -> None:
@@ -249,21 +251,21 @@ class RecognitionCost:
         self._interims = 0.0
 
     def note_settled(self, took_sec: float, audio_sec: float) -> None:
-        """Note how long the settled text of ``audio_sec`` took."""
+        """Note that the final text of ``audio_sec`` seconds of audio took ``took_sec`` seconds."""
         with self._lock:
             self._settled_sec = _KEPT * self._settled_sec + took_sec
             self._settled_audio_sec = _KEPT * self._settled_audio_sec + audio_sec
 
     def note_interim(self, took_sec: float) -> None:
-        """Note how long an interim text took."""
+        """Note that an interim text took ``took_sec`` seconds."""
         with self._lock:
             self._interim_sec = _KEPT * self._interim_sec + took_sec
             self._interims = _KEPT * self._interims + 1
 
     def talkers(self, interims: bool = True) -> int:
-        """Return how many may talk without a pause; at least, and before anything was measured, one for each worker.
+        """Return how many may speak without a pause at the same time: at least one for each worker.
 
-        With ``interims``, each of them has interim texts at the longest gap.
+        With ``interims``, each of them gets interim texts at the longest interval.
         """
         with self._lock:
             settled = self._settled_sec / self._settled_audio_sec if self._settled_audio_sec else 0.0
@@ -273,18 +275,18 @@ class RecognitionCost:
 
 
 def interim_gap_sec(took_sec: float) -> float:
-    """How long after an interim text the next one may come, if that took so long, with its time in the queue."""
+    """Return the interval, in seconds, after an interim text that took ``took_sec``, with its time in the queue."""
     return min(max(SHORTEST_GAP_SEC, took_sec / _INTERIM_SHARE), LONGEST_GAP_SEC)
 
 
-# Threads that take the most urgent work first.
+# Threads that do the most urgent work first.
 
 
 class UrgentFirst:
-    """Threads for work of different urgency: the lowest number goes first, and of equal ones the oldest. Thread-safe.
+    """An executor that does the most urgent call first (the lowest number), of equal ones the oldest. Thread-safe.
 
-    Work that has begun is not interrupted. So work of the urgency ``patient``, or less urgent, leaves one thread free
-    (where there is only one, it takes that).
+    A running call is not interrupted. Therefore calls of urgency ``patient`` or less urgent ones always leave one
+    thread free for more urgent calls, unless there is only one thread.
     """
 
     def __init__(self, threads: int, *, name: str, patient: int) -> None:
@@ -302,7 +304,7 @@ class UrgentFirst:
             thread.start()
 
     def submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
-        """Have ``call`` done. Cancelling works until it has begun. Raises RuntimeError after ``close``."""
+        """Queue ``call``; its Future can be cancelled until the call begins. Raises RuntimeError after ``close``."""
         future: Future[T] = Future()
         with self._changed:
             if self._closed:
@@ -312,7 +314,7 @@ class UrgentFirst:
         return future
 
     def close(self) -> None:
-        """Drop what waits, and wait for what has begun. Blocks. Idempotent."""
+        """Cancel the waiting calls, and wait for the running ones. Blocks. Idempotent."""
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, []

@@ -35,9 +35,9 @@ DEFAULT_MODEL: Final = "tiny.en"
 
 
 def whisper_problem(model: str = DEFAULT_MODEL) -> str | None:
-    """Why Whisper cannot recognise speech here, in a sentence that says what to do; None if it can.
+    """Return why Whisper cannot be used here, in a sentence that says what to do; None if it can.
 
-    ``model`` is a name of ``PINNED`` or a folder. Reads weights whole the first time, which takes 0.1 s.
+    ``model`` is a name in ``PINNED`` or a folder. The first call checks the files of the weights, which takes 0.1 s.
     """
     if find_spec("ctranslate2") is None:
         return f"Whisper needs the package ctranslate2: {install_command('whisper')}"
@@ -49,7 +49,7 @@ def whisper_problem(model: str = DEFAULT_MODEL) -> str | None:
 
 
 def whisper_folder(model: str) -> Path:
-    """The folder with the weights of a model, see ``whisper_problem``. Raises EngineFailed. Fetches nothing."""
+    """Return the folder of a model's weights, see ``whisper_problem``. Raises EngineFailed. Downloads nothing."""
     name = PINNED.get(model)
     if name is None:
         if (folder := Path(model)).is_dir():
@@ -62,36 +62,36 @@ def whisper_folder(model: str) -> Path:
 
 # The model.
 
-#: The least that is encoded, filled up with silence: with less, Whisper repeats itself. 30 s, which it was trained on,
-#: cost four times as much and read no better.
+#: The shortest audio that is encoded; shorter audio is padded with silence: with less, Whisper repeats itself. 30 s, on
+#: which it was trained, would cost four times as much and be no better.
 LEAST_CONTEXT_SEC: Final = 12
 MOST_CONTEXT_SEC: Final = 30
-#: Silence behind the audio, without which the last word is easily lost.
+#: Silence that is added after the audio: without it the last word is easily lost.
 _SILENCE_SEC: Final = 1.0
-#: The longest audio.
+#: The longest audio that ``transcribe`` accepts.
 LONGEST_SEC: Final = MOST_CONTEXT_SEC - _SILENCE_SEC
-#: More than anybody says in a second: an answer that repeats itself ends there. A token of English is a word or a part
-#: of one; of other languages it may be a part of a letter.
+#: More tokens than anybody says in a second, which ends an output that repeats itself. A token of English is a word or
+#: a part of one; in other languages it may be a part of a letter.
 _TOKENS_PER_SEC: Final = 8
 _TOKENS_PER_SEC_ELSEWHERE: Final = 24
 _TOKENS_AT_LEAST: Final = 12
-#: The tokens that a model has room for. CTranslate2 keeps one half of ``max_length`` for the answer, and leaves the
-#: other half to a prompt, as Whisper does.
+#: The limit on tokens of a model. CTranslate2 reserves one half of ``max_length`` for the output, and the other half
+#: for a prompt, as Whisper does.
 _ROOM: Final = 448
-#: Of these, what the model reads before its text: half of them, with the token that begins it. What it reads at most is
-#: in so many characters.
+#: The most tokens of an expected text that the model reads: half of its room, less the token that begins the text.
 _MOST_EXPECTED: Final = _ROOM // 2 - 1
+#: The most characters of an expected text that are tokenised: more than the model reads.
 _MOST_EXPECTED_CHARACTERS: Final = 2000
 _MS_PER_ALIGNED_FRAME: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class WhisperTranscript:
-    """What the model read.
+    """The output of the model for one utterance.
 
-    ``words`` are there if they were asked for, and if the text repeats itself at its end: only their times tell whether
-    the end was said twice. ``no_speech`` is the probability that nothing was said, ``score`` the mean log-probability
-    of the tokens. For noise the model writes something, too: then ``no_speech`` is high and ``score`` is low.
+    ``words`` are set if they were requested, and also if the text repeats itself at its end: only their times tell
+    whether the end was said twice. ``no_speech`` is the probability that nothing was said, ``score`` the mean
+    log-probability of the tokens. The model outputs words for noise, too: then ``no_speech`` is high and ``score`` low.
     """
 
     text: str
@@ -99,14 +99,14 @@ class WhisperTranscript:
     no_speech: float
     score: float
     tokens: tuple[int, ...] = ()
-    #: The language that the model found; None where it was given, or the model knows no other.
+    #: The language that the model detected; None if it was given, or if the model has only one.
     language: str | None = None
 
 
 class WhisperModel:
-    """Reads audio of up to LONGEST_SEC. Thread-safe: as many calls as there are ``workers`` run at the same time.
+    """A Whisper that transcribes audio of up to LONGEST_SEC. Thread-safe: up to ``workers`` calls run at the same time.
 
-    ``folder`` is a Whisper of any size in the files of CTranslate2. Raises EngineFailed if it is not.
+    ``folder`` has a Whisper of any size in CTranslate2's format. Raises EngineFailed if it does not.
     """
 
     def __init__(self, folder: Path, *, workers: int = 1) -> None:
@@ -125,12 +125,12 @@ class WhisperModel:
 
     @property
     def multilingual(self) -> bool:
-        """Whether it reads other languages than English."""
+        """Whether the model transcribes other languages than English."""
         return bool(self._model.is_multilingual)
 
     @property
     def languages(self) -> frozenset[str]:
-        """The languages that it can be told to expect."""
+        """The languages that ``transcribe`` accepts."""
         if not self.multilingual:
             return frozenset({"en"})
         return frozenset(code for code in WHISPER_LANGUAGES if f"<|{code}|>" in self._ids)
@@ -144,12 +144,12 @@ class WhisperModel:
         language: str | None = "en",
         expected: Sequence[int] = (),
     ) -> WhisperTranscript:
-        """Read audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
+        """Transcribe audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
 
-        ``beam`` 1 is greedy: half the work of the decoder, and some more errors. ``words`` adds their times.
-        ``language`` (``de``) is for models of many languages; None: the model judges by the audio. ``expected`` are the
-        ``expected_tokens`` of a text that might stand before what is said. Raises ValueError for a language that the
-        model does not know, and for audio that is too long.
+        ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, and some more errors. ``words``
+        requests words with their times. ``language`` (such as ``de``) is for multilingual models; with None they detect
+        it. ``expected`` is what ``expected_tokens`` returned for a text that could precede the speech. Raises
+        ValueError for a language that the model does not know, and for audio that is too long.
         """
         seconds = len(audio) / SAMPLE_RATE
         if seconds > LONGEST_SEC:
@@ -199,14 +199,14 @@ class WhisperModel:
         return self._ids[token]
 
     def expected_tokens(self, text: str) -> list[int]:
-        """What makes the model expect what ``text`` names. It reads some 220 tokens, the last ones."""
+        """Return the tokens that make the model expect what ``text`` names: its last 220 or so."""
         text = text.strip()[-_MOST_EXPECTED_CHARACTERS:]
         if not text:
             return []
         return [self._id("<|startofprev|>"), *self.tokens(f" {text}")[-_MOST_EXPECTED:]]
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of ``text``. The order of the vocabulary is that in which letters are joined."""
+        """Return the tokens of ``text``. Letters are joined in the order of the vocabulary."""
         found: list[int] = []
         for piece in _PIECES.finditer(text):
             letters = [_LETTERS[byte] for byte in piece[0].encode("utf-8", "replace")]
@@ -235,7 +235,7 @@ class WhisperModel:
         return tuple(found)
 
     def _spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Where words are: each begins with a token that begins with a blank."""
+        """Return the ranges of tokens that form words: each word begins with a token that begins with a blank."""
         starts = [place for place, token in enumerate(tokens) if not place or self._vocabulary[token][0] == _BLANK]
         return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
 
@@ -245,7 +245,7 @@ class WhisperModel:
 
 
 def prompt_tokens(language: str | None) -> list[str]:
-    """Return what the model's answer begins with; a model of English alone knows no ``language``."""
+    """Return the tokens with which the decoder starts; without ``language`` those of an English-only model."""
     return ["<|startoftranscript|>"] + ([] if language is None else [f"<|{language}|>", "<|transcribe|>"])
 
 
@@ -257,7 +257,7 @@ def _vocabulary(folder: Path) -> list[str]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's alphabet, in which every byte is a printable letter."""
+    """Return GPT-2's alphabet: the byte that each printable letter stands for."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -265,21 +265,21 @@ def _byte_letters() -> dict[str, int]:
 
 _BYTES: Final = _byte_letters()
 _LETTERS: Final = {byte: letter for letter, byte in _BYTES.items()}
-#: What tokens never reach beyond, with a blank before it; long ones are cut, as joining takes the square of the length.
+#: A piece of text that no token crosses, with the blank before it. Long ones are cut: joining takes quadratic time.
 _PIECES: Final = re.compile(r" ?[^\W\d_]{1,64}| ?\d{1,64}| ?(?:[^\w\s]|_){1,64}|\s{1,64}")
 _NO_TOKEN: Final = 1 << 31
 _BLANK: Final = next(letter for letter, byte in _BYTES.items() if byte == ord(" "))
 
 
-# What is written down twice though it was said once: told by the words' times.
+# Words that were transcribed twice though they were said once, which their times show.
 
 
 def without_repeats(words: Sequence[Word]) -> Sequence[Word]:
-    """Return the words without the copies at their end that take no time.
+    """Return ``words`` without the repetitions at the end that have no duration.
 
-    Short audio the model sometimes reads again ("Location. Location."), or its end, and then the end of that: copies
-    are removed until none is left. The alignment has no audio left for such words: half of them or more begin and end
-    at one moment. What a person says twice takes time, and stays.
+    The model sometimes repeats a short text ("Location. Location.") or the end of a text, even several times;
+    repetitions are removed until none is left. The alignment has no audio left for such words: at least half of them
+    begin and end at the same time. What a person says twice has a duration, and stays.
     """
     while copied := copied_at_end([word.text for word in words]):
         untimed = sum(word.start_ms == word.end_ms for word in words[len(words) - copied :])
@@ -290,7 +290,9 @@ def without_repeats(words: Sequence[Word]) -> Sequence[Word]:
 
 
 def copied_at_end(words: Sequence[str]) -> int:
-    """Return how many words at the end repeat those before, whole or cut short; case and punctuation aside.
+    """Return how many words at the end repeat the words before them, the last one perhaps cut short.
+
+    Case and punctuation are ignored.
 
     Time is at most square in the number of words, of which half a minute has some hundred.
     """

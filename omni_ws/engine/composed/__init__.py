@@ -1,1 +1,1 @@
-"""Compositions: an engine made of engines, one that hears (ASR), one that answers (LLM), and one that speaks (TTS)."""
+"""Composed engines, made of an engine for speech recognition (ASR), one for answers (LLM), and one for speech (TTS)."""

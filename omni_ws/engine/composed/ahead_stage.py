@@ -1,4 +1,4 @@
-"""The stage that thinks while the user speaks: it begins the answer at a pause, and holds it back."""
+"""AheadStage: begins the answer while the user pauses, and holds it back until the turn has ended."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from omni_ws.engine.composed.parts import AheadLoad, AnswerUnderWay, Speculation
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, Guess
 from omni_ws.engine.decoding import Chunks
 
-#: Answers that are begun ahead for one request, at most: somebody may pause often.
+#: How many answers are begun ahead for one request at most, since a user may pause often.
 MOST_TRIES: Final = 8
-#: Input that is kept to be given a second time, in bytes. Pictures are not: they would be decoded for nothing.
+#: The limit, in bytes, on input that is kept for a second LLM request. With more input no answer is begun ahead: it
+#: would be sent, and images decoded, twice.
 MAX_KEPT_BYTES: Final = 64 * 1024
 
 
 class AheadStage:
-    """A Stage of one request: chunks and guesses in; the answer to the client.
+    """A Stage of one request: chunks and Guesses in; the answer to the client.
 
-    Two answers may be under way. The *open* one reads the input as it arrives, and may compute it, as without this
-    stage. The one *ahead* was begun at a pause on all input so far and the guess of the rest; its outputs are held
-    back. If the input ends, and was what was guessed, that answer is released and the open one withdrawn; else it is
-    thrown away. So nothing that anybody sees, hears or remembers depends on a guess.
+    Two answers may be in progress. The *open* answer reads the input as it arrives, as it would without this stage. The
+    answer *ahead* was begun at a pause, with the input so far and the guess of the rest; its outputs are held back. If
+    the complete input equals the guess, the answer ahead is released and the open one cancelled; otherwise the answer
+    ahead is discarded. So nothing that a user sees or hears, nor the history, depends on a guess.
     """
 
     name = "answer"
@@ -51,11 +52,11 @@ class AheadStage:
         self._given: list[InputChunk] = []
         self._kept_bytes = 0
         self._tries = 0
-        #: Ends the reading of the input when it expires; None while it is not read.
+        #: A timeout that is used to stop reading the input; None while the input is not read.
         self._reading: asyncio.Timeout | None = None
 
     async def run(self, source: AsyncIterator[InputChunk | Guess], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Answer the input."""
+        """Answer the input that ``source`` yields, and write the answer to ``outputs``."""
         prompt: Channel[InputChunk] = Channel(INPUT_LINK.capacity, cost=INPUT_LINK.cost)
         opened = _Attempt(self._answered, replace(self._request, input=prompt), prompt, outputs)
         passing = asyncio.create_task(self._pass_on(opened, outputs), name="open answer")
@@ -86,7 +87,7 @@ class AheadStage:
     async def _read(
         self, source: AsyncIterator[InputChunk | Guess], prompt: Channel[InputChunk], outputs: Outputs
     ) -> None:
-        """Read the input up to its end, or that of the open answer."""
+        """Copy the input to ``prompt``, and act on Guesses, until the input or the open answer ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as self._reading:
                 async for item in source:
@@ -98,7 +99,7 @@ class AheadStage:
         self._reading = None
 
     def _ahead_of(self, opened: _Attempt) -> _Attempt | None:
-        """Return the answer ahead if it is that to the whole input, and the open one has not begun."""
+        """Return the answer ahead if it was begun with the whole input, and the open answer has no output yet."""
         ahead = self._ahead
         if ahead is None or ahead.failed or opened.began or ahead.input != tuple(self._given):
             return None
@@ -156,7 +157,7 @@ class AheadStage:
 
 
 class _Attempt:
-    """An answer that is being made, and its OutputWriter. Its outputs are held back until ``release``, and bounded."""
+    """An answer in progress, and its OutputWriter. Its outputs are held back, up to a limit, until ``release``."""
 
     def __init__(
         self,
@@ -167,9 +168,9 @@ class _Attempt:
         *,
         given: tuple[InputChunk, ...] = (),
     ) -> None:
-        #: The whole input, where that was guessed.
+        #: For an answer ahead, the input so far and the guess; otherwise empty.
         self.input = given
-        #: Whether it has made any output.
+        #: Whether the answer has any output.
         self.began = False
         self.failed = False
         self._answer = answered(request)
@@ -184,7 +185,7 @@ class _Attempt:
 
     @property
     def finished(self) -> Finished:
-        """How the answer ended."""
+        """The Finished of the answer."""
         return self._answer.finished
 
     def read_meter(self) -> Any:
@@ -192,7 +193,7 @@ class _Attempt:
         return self._meter.read()
 
     def count(self, under_way: AnswerUnderWay) -> None:
-        """Its input is complete: measure the answer from now on."""
+        """Note that the input is complete: from now on ``under_way`` measures the answer."""
         self._under_way = under_way
 
     @property
@@ -218,7 +219,7 @@ class _Attempt:
             await self._outputs.drain()
 
     async def release(self) -> None:
-        """Pass on what is held and what still comes, to its end. Raises what the answer fails with."""
+        """Pass on the outputs held back, and all later ones; return at the end. Raises the error of the answer."""
         self._released.set()
         if self._under_way is not None:
             self._under_way.used()
@@ -240,13 +241,13 @@ class _Attempt:
                 self._under_way.end()
 
     def cancel(self) -> None:
-        """Withdraw it, without waiting for its end. Idempotent."""
+        """Cancel the answer, without waiting for its end. Idempotent."""
         self._held.clear()
         if not self._making.done() and not self._making.cancelling():
             self._making.cancel()
 
     async def aclose(self) -> None:
-        """Withdraw it. Idempotent."""
+        """Cancel the answer, and wait for its end. Idempotent."""
         self.cancel()
         await asyncio.gather(self._making, return_exceptions=True)
         if self._under_way is not None:

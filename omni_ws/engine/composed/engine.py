@@ -1,4 +1,4 @@
-"""ComposedEngine: an engine made of engines."""
+"""ComposedEngine: an engine made of an ASR, an LLM and a TTS."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
-#: A model that is busy, or loads when it is first asked, may need a minute.
+#: Long, because a model that is busy, or is loaded at the first request, may need a minute.
 FIRST_BYTE_TIMEOUT_SEC: Final = 120.0
 
 
 class ComposedEngine:
-    """An ASR, an LLM and a TTS: one writes down, one answers and one speaks, all at the same time.
+    """An engine of up to three engines, its parts, which work concurrently: ASR, LLM and TTS.
 
-    Nothing is asked of the parts but what every engine can do: the task ``transcribe`` of the ASR, the task ``chat`` of
-    the LLM, the task ``speech`` of the TTS. The parts may be the same engine. An LLM that hears gets the audio itself;
-    the ASR beside it gives the transcript. An LLM that speaks needs no TTS; one that is given takes its place.
+    The ASR does the task ``transcribe``, the LLM the task ``chat``, the TTS the task ``speech``. Parts may be the same
+    engine. An LLM that takes audio gets it directly, and an ASR then only makes the transcript. An LLM that speaks
+    needs no TTS; if there is a TTS, the TTS speaks instead.
 
-    It works while its LLM works. When the ASR or the TTS fails, a request that needs that part fails with an
+    Its state is that of the LLM. If the ASR or the TTS fails, a request that needs this part fails with an
     EngineFailed, whose ``param`` is the part; any other request gets a PartFailed, and goes on.
 
-    ``name`` and ``model`` are the LLM's unless given. ``where_missing``: the ASR is left out if the LLM turns out to
-    hear by itself, and the TTS if it speaks. ``asr_optional``: an ASR that does not start is left out, too, and why is
-    among the ``shortcomings``. ``first_byte_timeout_sec`` is how long the LLM may take from the end of its input to its
-    first output; None where it sees to that itself. ``tool_filler`` is said by a spoken answer that calls a tool
-    without a word; empty for nothing. ``max_spoken_tokens`` limits answers that are spoken where the client named no
-    limit; None: nothing does. With ``think_ahead`` an answer may be begun while the user pauses,
-    and is held back until the turn has ended (AheadStage).
+    ``name`` and ``model`` are the LLM's unless given. With ``where_missing``, the ASR is not used if the LLM turns out
+    to take audio, nor the TTS if the LLM speaks. With ``asr_optional``, an ASR that fails to start is not used, and
+    ``shortcomings`` has the reason. ``first_byte_timeout_sec`` is how long the LLM may take from the end of its input
+    to its first output; None if the LLM has its own timeout. ``tool_filler`` is spoken if a spoken answer begins with a
+    tool call; empty for nothing. ``max_spoken_tokens`` limits spoken answers if the client set no limit; None for no
+    limit. With ``think_ahead``, an answer may be begun while the user pauses, and is held back until the turn has ended
+    (AheadStage).
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class ComposedEngine:
         self._tool_filler = tool_filler
         self._max_spoken_tokens = max_spoken_tokens
         self._ahead_load = AheadLoad() if think_ahead else None
-        #: Told what becomes of each answer that could be begun ahead.
+        #: Called with the outcome of each answer that was, or could have been, begun ahead.
         self.on_speculation: Callable[[SpeculationOutcome], None] = lambda outcome: None
         self._started = False
         self._where_missing = where_missing
         self._asr_optional = asr_optional
-        #: Why the ASR was left out; None while it was not.
+        #: Why the ASR is not used; None if it is.
         self._without_asr: str | None = None
         others = ((Role.ASR, asr), (Role.TTS, tts))
         roles = ((Role.LLM, llm), *others) if where_missing else (*others, (Role.LLM, llm))
-        #: Each engine once, with the first of its roles, in the order in which they start.
+        #: Each engine once, with the first of its roles, in the order of starting.
         self._engines: Final[dict[Engine, Role]] = {}
         for role, part in roles:
             if part is not None:
@@ -112,7 +112,7 @@ class ComposedEngine:
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The parts by role, with the parts of an LLM that has parts itself; None where nothing does that work."""
+        """The parts by role, including the parts of an LLM that is itself composed; None for a role without a part."""
         found = {
             Role.ASR: self._asr if hears(self._asr) else None,
             Role.TTS: self._tts if speaks(self._tts) else None,
@@ -122,13 +122,13 @@ class ComposedEngine:
 
     @property
     def shortcomings(self) -> tuple[str, ...]:
-        """Why parts are missing, or not the best of their kind, once started."""
+        """The reasons why parts are missing or are not the best of their kind; known after the start."""
         stand_ins = (part.why for part in self._engines if isinstance(part, FirstToStart))
         return tuple(why for why in (self._without_asr, *stand_ins) if why is not None)
 
     @property
     def part_states(self) -> dict[str, EngineState]:
-        """The states of the parts."""
+        """The states of the parts, by role."""
         llm = self._llm
         states = llm.part_states if isinstance(llm, HasParts) else {Role.LLM.value: llm.state}
         found = {Role.ASR: self._asr, Role.TTS: self._tts}
@@ -141,7 +141,7 @@ class ComposedEngine:
 
     @property
     def state(self) -> EngineState:
-        """The state of the LLM: without the LLM nothing is answered, without the other parts text is."""
+        """The state of the LLM, without which there are no answers; without the other parts there are text answers."""
         return self._llm.state if self._started else EngineState.STARTING
 
     def describe(self) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ class ComposedEngine:
         self._started = True
 
     async def _start_others(self, parts: Sequence[Engine]) -> None:
-        # What measures the memory that is free when it starts, such as vLLM, starts alone.
+        # An engine that measures the free memory when it starts, such as vLLM, starts alone.
         if any(getattr(part, "measures_memory", False) for part in parts):
             for part in parts:
                 await self._start_part(part)
@@ -198,7 +198,7 @@ class ComposedEngine:
             del self._engines[part]
 
     def _leave_out(self) -> None:
-        """Drop the ASR if the LLM hears by itself, and the TTS if it speaks."""
+        """Drop the ASR if the LLM takes audio, and the TTS if the LLM speaks."""
         able = self._llm.capabilities
         if Modality.AUDIO in able.input_modalities:
             self._asr = None
@@ -238,7 +238,7 @@ class ComposedEngine:
 
     @contextmanager
     def _counted(self, request: GenerationRequest) -> Iterator[None]:
-        """Count a request without audio among those that the LLM answers, for those that may be answered ahead."""
+        """Count a request without audio in AheadLoad during the block, since its answer occupies the LLM."""
         if self._ahead_load is None or not request.without_audio:
             yield
             return
@@ -249,7 +249,7 @@ class ComposedEngine:
             under_way.end()
 
     def _within_speech(self, request: GenerationRequest) -> GenerationRequest:
-        """``request`` with the limit on spoken answers, for an LLM that speaks by itself."""
+        """Return ``request`` with the limit on spoken answers as ``max_tokens``, for an LLM that speaks."""
         limit, able = self._max_spoken_tokens, self._llm.capabilities
         if limit is None or OutputModality.AUDIO not in request.modalities or "max_tokens" not in able.sampling:
             return request
@@ -258,7 +258,7 @@ class ComposedEngine:
         return replace(request, sampling={"max_tokens": limit, **request.sampling})
 
     async def _alone(self, role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
-        """One part has the whole request."""
+        """Have one part handle the whole request; its failures name the ``role``."""
         self.active_requests += 1
         try:
             with failures_of(role, part, request_id=request.request_id):
@@ -267,7 +267,7 @@ class ComposedEngine:
             self.active_requests -= 1
 
     async def _plain_chat(self, request: GenerationRequest, out: OutputWriter) -> None:
-        """The LLM has the whole request."""
+        """Have the LLM handle the whole request, with AheadLoad and StallTimer watching it."""
         stall_timer = StallTimer(self._first_byte_timeout_sec)
         asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
         with self._counted(request):
@@ -277,7 +277,7 @@ class ComposedEngine:
     async def _staged_chat(
         self, request: GenerationRequest, out: OutputWriter, *, asr: Engine | None, tts: Engine | None
     ) -> None:
-        """The stages work at the same time."""
+        """Handle a request in stages for ASR, LLM and TTS, as far as it needs them; they work concurrently."""
         if tts is not None and request.options.choices > 1:
             raise UnsupportedParameter("only one answer can be spoken", param="n")
         llm_hears = Modality.AUDIO in self._llm.capabilities.input_modalities
@@ -342,7 +342,7 @@ class ComposedEngine:
 
 
 def _with_input(finished: Finished, hearing: AsrStage | None) -> Finished:
-    """Add what the ASR used. An LLM and an ASR that both heard heard the same."""
+    """Return ``finished`` with the audio that the ASR heard. If the LLM heard it too, it counts once."""
     if hearing is None:
         return finished
     usage = replace(finished.usage, input_audio_ms=max(finished.usage.input_audio_ms, hearing.audio_ms))

@@ -1,7 +1,7 @@
-"""The parts of a composition: what they are, and what they can do together.
+"""The parts of a composed engine: their roles and their common capabilities.
 
-While they work, StallTimer ends a part that does nothing, and AheadLoad tells whether the LLM may begin an answer
-before the turn has ended.
+StallTimer cancels a part that makes no progress; AheadLoad decides whether the LLM may begin an answer before the
+turn has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Role(StrEnum):
-    """What a part does: recognition, answers, or speech."""
+    """The role of a part: speech recognition, answering, or speech synthesis."""
 
     ASR = "asr"
     LLM = "llm"
@@ -49,22 +49,22 @@ class PartDescription:
 
     name: str
     model: str
-    #: The names of the other machines that it sends its input to.
+    #: The names of the other machines to which it sends its input.
     hosts: tuple[str, ...] = ()
 
 
 @runtime_checkable
 class HasParts(Protocol):
-    """An engine that is made of others."""
+    """An engine that is made of other engines."""
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The parts by the names of their roles; None where there is none."""
+        """The parts by the names of their roles; None for a role without a part."""
         ...
 
     @property
     def part_states(self) -> dict[str, EngineState]:
-        """The states of the parts by role. Before the start, parts that may be left out are among them."""
+        """The states of the parts by role. Before the start, this includes parts that may turn out not to be used."""
         ...
 
 
@@ -77,12 +77,15 @@ def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
 
 def description_of(part: Engine) -> PartDescription:
     """Return what clients and operators see of an engine that is a part."""
-    return PartDescription(part.name, part.model, getattr(part, "hosts", ()))
+    return PartDescription(part.name, getattr(part, "credited", part.model), getattr(part, "hosts", ()))
 
 
 @contextmanager
 def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) -> Iterator[None]:
-    """Name the part in its failures. A failure of the ASR or the TTS ends no session: text goes on without them."""
+    """Add the role of ``engine`` to the EngineFailed that the block raises, or convert an unexpected exception to one.
+
+    A failure of the ASR or the TTS is not fatal to the session, which can go on with text.
+    """
     try:
         yield
     except EngineFailed as error:
@@ -96,7 +99,7 @@ def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) ->
 
 
 def part_failed(role: Role, error: OmniError) -> PartFailed:
-    """The output for a failure that a request goes on without."""
+    """Return the output that reports ``error`` of a part if the request goes on."""
     return PartFailed(error.about(param=role.value))
 
 
@@ -110,7 +113,7 @@ def asked_of(
     output: OutputModality,
     guesses: bool = False,
 ) -> GenerationRequest:
-    """The request to a part that hears or speaks: it has nothing of the conversation but its input."""
+    """Return the request for an ASR or TTS: it has the input ``source``, but neither history nor tools."""
     return replace(
         request,
         request_id=f"{request.request_id}-{role}",
@@ -133,7 +136,7 @@ def asked_of(
 
 
 def mode_of(part: Engine) -> InputMode:
-    """How a part gets its input, which arrives while other parts still work on theirs."""
+    """Return the input mode for requests to a part: EXTEND if the part supports it, since input arrives gradually."""
     return InputMode.EXTEND if part.capabilities.extend else InputMode.SNAPSHOT
 
 
@@ -141,17 +144,17 @@ def mode_of(part: Engine) -> InputMode:
 
 
 def hears(engine: Engine | None) -> bool:
-    """Whether an engine can be the ASR. It may turn out only when it has started."""
+    """Whether an engine can be the ASR. Final after the engine has started."""
     return engine is not None and Task.TRANSCRIBE in engine.capabilities.tasks
 
 
 def speaks(engine: Engine | None) -> bool:
-    """Whether an engine can be the TTS. It may turn out only when it has started, as where no voice is installed."""
+    """Whether an engine can be the TTS. Final after the engine has started: there may be no voice on this machine."""
     return engine is not None and Task.SPEECH in engine.capabilities.tasks
 
 
 def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> EngineCapabilities:
-    """Return the capabilities of a composition: those of its LLM, widened by those of the other parts."""
+    """Return the capabilities of a composed engine: those of its LLM, and what the other parts add."""
     able = llm.capabilities
     if asr is not None and hears(asr):
         ears = asr.capabilities
@@ -166,9 +169,9 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             translates=ears.translates,
             stage_params=able.stage_params | ears.stage_params,
             stage_sampling=able.stage_sampling | ears.stage_sampling,
-            # The whole input is read before the LLM has to have it: what it cannot take late, it gets in time.
+            # The LLM need not support late input, because its request can wait for the whole input.
             extend=able.extend or ears.extend,
-            # An LLM that hears does not wait for them.
+            # An LLM that takes audio does not wait for transcripts.
             transcribes_first=Modality.AUDIO not in able.input_modalities,
             hears_on=True,
         )
@@ -197,17 +200,18 @@ def _stages(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> tuple[str
     return tuple(dict.fromkeys(stages))
 
 
-# How long a part may do nothing.
+# How long a part may make no progress.
 
-#: How long an ASR or a TTS may take for one step. Long: an ASR may work on a whole recording before it says anything.
+#: How long an ASR or a TTS may make no progress, in seconds. Long, because an ASR may process a whole recording before
+#: its first output.
 STALLED_SEC: Final = 300.0
 
 
 class StallTimer:
-    """Ends the work of a part that neither takes input nor makes output for ``seconds``; None sets no limit.
+    """A timer that cancels a part which neither takes input nor makes output for ``seconds``; None for no limit.
 
-    The clock stands still while the part waits for input, and between ``rest`` and ``wait``. One timer looks at it, so
-    a part that works costs two assignments for each item.
+    The clock stops while the part waits for input, and between ``rest`` and ``wait``. A single timer checks it, so
+    watching a part costs two assignments for each item.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -215,14 +219,14 @@ class StallTimer:
         self._loop = asyncio.get_running_loop()
         #: Whether the part waits for input.
         self._reading = False
-        #: Since when the part has something to do; None while it has nothing.
+        #: Since when the part has had something to do; None while it has nothing.
         self._since: float | None = None
         self._timeout: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def limiting(self, role: Role, engine: Engine) -> AsyncIterator[None]:
-        """Cancel the block when the part stalls, which raises EngineFailed."""
+        """Cancel the block if the part stalls; then raises EngineFailed."""
         try:
             async with asyncio.timeout(None) as self._timeout:
                 self._look()
@@ -234,21 +238,21 @@ class StallTimer:
             self.stop()
 
     def wait(self) -> None:
-        """The part has something to do."""
+        """Start the clock: the part has something to do."""
         self._since = self._loop.time()
 
     def rest(self) -> None:
-        """The part has shown that it works, and need not do anything for now."""
+        """Stop the clock: the part has made progress, and need not do anything for now."""
         self._since = None
 
     def stop(self) -> None:
-        """Limit nothing any more. Idempotent."""
+        """Stop limiting the part. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._timeout = None
 
     def _look(self) -> None:
-        """End the part, or look again when its time may be over."""
+        """Cancel the part if its time is over; otherwise check again later."""
         if self._seconds is None or self._timeout is None:
             return
         now = self._loop.time()
@@ -260,7 +264,7 @@ class StallTimer:
             self._timer = self._loop.call_later(left, self._look)
 
     async def read(self, source: AsyncIterator[T]) -> T:
-        """Return the next item of ``source``, for which the part waits."""
+        """Return the next item of ``source``; the clock stops while the part waits for it."""
         self._reading = True
         try:
             return await anext(source)
@@ -270,7 +274,7 @@ class StallTimer:
 
 
 class WatchedInput(AsyncIterator[T]):
-    """The input of a part, read by its StallTimer."""
+    """The input of a part, read through its StallTimer."""
 
     def __init__(self, source: AsyncIterator[T], stall_timer: StallTimer) -> None:
         self._source = source
@@ -281,7 +285,7 @@ class WatchedInput(AsyncIterator[T]):
 
 
 async def run_part(role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
-    """Have an ASR or a TTS write its outputs. Its failures have its name, and so has it if it stalls."""
+    """Run a request on an ASR or TTS, with ``failures_of`` and a StallTimer; its outputs go to ``out``."""
     stall_timer = StallTimer(STALLED_SEC)
     asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
     async with stall_timer.limiting(role, part):
@@ -290,7 +294,7 @@ async def run_part(role: Role, part: Engine, request: GenerationRequest, out: Ou
 
 
 class _WatchedOutputs(OutputFilter):
-    """The outputs of a part, which show ``stall_timer`` that the part works."""
+    """An OutputWriter that reports the outputs of a part to ``stall_timer`` as progress."""
 
     def __init__(self, out: OutputWriter, stall_timer: StallTimer) -> None:
         super().__init__(out)
@@ -307,7 +311,7 @@ class _WatchedOutputs(OutputFilter):
 
 
 class FirstOutput(OutputFilter):
-    """Stops ``stall_timer`` at the first output, and costs nothing from then on."""
+    """An OutputWriter that stops ``stall_timer`` at the first output, and costs nothing after it."""
 
     def __init__(self, out: OutputWriter, stall_timer: StallTimer) -> None:
         super().__init__(out)
@@ -322,44 +326,44 @@ class FirstOutput(OutputFilter):
 
 # Whether an answer may be begun before the turn has ended.
 
-#: Answers that are begun ahead and held back, at most, for all requests of an engine.
+#: How many answers may be begun ahead and held back at the same time, in all requests of an engine.
 MOST_AHEAD: Final = 4
-#: Beside other answers one may be begun ahead if answers beside others begin at most this many times as late as alone.
+#: While the LLM makes other answers, one may be begun ahead if concurrent answers have a time to first output of at
+#: most so many times that of single answers.
 STRIDE: Final = 1.5
-#: An LLM that mostly answers several at the same time is seldom idle for long: from this share on, it counts as busy.
+#: From this share of concurrent answers on, the LLM counts as busy, since it is seldom idle for long.
 MOST_CROWDED: Final = 0.5
 #: The weight of the latest measurement in the moving averages.
 _SMOOTHING: Final = 0.2
 
 
 class SpeculationOutcome(StrEnum):
-    """What became of an answer that was begun ahead, or could have been."""
+    """What became of an answer that was begun before the turn had ended, or why none was begun."""
 
-    #: The turn ended with what was guessed.
+    #: Used: the turn ended with the guessed input.
     USED = "used"
-    #: The speaker went on.
+    #: Discarded: the speaker went on.
     WENT_ON = "went_on"
-    #: The settled transcript, or other input, is not what was guessed.
+    #: Discarded: the final transcript, or other input, differs from the guess.
     DIFFERED = "differed"
-    #: It failed, or the request ended before its turn.
+    #: The answer failed, or the request ended before the turn did.
     FAILED = "failed"
-    #: It was not begun: the LLM has enough to do.
+    #: Not begun: the LLM was too busy.
     SKIPPED = "skipped"
 
 
 class AheadLoad:
-    """Learns how much later answers begin beside others than alone, and so whether one may be begun ahead.
+    """The decision whether an answer may be begun ahead, by how much concurrent answers delay one another.
 
-    An idle LLM may begin an answer ahead. A busy one may do so only if answers beside others begin hardly later: an
-    answer ahead, which may be for nothing, must not delay an answer that a user waits for. The measure is the time to
-    the first output.
+    An idle LLM may begin an answer ahead. A busy one may do so only if concurrent answers begin hardly later than
+    single ones: an answer ahead, which may be discarded, must not delay an answer that a user waits for.
     """
 
     def __init__(self) -> None:
-        #: Answers under way whose input is complete.
+        #: The number of answers in progress whose input is complete.
         self.active = 0
         self._ahead = 0
-        #: The share of answers that began beside others, of late.
+        #: The recent share of answers that began while others were in progress.
         self._crowded = 0.0
         self._alone: float | None = None
         self._beside: float | None = None
@@ -384,15 +388,15 @@ class AheadLoad:
         return AnswerUnderWay(self, beside=beside, ahead=ahead)
 
     def note_used(self) -> None:
-        """Note that the turn of an answer that was begun ahead has ended."""
+        """Note that an answer that was begun ahead is used: its turn has ended."""
         self._ahead -= 1
 
     def note_end(self) -> None:
-        """Note that an answer is not under way any more."""
+        """Note that an answer is no longer in progress."""
         self.active -= 1
 
     def learn(self, seconds: float, *, beside: bool) -> None:
-        """Note how long an answer took to its first output, ``beside`` others or alone."""
+        """Note the time to first output of an answer; ``beside``: whether others were in progress."""
         known = self._beside if beside else self._alone
         learnt = seconds if known is None else known + _SMOOTHING * (seconds - known)
         if beside:
@@ -402,7 +406,7 @@ class AheadLoad:
 
 
 class AnswerUnderWay:
-    """An answer from the end of its input to its own end."""
+    """The measurement of one answer, from the end of its input to its own end."""
 
     def __init__(self, load: AheadLoad, *, beside: bool, ahead: bool) -> None:
         self._load = load
@@ -419,13 +423,13 @@ class AnswerUnderWay:
             self._load.learn(self._loop.time() - self._began, beside=self._beside)
 
     def used(self) -> None:
-        """Note that it is no longer ahead: its turn has ended."""
+        """Note that the answer is no longer ahead: its turn has ended."""
         if self._ahead:
             self._ahead = False
             self._load.note_used()
 
     def end(self) -> None:
-        """Note that it has ended, be it without an output. Idempotent."""
+        """Note that the answer has ended, with or without output. Idempotent."""
         if not self._ended:
             self._ended = True
             self.used()

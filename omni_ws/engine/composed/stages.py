@@ -1,4 +1,4 @@
-"""The stages of a composition: one hears, one answers, one speaks."""
+"""The stages of a composed engine: AsrStage, LlmStage and TtsStage."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
 
 class _EngineStage:
-    """A Stage that runs an engine, and is the OutputWriter of that engine."""
+    """Base class of the stages: a Stage that runs an engine, and is the OutputWriter of that engine."""
 
     _outputs: Outputs
     _sink: Channel[Any] | None
@@ -55,7 +55,7 @@ class _EngineStage:
         return self._outputs.full or (sink is not None and sink.full and not sink.closed)
 
     async def drain(self) -> None:
-        """See OutputWriter. Waits for the next stage, too."""
+        """See OutputWriter. Waits also while the link to the next stage is full."""
         await self._outputs.drain()
         if self._sink is not None and self._sink.full:
             with suppress(ChannelClosed):
@@ -69,7 +69,7 @@ _CHUNK_OVERHEAD_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What the next chunk will be if the speaker, who pauses, says nothing more. None takes the guess back."""
+    """The next chunk, provided that the speaker, who pauses, says nothing more; None withdraws the last guess."""
 
     chunk: InputChunk | None
 
@@ -79,20 +79,20 @@ def _size_of(item: InputChunk | Guess) -> float:
     return _CHUNK_OVERHEAD_BYTES + (0 if chunk is None else len(chunk.payload))
 
 
-#: Input on its way to a part, in bytes.
+#: The link that carries input to a part; its capacity is in bytes.
 INPUT_LINK: Final = StageLink(1 << 20, cost=_size_of)
 
 
 class AsrStage(_EngineStage):
-    """The first Stage of a request, which writes speech down: chunks in; chunks to the LLM, transcripts to the client.
+    """The first Stage of a request, which transcribes speech: chunks in; chunks to the LLM, transcripts to the client.
 
-    Settled transcripts take the place of the audio, and input stays in its order: what follows audio waits until that
-    is written down. For an LLM that hears, ``beside``, all input passes at once, and the transcripts are the client's
-    alone. With ``guesses``, a Guess tells at a pause what the next chunk of text will be if that was the end.
+    Final transcripts replace the audio, and input stays in order: chunks after audio wait for its transcript. If the
+    LLM takes audio (``beside``), all input passes at once, and only the client gets the transcripts. With ``guesses``,
+    the LLM stage also gets a Guess of the transcript at each pause that may be the end.
 
-    Each stretch of audio is a request to the ASR. The settled transcripts, put together, are the whole transcript.
-    ``earlier`` is what the message begins with: it goes to the LLM before the input, which is written down meanwhile.
-    Where the answer is cut off, the stage goes on for the client alone.
+    Each stretch of audio is a request to the ASR. The final transcripts, joined, are the whole transcript. ``earlier``
+    are the earlier parts of the message: they go to the LLM before the input, which is transcribed meanwhile. After the
+    answer was cut off, the stage goes on transcribing for the client only.
     """
 
     name = Role.ASR.value
@@ -106,25 +106,25 @@ class AsrStage(_EngineStage):
         guesses: bool = False,
         earlier: EarlierParts | None = None,
     ) -> None:
-        #: The length of the audio that was written down, in milliseconds.
+        #: The length of the transcribed audio, in milliseconds.
         self.audio_ms = 0
         self._engine = engine
         self._request = request
         self._beside = beside
         self._guesses = guesses
-        #: Whether a guess may have been settled since somebody spoke.
+        #: Whether a final transcript came after the last interim one, which may have confirmed a guess.
         self._guess_settled = False
         self._stretch: _Stretch | None = None
-        #: Whether the input had anything in it, even audio without words.
+        #: Whether there was any input, even audio without words.
         self._anything = False
         self._separator = ""
         self._boundary = _TextBoundary()
-        #: What the LLM has not got yet: earlier parts of the message; settled transcripts and guesses, which follow.
+        #: What the LLM has not received yet: earlier parts of the message; after them, final transcripts and guesses.
         self._earlier = earlier
         self._heard: deque[str | TranscriptGuess] = deque()
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Pass the input on. Raises EmptyInput where there was none."""
+        """Transcribe the input, and pass it on to the LLM. Raises EmptyInput if there was none."""
         assert sink is not None
         self._outputs, self._sink = outputs, sink
         try:
@@ -157,13 +157,13 @@ class AsrStage(_EngineStage):
         await self._stretch.put(chunk)
 
     async def _write_down(self) -> None:
-        """Wait until all audio so far is written down."""
+        """Wait until all audio so far is transcribed."""
         if self._stretch is not None:
             await self._stretch.end()
             self._stretch = None
 
     async def _listen(self, heard: Channel[InputChunk]) -> None:
-        """Write one stretch of audio down."""
+        """Have the ASR transcribe one stretch of audio, from ``heard``."""
         asked = asked_of(
             self._engine,
             self._request,
@@ -177,7 +177,7 @@ class AsrStage(_EngineStage):
         try:
             await run_part(Role.ASR, self._engine, asked, out)
         except EmptyInput:
-            pass  # not a whole sample; whether that was all, the end of the input tells
+            pass  # less than a sample; ``run`` checks whether there was other input
         except OmniError as error:
             if not self._beside:
                 raise
@@ -185,7 +185,7 @@ class AsrStage(_EngineStage):
             self._outputs.write(part_failed(Role.ASR, error))
 
     def write(self, output: EngineOutput) -> None:
-        """See OutputWriter; for the ASR."""
+        """See OutputWriter. Called by the ASR."""
         if isinstance(output, TranscriptOutput):
             self._outputs.write(output)
             self._settle(output)
@@ -199,7 +199,7 @@ class AsrStage(_EngineStage):
             self._pass_heard_on()
 
     async def drain(self) -> None:
-        """See OutputWriter. The LLM gets what was said in earlier parts first, once that is known."""
+        """See OutputWriter. Also passes transcripts on to the LLM, if the earlier parts of the message are known."""
         if self._earlier_known:
             await self._pass_on()
         await super().drain()
@@ -217,11 +217,11 @@ class AsrStage(_EngineStage):
 
     @property
     def _earlier_known(self) -> bool:
-        """Whether the LLM has what was said in earlier parts, or can have it at once."""
+        """Whether the LLM has the earlier parts of the message, or they are known and can be passed on at once."""
         return self._earlier is None or self._earlier.known
 
     async def _pass_on(self) -> None:
-        """Give the LLM what was heard, behind what was said in earlier parts."""
+        """Wait for the earlier parts of the message, and pass them and then the transcripts so far to the LLM."""
         earlier, self._earlier = self._earlier, None
         for chunk in () if earlier is None else await earlier.chunks():
             self._anything = True
@@ -241,7 +241,7 @@ class AsrStage(_EngineStage):
                 self._sink.put_nowait(item)
 
     async def _give(self, chunk: InputChunk) -> None:
-        """Pass input on to the LLM, unless the answer is cut off: then nobody reads it."""
+        """Pass a chunk to the LLM; does nothing if the answer is cut off, since nobody reads the chunk then."""
         assert self._sink is not None
         try:
             await self._sink.put(chunk)
@@ -251,7 +251,7 @@ class AsrStage(_EngineStage):
 
 
 class _StretchOutputs(OutputFilter):
-    """What an ASR writes about a stretch of audio, placed in the whole input."""
+    """An OutputWriter that converts transcripts of a stretch of audio to ones of the whole input, see ``_placed``."""
 
     def __init__(self, out: OutputWriter, *, from_ms: int, separator: str) -> None:
         super().__init__(out)
@@ -265,7 +265,7 @@ class _StretchOutputs(OutputFilter):
 
 
 class _Stretch:
-    """A stretch of audio, and the task that writes it down."""
+    """A stretch of audio, and the task that transcribes it."""
 
     def __init__(self, listen: Callable[[Channel[InputChunk]], Awaitable[None]], outputs: Outputs) -> None:
         self._heard: Channel[InputChunk] = Channel(INPUT_LINK.capacity, cost=INPUT_LINK.cost)
@@ -278,60 +278,60 @@ class _Stretch:
         except ChannelClosed:
             pass  # the client, or the LLM, has ended
         except Exception as error:
-            # Told at once: the speaker may say nothing more for a while.
+            # Reported at once, because the speaker may say nothing more for a while.
             if not self._outputs.closed:
                 self._outputs.fail(error)
         finally:
             self._heard.discard()
 
     async def put(self, chunk: InputChunk) -> None:
-        """Take more of the audio. Raises ChannelClosed where nobody reads the outputs any more."""
+        """Add a chunk of the audio. Raises ChannelClosed if nobody reads the outputs any more."""
         try:
             await self._heard.put(chunk)
         except ChannelClosed:
             if self._outputs.closed:
                 raise
-            # The ASR has ended before its input did, and has said all that it had to say.
+            # The ASR has ended before its input; its outputs are complete.
 
     async def end(self) -> None:
-        """Wait until the audio is written down. Raises ChannelClosed as ``put`` does."""
+        """End the audio, and wait until it is transcribed. Raises ChannelClosed as ``put`` does."""
         self._heard.close()
         await self._listening
         if self._outputs.closed:
             raise ChannelClosed
 
     async def aclose(self) -> None:
-        """Withdraw it. Idempotent."""
+        """Cancel the transcription, and wait for its end. Idempotent."""
         if not self._listening.done():
             self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
 
 
 class _TextBoundary:
-    """Keeps typed and heard words apart where text of one kind follows text of the other."""
+    """A filter that inserts a space between typed text and a transcript that follow one another."""
 
     def __init__(self) -> None:
-        #: Whether the latest chunk of text was typed; None where the latest chunk was none, or there is none.
+        #: Whether the latest chunk was typed text (True) or a transcript (False); None for any other chunk or none.
         self._typed: bool | None = None
         self._needs_space = False
         #: Whether the latest chunk was text of an earlier part.
         self._after_earlier = False
 
     def typed(self, chunk: InputChunk) -> InputChunk:
-        """Return a chunk that was not heard, as the LLM gets it."""
+        """Return ``chunk``, which is not a transcript, with a space before its text if needed."""
         if chunk.modality is not Modality.TEXT or chunk.tool_call_id is not None:
             self._typed, self._after_earlier = None, False
             return chunk
         return msgspec.structs.replace(chunk, payload=self._joined(chunk.payload, typed=True))
 
     def earlier(self, chunk: InputChunk) -> InputChunk:
-        """Return a chunk of an earlier part, as the LLM gets it."""
+        """Return ``chunk``, of an earlier part of the message, with a space before its text if needed."""
         given = self.typed(chunk)
         self._after_earlier = chunk.modality is Modality.TEXT
         return given
 
     def heard(self, text: str) -> InputChunk:
-        """Return the chunk for a transcript."""
+        """Return a chunk with the text of a transcript, with a space before it if needed."""
         return InputChunk(Modality.TEXT, self._joined(text.encode(), typed=False))
 
     def _joined(self, payload: bytes, *, typed: bool) -> bytes:
@@ -344,7 +344,10 @@ class _TextBoundary:
 
 
 def _placed(transcript: TranscriptOutput, *, from_ms: int, separator: str) -> TranscriptOutput:
-    """Return a transcript of a stretch that began at ``from_ms`` as a part of the transcript of the whole input."""
+    """Return a transcript of the whole input, from that of a stretch of audio which begins at ``from_ms``.
+
+    ``separator`` comes before its text unless that begins with white space.
+    """
     text = transcript.text
     if text and not text[0].isspace():
         text = separator + text
@@ -361,21 +364,21 @@ def _placed(transcript: TranscriptOutput, *, from_ms: int, separator: str) -> Tr
 
 # The stage that answers.
 
-#: Text that is written and not yet spoken, in characters: beyond it the LLM waits for the TTS.
+#: The link from LLM to TTS. Its capacity is in characters; the LLM waits for the TTS while it is full.
 SPEECH_LINK: Final = StageLink(2000, cost=len)
 
 
 class LlmStage(_EngineStage):
     """A Stage of one request: chunks in; the answer to the client, and its text to the TTS.
 
-    The LLM reads the input as it arrives, so it may work ahead. With ``words_only`` speech has become text before it:
-    where the input then ends without anything, because speech had no words, the LLM's request is withdrawn, and the
-    answer is ``EngineCapabilities.nothing_heard``.
+    The LLM reads the input as it arrives, so that it can process it early. With ``words_only``, speech was replaced by
+    its transcript: if the input then ends without content, because speech had no words, the LLM's request is cancelled,
+    and the answer is ``EngineCapabilities.nothing_heard``.
 
-    ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio. An answer that is spoken and
-    calls a tool without a word says ``tool_filler`` behind the call, unless it answers the result of one: what is said
-    is part of its text. Where the client named no limit, a spoken answer ends with a whole sentence within
-    ``max_spoken_tokens``, and the finish reason is LENGTH. Raises EngineFailed where nothing comes for
+    ``transcribed`` and ``spoken`` mean that other parts make the transcript and the audio. A spoken answer that
+    consists of tool calls only says ``tool_filler`` after them, unless it answers the result of a tool call; the filler
+    is part of the answer's text. If the client set no limit, a spoken answer ends with a whole sentence within
+    ``max_spoken_tokens``, and the finish reason is LENGTH. ``run`` raises EngineFailed if the LLM has no output within
     ``first_byte_timeout_sec`` after the end of the input.
     """
 
@@ -403,9 +406,9 @@ class LlmStage(_EngineStage):
         dropped = {TranscriptOutput: transcribed, AudioOutput: spoken, TextOutput: not self._writes}
         self._dropped = tuple(kind for kind, drop in dropped.items() if drop)
         self._first_byte_timeout_sec = first_byte_timeout_sec
-        #: Until the first output.
+        #: Runs until the first output.
         self._stall_timer: StallTimer | None = None
-        #: What is said with the first tool call, unless something was written before; empty for nothing.
+        #: The text to say after tool calls, unless the answer has other text; empty for nothing.
         self._filler = tool_filler if spoken else ""
         self._limit = None
         if spoken and max_spoken_tokens is not None and "max_tokens" not in request.sampling:
@@ -413,7 +416,7 @@ class LlmStage(_EngineStage):
         self._given: _GivenInput | None = None
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Answer the input."""
+        """Have the LLM answer the input that ``source`` yields; its text also goes to ``sink``, the TTS."""
         self._outputs, self._sink = outputs, sink
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
@@ -431,7 +434,7 @@ class LlmStage(_EngineStage):
             raise EngineFailed(f"LLM ({self._engine.name}): the answer has no end", param=self.name)
 
     def write(self, output: EngineOutput) -> None:
-        """See OutputWriter; for the LLM."""
+        """See OutputWriter. Called by the LLM."""
         if self._stall_timer is not None:
             self._stall_timer.stop()
             self._stall_timer = None
@@ -450,7 +453,7 @@ class LlmStage(_EngineStage):
             await asyncio.sleep(0)  # the LLM's request may be about to be cancelled
 
     def _write_within(self, limit: SpokenLimit, output: TextOutput) -> None:
-        """Pass text on as far as it may be said, and end the LLM's request where no more may be."""
+        """Pass on the text that ``limit`` allows, and cancel the LLM's request when the limit is reached."""
         if limit.passes(output.text):
             limit.count(output.text)
         elif (said := limit.feed(output.text)) != output.text:
@@ -470,7 +473,7 @@ class LlmStage(_EngineStage):
         self.finished = finished
 
     def _usage(self, output_tokens: int) -> Usage:
-        """That of an answer that was cut off here: as the LLM counts it, or estimated."""
+        """Return the usage of an answer that this stage cut off: the LLM's own, or else an estimate."""
         assert self._given is not None
         words = self._given.words + count_history(self._request.history)
         estimated = Usage(input_tokens=words, output_tokens=output_tokens)
@@ -481,7 +484,7 @@ class LlmStage(_EngineStage):
         return self._given is not None and self._given.has_tool_result
 
     def _fill(self, finished: Finished) -> None:
-        """Say something while the client runs the tools that this answer calls."""
+        """Write ``tool_filler``, to be spoken while the client runs the tools that this answer calls."""
         if self._filler and finished.reason is FinishReason.TOOL_CALLS and not self._answers_tool:
             self._send(TextOutput(self._filler))
 
@@ -501,19 +504,19 @@ class LlmStage(_EngineStage):
 
 
 class _GivenInput:
-    """The InputSource of the LLM, which withdraws the request where it ends without the content that it must have."""
+    """The InputSource of the LLM, which cancels the LLM's request if the input ends without required content."""
 
     def __init__(self, source: AsyncIterator[InputChunk], *, must_have_content: bool) -> None:
-        #: Ends the LLM's request when it expires.
+        #: A timeout that is used to cancel the LLM's request.
         self.withdrawal: asyncio.Timeout | None = None
         self.has_tool_result = False
-        #: Of the text in it.
+        #: The number of words in its text so far.
         self.words = 0
         self._source = source
         self._empty = must_have_content
 
     def withdraw(self) -> None:
-        """End the LLM's request."""
+        """Cancel the LLM's request."""
         if self.withdrawal is not None:
             self.withdrawal.reschedule(asyncio.get_running_loop().time())
 
@@ -541,9 +544,9 @@ class _GivenInput:
 class TtsStage(_EngineStage):
     """A Stage of one request: text in, audio to the client.
 
-    The TTS reads the spoken form of the text (``SpeakableText``); the words that it times are told as they are written.
-    An answer with nothing to be read, such as a tool call, is not spoken. Where the TTS fails and the client reads the
-    text too, the text goes on without it.
+    The TTS reads the spoken form of the text (``SpeakableText``); the words with times that it reports are converted
+    back to the written ones. An answer without text, such as a tool call, is not spoken. If the TTS fails and the
+    client also gets the text, the answer goes on without audio.
     """
 
     name = Role.TTS.value
@@ -556,7 +559,7 @@ class TtsStage(_EngineStage):
         self._words = WrittenWords()
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Outputs) -> None:
-        """Speak the text as it arrives."""
+        """Have the TTS read ``source`` as it arrives, and write the audio to ``outputs``."""
         self._outputs, self._sink = outputs, sink
         async with aclosing(self._spoken_text(source)) as texts:
             first = await anext(texts, None)
@@ -570,7 +573,7 @@ class TtsStage(_EngineStage):
                 outputs.write(part_failed(Role.TTS, error))
                 await outputs.drain()
         async for _ in source:
-            pass  # the text goes on where the TTS has ended before it
+            pass  # the TTS has ended before the text, which goes on without it
 
     async def _speak(self, begin: str, rest: AsyncIterator[str]) -> None:
         async with aclosing(_chunks(begin, rest)) as text:
@@ -580,7 +583,7 @@ class TtsStage(_EngineStage):
             await run_part(Role.TTS, self._engine, asked, self)
 
     def write(self, output: EngineOutput) -> None:
-        """See OutputWriter; for the TTS."""
+        """See OutputWriter. Called by the TTS."""
         if isinstance(output, AudioOutput):
             if output.words:
                 output = AudioOutput(output.samples, output.sample_rate, self._words.place(output.words))
@@ -592,7 +595,7 @@ class TtsStage(_EngineStage):
             self.audio_ms = output.usage.output_audio_ms
 
     async def _spoken_text(self, source: AsyncIterator[str]) -> AsyncGenerator[str, None]:
-        """Yield what the TTS reads, from the first piece on that has something to pronounce."""
+        """Yield the spoken form of the text, from the first piece on that can be pronounced."""
         held, begun = "", False
         async with aclosing(_spoken_pieces(source, SpeakableText(self._language))) as spoken:
             async for pieces in spoken:
@@ -606,22 +609,23 @@ class TtsStage(_EngineStage):
 
     @property
     def _language(self) -> str:
-        """The language that the voice reads alone; empty where that is not known."""
+        """Return the only language that the voice reads; empty if it reads several, or if that is not known."""
         able = self._engine.capabilities
         voice = self._request.voice or next(iter(able.voices), "")
         return able.voice_languages.get(voice, "")
 
 
 def _is_refusal(error: OmniError) -> bool:
-    """Whether the client asked for something that the TTS does not know, which the client has to mend."""
+    """Whether the TTS refused a parameter of the request, which the client has to correct."""
     asked = ("voice", "speed", "stage_params", "stage_sampling")
     return isinstance(error, InvalidRequest) and (error.param or "").partition(".")[0] in asked
 
 
 async def _spoken_pieces(source: AsyncIterator[str], speakable: SpeakableText) -> AsyncGenerator[list[Spoken], None]:
-    """Yield the spoken form of a text that arrives.
+    """Yield the spoken form of a text, as the text arrives.
 
-    Words that wait for what follows them are passed on when nothing follows for a while at the end of a sentence.
+    Words that are held back, because further text may change how they are read, are yielded after a pause at the end of
+    a sentence.
     """
     read = 0
     while True:
@@ -662,7 +666,7 @@ class AnswerStages:
 
     @property
     def finished(self) -> Finished:
-        """How the answer ended, once its stages have."""
+        """The Finished of the answer, after its stages have ended."""
         finished = self._llm.finished
         assert finished is not None
         spoken_ms = 0 if self._tts is None else self._tts.audio_ms

@@ -1,4 +1,4 @@
-"""GgufEngine: a language model in a GGUF file, run by llama.cpp in a process of its own."""
+"""GgufEngine: a language model in a GGUF file, which llama.cpp runs in a separate process."""
 
 from __future__ import annotations
 
@@ -34,50 +34,51 @@ from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)
 
-#: How long an answer waits for others to end, in seconds.
+#: How long an answer waits for a free place, in seconds.
 PLACE_SEC: Final = 2.0
-#: How long after the loss of a connection the end of the process may be noticed, in seconds.
+#: How long after the loss of a connection to wait for the end of the process, in seconds.
 _DEATH_SEC: Final = 1.0
 
 SERVER_MODULE: Final = "omni_ws.engine.llm.gguf_server"
 
-#: Where the client names none; llama.cpp looks at the last 64 tokens.
+#: The repetition penalty if the client sets none; llama.cpp applies it to the last 64 tokens.
 REPETITION_PENALTY: Final = 1.1
 
-#: Answers at the same time: more would each be slower than speech.
+#: How many answers run at the same time: with more, each would be slower than speech.
 _FEWEST_PARALLEL: Final = 2
 _MOST_PARALLEL: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufSettings:
-    """The file of a model, and how it is run; None in a number: as fits the processor."""
+    """The file of a model, and how to run it. A number that is None is chosen by the processor."""
 
     file: Path
     #: The model's name.
     name: str
-    #: Of one conversation, in tokens.
+    #: The context of one conversation, in tokens.
     context: int = 4096
     threads: int | None = None
-    #: Conversations that are answered at the same time.
+    #: How many conversations are answered at the same time.
     parallel: int | None = None
-    #: Whether a model that can think does so before it answers.
+    #: Whether a reasoning model thinks before it answers.
     think: bool = False
-    #: The file of a Jinja template in place of the model's own.
+    #: The file of a Jinja chat template that replaces the model's own.
     chat_template: Path | None = None
-    #: Instructions with which most conversations begin: computed at the start, so that no first answer waits for them.
+    #: Instructions with which most conversations begin. They are processed at the start, so that no first answer waits
+    #: for them.
     instructions: str = ""
-    #: What the operator should know of the model.
+    #: A note on the model for the operator.
     about: str = ""
-    #: Seconds from the request to the first output.
+    #: How long the first output of an answer may take, in seconds.
     first_byte_timeout: float = 120
 
 
 class GgufEngine:
-    """Does the task chat, by a RemoteLlmEngine in front of a process that it starts.
+    """An engine for the task ``chat``: a RemoteLlmEngine and the process of llama.cpp that it is connected to.
 
-    When the process dies, its answers fail, ``state`` becomes UNHEALTHY, and another one is started, with increasing
-    delays until it succeeds. Each has a port and a key of its own.
+    If the process dies, its answers fail, ``state`` becomes UNHEALTHY, and a new process is started, with increasing
+    delays until that succeeds. Each process has its own port and key.
     """
 
     name = "gguf"
@@ -87,7 +88,7 @@ class GgufEngine:
         self.active_requests = 0
         self.settings = settings
         self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(cores() // 2, _MOST_PARALLEL))
-        #: The other cores are for the ASR and the TTS.
+        #: The remaining cores are for the ASR and the TTS.
         self.threads = settings.threads or max(1, cores() // 2)
         self._places = asyncio.Semaphore(self.parallel)
         self._running: RunningModel | None = None
@@ -108,7 +109,7 @@ class GgufEngine:
 
     @property
     def process(self) -> RunningModel | None:
-        """What runs; None while the process is being started again."""
+        """The running process; None while it is being restarted."""
         return self._running
 
     def describe(self) -> tuple[str, ...]:
@@ -125,7 +126,7 @@ class GgufEngine:
     # life
 
     async def start(self) -> None:
-        """Load the model. Idempotent. Raises EngineFailed for a file that is no model, or cannot be loaded."""
+        """Load the model. Idempotent. Raises EngineFailed if the file is no model or cannot be loaded."""
         if self._keeper is not None:
             return
         await self._launch()
@@ -203,7 +204,7 @@ class GgufEngine:
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """A process of llama.cpp, what it serves, and the engine that asks it."""
+    """A process of llama.cpp, its description of the model, and the RemoteLlmEngine that sends it requests."""
 
     child: Child
     served: ModelServed
@@ -214,7 +215,7 @@ class RunningModel:
         return self.child.pid
 
     async def compute(self, instructions: str) -> None:
-        """Have the prompt of conversations that begin with ``instructions`` computed; llama.cpp keeps it."""
+        """Have llama.cpp process ``instructions``, and keep the result for conversations that begin with them."""
         request = GenerationRequest(
             request_id="start",
             task=Task.CHAT,
@@ -227,11 +228,11 @@ class RunningModel:
         )
         try:
             await self.llm.generate(request, _Unread())
-        except OmniError as error:  # the first answer comes later then, and says what is wrong
+        except OmniError as error:  # the first answer will begin later, and report the error
             logger.warning("the instructions were not computed ahead: %s", error)
 
     async def has_ended(self) -> bool:
-        """Whether the process has ended, after the loss of a connection to it."""
+        """Return whether the process has ended, after a connection to it was lost. Waits a moment for the end."""
         try:
             async with asyncio.timeout(_DEATH_SEC):
                 await self.child.wait()
@@ -241,7 +242,7 @@ class RunningModel:
 
 
 class _Unread:
-    """An OutputWriter that drops an answer which nobody reads."""
+    """An OutputWriter that drops all outputs."""
 
     full = False
 
@@ -253,7 +254,7 @@ class _Unread:
 
 
 class _Place:
-    """One of the places for answers at the same time. An answer needs it from the end of its input on."""
+    """A request's claim to one of the places for concurrent answers, which it takes at the end of its input."""
 
     def __init__(self, places: asyncio.Semaphore, number: int) -> None:
         self._places = places
@@ -261,7 +262,7 @@ class _Place:
         self._taken = False
 
     async def after(self, source: InputSource) -> AsyncIterator[InputChunk]:
-        """Yield the whole input, and end when there is a place. Raises EngineOverloaded where none becomes free."""
+        """Yield the whole input, then wait for a place before ending. Raises EngineOverloaded if none becomes free."""
         async for chunk in source:
             yield chunk
         try:
@@ -281,7 +282,7 @@ class _Place:
 
 
 def _checked_template(settings: GgufSettings) -> str | None:
-    """Check the files; return the text of the template. Raises EngineFailed. Blocks."""
+    """Check the files in ``settings``; return the text of the template, if any. Raises EngineFailed. Blocks."""
     check_model_file(settings.file)
     if (template := settings.chat_template) is None:
         return None
@@ -293,10 +294,10 @@ def _checked_template(settings: GgufSettings) -> str | None:
 
 
 def _without_loops(request: GenerationRequest) -> Mapping[str, Any]:
-    """The sampling, with a penalty on what was just said: small models repeat themselves until the context is full.
+    """Return the sampling parameters with a repetition penalty, without which small models may repeat text endlessly.
 
-    Not where the answer is JSON or a call, which repeat their marks, where the client names any penalty, or asks for
-    probabilities, which are the model's own.
+    They are unchanged if the answer may be JSON or a tool call, which repeat their punctuation, if the client sets any
+    penalty, or if it requests log-probabilities, which a penalty would change.
     """
     named = {"repetition_penalty", "presence_penalty", "frequency_penalty"} & request.sampling.keys()
     options = request.options
@@ -311,7 +312,7 @@ def _settings_of(settings: GgufSettings, address: str, key: str, *, tools: bool)
         model=settings.name,
         api_key=key,
         section="llm",
-        # What did not reach this process reaches none.
+        # A request that did not reach this process will not reach any other.
         retries=0,
         start_timeout=0,
         first_byte_timeout=settings.first_byte_timeout,
@@ -324,7 +325,7 @@ def _count(number: int, what: str) -> str:
 
 
 async def _loaded(child: Child, order: Order) -> ModelServed:
-    """Give a process its order, and return what it serves. Raises EngineFailed where it cannot load the model."""
+    """Send ``order`` to the process, and return its ModelServed. Raises EngineFailed if it cannot load the model."""
     child.send(order)
     reason = ""
     try:
@@ -335,7 +336,7 @@ async def _loaded(child: Child, order: Order) -> ModelServed:
     except ChildEnded:
         pass
     status = await child.end()
-    # The package only says that it failed; why is in the log of llama.cpp.
+    # The package only reports that it failed; the reason is in the log of llama.cpp.
     reason = child.last_words or reason or _how_it_ended(status)
     raise EngineFailed(f"llama.cpp does not load {order.file}: {reason}", fatal=True)
 
@@ -346,20 +347,20 @@ def _how_it_ended(status: int) -> str:
     return f"it ended by itself, status {status}"
 
 
-# The file: what can be told of it before it is loaded
+# Checks of the file before it is loaded
 
 _MAGIC: Final = b"GGUF"
 #: The magic and the version, little-endian.
 _HEAD: Final = struct.Struct("<4sI")
 #: The versions of the format that llama.cpp reads.
 _VERSIONS: Final = (2, 3)
-#: The name of one of several files that are a model together.
+#: The name of a file of a model that is split into several files.
 _PART_NAME: Final = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
 _GB: Final = 1_000_000_000
 
 
 def check_model_file(file: Path) -> None:
-    """Raise EngineFailed, in one sentence, for a file that cannot be run."""
+    """Raise EngineFailed, with a one-sentence message, if the file cannot be run."""
     if file.exists() and not file.is_file():
         raise EngineFailed(f"{file} is not a file", fatal=True)
     try:
@@ -382,12 +383,12 @@ def check_model_file(file: Path) -> None:
 
 
 def available_memory() -> int | None:
-    """Return the memory that programs can still have, in bytes; None where the system does not tell."""
+    """Return the available memory, in bytes; None if the system does not report it."""
     return min((*_free_of_machine(), *_limit_of_group()), default=None)
 
 
 def _parts(file: Path) -> list[Path]:
-    """All files of the model of which ``file`` is one."""
+    """Return all files of the model that ``file`` belongs to."""
     named = _PART_NAME.fullmatch(file.name)
     return [file] if named is None else [*file.parent.glob(f"{glob.escape(named[1])}?????{named[2]}")]
 
@@ -404,7 +405,7 @@ def _free_of_machine() -> Iterator[int]:
 
 
 def _limit_of_group() -> Iterator[int]:
-    """The limit of a container (cgroup v2)."""
+    """Yield the memory limit of the container (cgroup v2), in bytes; nothing if there is none."""
     with suppress(OSError, ValueError):
         yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
 

@@ -1,8 +1,8 @@
 """The process that runs a GGUF model: ``python -m omni_ws.engine.llm.gguf_server``.
 
-llama.cpp's own HTTP server, out of the package xllamacpp, on a port of this machine that the system chooses, for
-whoever has the key. A process of its own, because native code that crashes, and gigabytes, should not take the server
-down. It gets one message, an Order, and sends one, ModelServed or NotServed.
+It runs llama.cpp's HTTP server, from the package xllamacpp, on a local port that the system chooses; requests need a
+key. It is a separate process, so that a crash of native code, or a lack of memory, does not end our server. It receives
+one message, an Order, and sends one, ModelServed or NotServed.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from omni_ws.engine.child_main import ServerLink, leave_signals_to_server
 if sys.platform == "linux":
     import fcntl
 
-#: Of llama.cpp's log.
+#: The verbosity of llama.cpp's log.
 _ERRORS_ALONE: Final = 1
-#: Without mmap: for the processor, llama.cpp keeps a copy of most weights in another order, and would have both.
+#: Without mmap: on a CPU llama.cpp keeps a reordered copy of most weights, and would have both in memory.
 _READ_WHOLE: Final = 0
-#: Thinking is on where the template leaves it open.
+#: Thinking is on if the template does not decide.
 _AS_THE_MODEL_DOES: Final = -1
-#: Prompts of earlier conversations that are kept for their next turn. llama.cpp would take 8 GiB.
+#: The limit on the cache of prompts of earlier conversations. llama.cpp's default is 8 GiB.
 _CACHE_MIB: Final = 256
-#: Connections beside those of answers: questions about health.
+#: Connections besides those of answers, for health checks.
 _SPARE_THREADS: Final = 2
 _PROPERTIES_SEC: Final = 60.0
-#: Of 1000, beside the share of the memory that a process has (proc(5)).
+#: Added to the badness score of the process, of at most 1000, by which the system chooses what to kill (proc(5)).
 _OUT_OF_MEMORY_SCORE: Final = "500"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve, and to whom. ``context`` is that of one conversation, in tokens."""
+    """The order to serve a model; ``key`` is the key for requests, ``context`` that of one conversation, in tokens."""
 
     file: str
     #: The model's name.
     name: str
     key: str
     context: int
-    #: Conversations that are answered at the same time.
+    #: How many conversations are answered at the same time.
     parallel: int
     threads: int
-    #: Whether a model that can think does so before it answers.
+    #: Whether a reasoning model thinks before it answers.
     think: bool = False
-    #: A Jinja template in place of the model's own.
+    #: A Jinja chat template that replaces the model's own.
     chat_template: str | None = None
 
     def __repr__(self) -> str:
-        """Return it without the key, which is no matter for a log."""
+        """Return the fields without the key, which must not be logged."""
         return f"Order({self.file!r})"
 
 
 class ModelServed(msgspec.Struct, frozen=True, tag=True):
-    """What is served: at which address, with which context, and whether the chat template knows tools."""
+    """A report that the model is served: its address, its context, and whether its chat template supports tools."""
 
     address: str
     context: int
@@ -66,7 +66,7 @@ class ModelServed(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotServed(msgspec.Struct, frozen=True, tag=True):
-    """What the package says where the model cannot be served; more is in llama.cpp's log."""
+    """A report that the model cannot be served, with the error of the package; details are in llama.cpp's log."""
 
     reason: str
 
@@ -75,9 +75,9 @@ FromModel: TypeAlias = ModelServed | NotServed
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Load the model of the Order, and serve it until the standard input ends."""
     _be_first_to_go()
-    # In Google's containers llama.cpp would listen where this one says.
+    # llama.cpp would listen on the port of this variable, which Google's containers set.
     os.environ.pop("AIP_MODE", None)
     link = ServerLink(Order)
     order, _ = link.receive()
@@ -88,20 +88,20 @@ def main() -> None:
     except Exception as error:  # whatever the package raises
         link.send(NotServed(str(error)))
         os._exit(1)
-    # llama.cpp's handlers would end its work, and leave the process.
+    # llama.cpp's signal handlers would end its work but not the process.
     leave_signals_to_server()
     link.send(served)
     link.receive()  # nothing more comes
 
 
 def _server(order: Order) -> Any:
-    """llama.cpp's server, with the model loaded. Raises what the package raises."""
+    """Return llama.cpp's server, with the model loaded. Raises the exceptions of the package."""
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path, parameters.model_alias = order.file, {order.name}
     parameters.hostnames, parameters.port, parameters.api_keys = ["127.0.0.1"], 0, [order.key]
-    # Each conversation has its part of the whole.
+    # llama.cpp divides its context among the conversations.
     parameters.n_ctx, parameters.n_parallel = order.context * order.parallel, order.parallel
     parameters.kv_unified = False
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = order.threads
@@ -117,7 +117,7 @@ def _server(order: Order) -> Any:
 
 
 def _served(address: str, key: str) -> ModelServed:
-    """What the server at ``address`` says of itself."""
+    """Return the description of the model that the server at ``address`` gives."""
     request = urllib.request.Request(f"{address}/props", headers={"Authorization": f"Bearer {key}"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_PROPERTIES_SEC) as answer:
@@ -130,15 +130,15 @@ def _served(address: str, key: str) -> ModelServed:
 
 
 def _be_first_to_go() -> None:
-    """Where memory runs out, the system should end this process rather than the server."""
+    """Make the system kill this process, rather than the server, when memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_SCORE, encoding="ascii")
 
 
 def _end_with_input_while_loading() -> None:
-    """End this process with its input also while xllamacpp loads a model.
+    """End this process at the end of its input even while xllamacpp loads a model.
 
-    It holds the GIL then, so no thread can act. Linux sends SIGIO when the other end closes.
+    xllamacpp then holds the GIL, so no thread of Python can run. Linux sends SIGIO when the other end is closed.
     """
     if sys.platform == "linux":
         fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())

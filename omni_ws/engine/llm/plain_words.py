@@ -1,4 +1,4 @@
-"""What somebody said, as rules read it: in plain words, and after the talk so far."""
+"""The input of the rules engine: a user's sentence in plain words (Asked), and the conversation so far (Talk)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from datetime import datetime
 from functools import cache, cached_property
 from importlib import resources
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from omni_ws.core.history import Message
+
+if TYPE_CHECKING:
+    from omni_ws.engine.llm.encyclopedia import Encyclopedia
 
 _NAME: Final = re.compile(r"{([a-z_]+)}")
 _LINE_END: Final = re.compile(r"\n *|^ +")
@@ -22,20 +25,20 @@ _BRACKET: Final = re.compile(r"\(([^()\[\]]*)\)|\[([^()\[\]]*)\]")
 
 @cache
 def read(name: str) -> dict[str, Any]:
-    """The tables of a file beside the intents, which is read once."""
+    """Return the content of the TOML file ``name`` in the folder of the intents. Each file is read once."""
     file = resources.files("omni_ws.engine.llm.intents").joinpath(f"{name}.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def inserted(text: str, words: dict[str, str]) -> str:
-    """A ``text`` of such a file on one line, with each ``{name}`` replaced by what ``words`` has for it."""
+    """Return ``text``, of such a file, on one line and with each ``{name}`` replaced by ``words[name]``."""
     return _NAME.sub(lambda found: inserted(words[found[1]], words), _LINE_END.sub("", text))
 
 
 def expanded(phrase: str) -> list[str]:
-    """Every sentence that ``phrase`` stands for, with single spaces: "(hi|hello) [there]" is four.
+    """Return every sentence that ``phrase`` stands for, with single spaces: "(hi|hello) [there]" stands for four.
 
-    Brackets may stand in brackets.
+    Brackets may be nested.
     """
     if (found := _BRACKET.search(phrase)) is None:
         if any(bracket in phrase for bracket in "()[]"):
@@ -46,7 +49,7 @@ def expanded(phrase: str) -> list[str]:
     return list(dict.fromkeys(sentence for one in inside for sentence in expanded(begin + one + end)))
 
 
-# Plain words: what was written or heard, in one spelling, and without courtesies around it
+# Plain words: text in a uniform spelling, and without courtesies ("please", "could you") around it
 
 WORDS: Final = read("words")
 _QUOTES: Final = str.maketrans("’‘ʼ`´", "'''''")
@@ -57,9 +60,9 @@ _CONTRACTED: Final = re.compile(r"\bwon't\b|\bcan't\b|\blet's\b|n't\b|'re\b|'ve\
 _TOKEN: Final = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|[^\W\d_]+(?:'[^\W\d_]+)*")
 _LEADING: Final = re.compile(rf"^(?:{'|'.join(WORDS['courtesies']['before'])}) (?=.)")
 _TRAILING: Final = re.compile(rf"(?<=.) (?:{'|'.join(WORDS['courtesies']['behind'])})$")
-#: Courtesies that are taken away at most, before and behind.
+#: How many courtesies are removed at most, before and after a request.
 _MOST_COURTESIES: Final = 6
-#: Around a request as it was written.
+#: Courtesies around a request as it was written.
 _POLITE: Final = re.compile(rf"(?:{'|'.join(WORDS['courtesies']['written_before'])})[\s,.!]+", re.I)
 _POLITE_END: Final = re.compile(rf"(?:{'|'.join(WORDS['courtesies']['written_behind'])})$", re.I)
 _LONGEST_POLITE_END: Final = len(", could you please tell me")
@@ -67,7 +70,7 @@ _MARKS: Final = " \t\r\n.!?,;"
 
 
 def plain_words(text: str) -> str:
-    """``text`` in small letters, without punctuation and contractions, a space between words: "what's" → "what is"."""
+    """Return ``text`` in lower case, without punctuation, contractions written out: "What's up?" → "what is up"."""
     text = unicodedata.normalize("NFKC", text).translate(_QUOTES).lower()
     text = _MINUS.sub(" minus ", text)
     text = _SIGNS.sub(lambda sign: f" {WORDS['signs'][sign[0].replace(' ', '')]} ", text)
@@ -76,7 +79,7 @@ def plain_words(text: str) -> str:
 
 
 def requests(words: str) -> Iterator[str]:
-    """Yield plain ``words``, and what is left of them with fewer and fewer courtesies; what has none comes last."""
+    """Yield plain ``words``, then the same with fewer and fewer courtesies around them; the last one has none."""
     yield words
     yield from _stripped(_LEADING, words)
     for shorter in _stripped(_TRAILING, words):
@@ -86,7 +89,7 @@ def requests(words: str) -> Iterator[str]:
 
 
 def _stripped(courtesy: re.Pattern[str], words: str) -> Iterator[str]:
-    """Yield ``words`` without the first courtesy, without the second one too, and so on."""
+    """Yield ``words`` without the first match of ``courtesy``, then without the first two, and so on."""
     for _ in range(_MOST_COURTESIES):
         shorter = courtesy.sub("", words, count=1)
         if shorter == words:
@@ -96,7 +99,7 @@ def _stripped(courtesy: re.Pattern[str], words: str) -> Iterator[str]:
 
 
 def without_courtesies(text: str) -> str:
-    """``text`` as it was written, but for courtesies and marks around it."""
+    """Return ``text`` as it was written, but without courtesies and punctuation around it."""
     request = text.strip(_MARKS)
     request = request[courtesies(request) :]
     while (end := _POLITE_END.search(request, max(0, len(request) - _LONGEST_POLITE_END))) is not None:
@@ -108,7 +111,7 @@ def without_courtesies(text: str) -> str:
 
 
 def courtesies(text: str) -> int:
-    """Length of the courtesies that begin ``text``; something is left behind them."""
+    """Return the length of the courtesies with which ``text`` begins, so that something is left after them."""
     length = 0
     while (match := _POLITE.match(text, length)) is not None and match.end() < len(text):
         length = match.end()
@@ -117,18 +120,18 @@ def courtesies(text: str) -> int:
 
 # The conversation so far
 
-#: Of how many messages of each side the texts are looked at, and how many characters of each.
+#: How many messages of each side are considered, and how many characters of each.
 RECENT: Final = 64
 _LOOKED_AT: Final = 2048
-#: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
+#: In sentences of more words keywords are ambiguous, and whole phrases are not searched for.
 MAX_WORDS: Final = 16
 _MAX_CHARACTERS: Final = 200
 
 
 class Talk:
-    """The conversation so far, as rules read it: what both sides said, the newest last.
+    """The conversation so far: the messages of both sides, the newest last.
 
-    ``said`` are the sentences of the message that is being answered before the one that is meant.
+    ``said`` are the earlier sentences of the message that is being answered.
     """
 
     def __init__(self, history: Sequence[Message], *, said: Sequence[str] = ()) -> None:
@@ -137,16 +140,16 @@ class Talk:
             for role in ("assistant", "user")
         )
         self.history = history
-        #: The last answer, whole; empty before the first. The same of what was heard.
+        #: The complete last answer and the complete last message of the user; empty before the first.
         self.last_answer = answers[-1].strip() if answers else ""
         self.last_heard = heard[-1].strip() if heard else ""
         self.answers = tuple(answer[:_LOOKED_AT] for answer in answers[-RECENT:])
         self.heard = tuple(words[:_LOOKED_AT] for words in (*heard[-RECENT:], *said))
-        #: What was heard in the whole conversation, without this message.
+        #: All messages of the user before the current one.
         self.all_heard = [words.strip()[:_LOOKED_AT] for words in heard]
 
     def fresh(self, wordings: Sequence[str]) -> str:
-        """Return the first of ``wordings`` that was not said yet; where all were, the one said longest ago."""
+        """Return the first of ``wordings`` that was not used yet; if all were, the one used longest ago."""
         places = enumerate(self.answers)
         said = {wording: place for place, answer in places for wording in wordings if wording in answer}
         return min(wordings, key=lambda wording: said.get(wording, -1))
@@ -154,33 +157,35 @@ class Talk:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One thing that somebody said, with all that an answer to it may depend on."""
+    """A sentence of the user, with everything that its answer may depend on."""
 
-    #: As it was written; each run of white space is one space, and there is none at its ends.
+    #: The sentence as it was written, with single spaces.
     text: str
     talk: Talk
     now: datetime
-    #: What chance is drawn from: the same for the same conversation at the same time.
+    #: The generator of random choices: it makes the same ones for the same conversation at the same time.
     chance: Random
-    #: Whether pictures came with it, which are described before the answer.
+    #: Whether the message has images, which are described before the answer.
     pictured: bool = False
+    #: What may be looked up; None where nothing is.
+    encyclopedia: Encyclopedia | None = None
 
     @cached_property
     def words(self) -> str:
-        """The plain words."""
+        """The sentence in plain words."""
         return plain_words(self.text)
 
     @cached_property
     def request(self) -> str:
-        """The text without courtesies, as it was written."""
+        """The sentence as it was written, without courtesies."""
         return without_courtesies(self.text)
 
     @cached_property
     def asks(self) -> tuple[str, ...]:
-        """The words with fewer and fewer courtesies; none of a long text."""
+        """The plain words with fewer and fewer courtesies, such as "could you"; empty for a long sentence."""
         is_short = len(self.words) <= _MAX_CHARACTERS and self.words.count(" ") < MAX_WORDS
         return tuple(requests(self.words)) if is_short else ()
 
 
-#: A slot's name → what stood there, in plain words, or as it was written where the intent asks for that.
+#: From the name of a slot of a phrase to the words in its place: plain words, or as written if the intent requires it.
 Slots: TypeAlias = Mapping[str, str]

@@ -11,6 +11,7 @@ from random import Random
 from typing import Final
 
 from omni_ws.core.history import Message
+from omni_ws.engine.llm.encyclopedia import Encyclopedia
 from omni_ws.engine.llm.intents import told
 from omni_ws.engine.llm.intents.letters import REPEAT, SPELL, repeated, spelled
 from omni_ws.engine.llm.intents.matcher import Matcher, Understood, catalogue
@@ -26,8 +27,6 @@ _MAX_ANSWERED: Final = 2
 NOTHING_HEARD: Final = "I did not hear anything."
 NOTHING_WRITTEN: Final = "The message is empty."
 TOO_LONG: Final = "That is more than I can follow."
-#: Said once in a conversation. It names no command, which is hard to type from hearing: the page and the log show one.
-CONNECT: Final = "With a language model I would know more. Whoever runs this server can connect one."
 
 _SPACE: Final = re.compile(r"\s+")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+(?=\S)")
@@ -49,19 +48,27 @@ def prepare() -> None:
 
 
 def answer(
-    text: str, history: Sequence[Message], now: datetime, *, seed: object = None, pictured: bool = False
+    text: str,
+    history: Sequence[Message],
+    now: datetime,
+    *,
+    seed: object = None,
+    pictured: bool = False,
+    encyclopedia: Encyclopedia | None = None,
 ) -> Iterator[str]:
     """The sentences of the answer to ``text``, one at a time, so that a long one can be spoken while it is made.
 
     Chance is drawn from ``seed``, or ``now`` where there is none, and from the text and its place in the conversation.
-    ``pictured`` says that pictures came with the text and were described.
+    ``pictured`` says that pictures came with the text and were described. What no rule has comes from ``encyclopedia``.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain:
         return iter((NOTHING_WRITTEN,))
     if len(plain) > MAX_REQUEST:
         return iter((_long_answer(plain) or TOO_LONG,))
-    return _short_answer(_asked(plain, Talk(history), now, seed=seed, pictured=pictured))
+    return _short_answer(
+        replace(_asked(plain, Talk(history), now, seed=seed), pictured=pictured, encyclopedia=encyclopedia)
+    )
 
 
 def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: object = None) -> Iterator[str] | None:
@@ -83,10 +90,10 @@ def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: 
     return _each_once(exact[:_MAX_ANSWERED])
 
 
-def _asked(plain: str, talk: Talk, now: datetime, *, seed: object, pictured: bool = False) -> Asked:
+def _asked(plain: str, talk: Talk, now: datetime, *, seed: object) -> Asked:
     drawn_from = f"{now.isoformat() if seed is None else seed} {len(talk.history)} {plain}"
     chance = Random(drawn_from.encode("utf-8", "surrogatepass"))
-    return Asked(text=plain, talk=talk, now=now, chance=chance, pictured=pictured)
+    return Asked(text=plain, talk=talk, now=now, chance=chance)
 
 
 def _with_text(asked: Asked, text: str) -> Asked:
@@ -188,14 +195,9 @@ def _followed_up(asked: Asked) -> Understood | None:
 
 
 def _unknown(asked: Asked) -> Iterator[str]:
-    """The sentences for a request that no rule fits: that it is so, and once that a model would know more."""
-    if asked.pictured:  # the description of the pictures is the answer
-        return
-    kind = told.kind_of(asked.text)
-    yield asked.talk.fresh(told.UNKNOWN[kind])
-    answers = (message.text for message in asked.talk.history if message.role == "assistant")
-    if kind != "wordless" and not any(CONNECT in answer for answer in answers):
-        yield CONNECT
+    """The sentence for a request that no rule fits."""
+    if not asked.pictured:  # otherwise the description of the pictures is the answer
+        yield asked.talk.fresh(told.UNKNOWN[told.kind_of(asked.text)])
 
 
 def _parts(text: str) -> list[str]:

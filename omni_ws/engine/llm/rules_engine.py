@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Final, TypeVar
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
@@ -28,6 +29,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_input import unanswered
 from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
+from omni_ws.engine.llm.encyclopedia import CREDIT, Encyclopedia, load_encyclopedia
 from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, exact_answer, prepare
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
@@ -45,15 +47,18 @@ class RulesEngine:
     """Answers text by rules, and describes pictures plainly, without a model.
 
     Deterministic: the same conversation at the same time gives the same text.
-    ``now`` tells the time. Coins and dice are drawn from it, unless the request has a ``seed``.
+    ``now`` tells the time. Coins and dice are drawn from it, unless the request has a ``seed``. ``summaries`` is the
+    fetched file of the encyclopedia.
     """
 
     name = "rules"
 
-    def __init__(self, *, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, *, summaries: Path | None = None, now: Callable[[], datetime] = datetime.now) -> None:
         self.model = "rules"
         self.active_requests = 0
         self._now = now
+        self._summaries = summaries
+        self._encyclopedia: Encyclopedia | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     @property
@@ -75,6 +80,11 @@ class RulesEngine:
             nothing_heard=NOTHING_HEARD,
         )
 
+    @property
+    def credited(self) -> str:
+        """The model as parts are described: with whose text is spoken."""
+        return self.model if self._encyclopedia is None else f"{self.model} and {CREDIT}"
+
     def describe(self) -> tuple[str, ...]:
         return ()
 
@@ -82,6 +92,7 @@ class RulesEngine:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="rules")
             await run_in_thread(self._threads, prepare)
+            self._encyclopedia = await run_in_thread(self._threads, load_encyclopedia, self._summaries)
 
     async def stop(self) -> None:
         threads, self._threads = self._threads, None
@@ -104,7 +115,7 @@ class RulesEngine:
         text = AnswerText(request.sampling)
         writes = request.tells_text
         separator = ""
-        sentences = question.answer(self._now(), request.sampling.get("seed"))
+        sentences = question.answer(self._now(), request.sampling.get("seed"), self._encyclopedia)
         while text.reached is None and (sentence := await question.worked_on(next, sentences, None)) is not None:
             async for piece in text.add(separator + sentence):
                 if writes:
@@ -155,7 +166,7 @@ class _Question:
         for pieces in self._texts:
             self.words += await self.worked_on(count_words, "".join(pieces))
 
-    def answer(self, now: datetime, seed: object) -> Iterator[str]:
+    def answer(self, now: datetime, seed: object, encyclopedia: Encyclopedia | None) -> Iterator[str]:
         """Yield the sentences of the answer."""
         described = self._sights.sentences()
         yield from described
@@ -163,7 +174,8 @@ class _Question:
         if text and (before := unanswered(self._request.history)):
             text = f"{before} {text}"
         if text or not described:
-            yield from answer(text, self._request.history, now, seed=seed, pictured=bool(described))
+            history, pictured = self._request.history, bool(described)
+            yield from answer(text, history, now, seed=seed, pictured=pictured, encyclopedia=encyclopedia)
 
     async def worked_on(self, call: Callable[..., T], *arguments: object) -> T:
         """Return ``call(*arguments)``, which works on the whole text and history: in a thread where they are long."""

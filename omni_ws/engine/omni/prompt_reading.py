@@ -97,7 +97,7 @@ class RowQueue:
 
 
 class WholePromptReader:
-    """Converts one prompt for Qwen2.5: each token is a row, made of its hidden state and its embedding.
+    """A converter of one prompt for Qwen2.5: each token is a row, made of its hidden state and its embedding.
 
     The rows of audio, images and video, whose tokens are ``media``, have no embedding. ``last`` is the token and the
     code of the row that ends the prompt. It must not be used after InvalidValue.
@@ -119,13 +119,13 @@ class WholePromptReader:
         return TalkerRows(tokens, item.states, item.hidden, np.full(len(tokens), NONE), item.positions)
 
     def end(self) -> tuple[TalkerRows, int]:
-        """Return the rows behind the prompt, and the position of the first row of the answer. Raises InvalidValue."""
+        """Return the rows after the prompt, and the position of the first row of the answer. Raises InvalidValue."""
         token, code = self._last
         return plain_rows([token], [code], self._position, self._hidden_size), self._position + 1
 
 
 class UserTurnsReader:
-    """Converts one prompt for Qwen3, of which the Talker reads the user's turns only; used as WholePromptReader.
+    """A converter of one prompt for Qwen3, whose Talker reads the user's turns only; used like WholePromptReader.
 
     A row is the embedding of a text token, or the hidden state of a token of audio, image or video. Positions are
     shifted so that the other turns leave no gaps. Behind the user's turns come the three tokens that begin the

@@ -37,7 +37,7 @@ MOST_WAITING: Final = 1024
 
 
 class _Frames(DecodedStream):
-    """One session; ``done`` counts frames."""
+    """The state of one session; ``done`` counts frames."""
 
     def __init__(self, slot: int, codebooks: int) -> None:
         super().__init__(slot)
@@ -65,7 +65,7 @@ class _Frames(DecodedStream):
 
 
 class Qwen3Code2Wav(Vocoder[_Frames]):
-    """The Vocoder. Voice and seed have no effect: the codes determine the voice, and decoding is deterministic.
+    """The Vocoder of Qwen3-Omni. Voice and seed have no effect: the codes determine the voice, and there is no noise.
 
     A step decodes a piece of each of several sessions, up to ``batch`` and STEP_FRAMES. ``weights`` are the tensors of
     the module ``code2wav``; they are moved to ``device`` in float32. Raises ConfigurationError for weights that do not
@@ -130,7 +130,7 @@ _BEGIN: Final = 0
 
 
 class Code2WavGraphs:
-    """Runs ``network`` on arrays: on a GPU from CUDA graphs, with batches padded to a captured size.
+    """``network`` as a function of arrays: on a GPU run from CUDA graphs, with batches padded to a captured size.
 
     The padding are rows of the scratch slot. ``pieces`` has the limit on streams in a batch for each number of frames.
     """
@@ -246,7 +246,7 @@ class Code2WavShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Code2WavNetwork:
-    """Embedding, transformer and convolutions.
+    """The network of the vocoder: embedding, transformer and convolutions.
 
     ``weights`` are the tensors of the module ``code2wav``, float32, on the device of ``memory``, which has the state of
     each stream.
@@ -441,7 +441,7 @@ Weights = Mapping[str, Tensor]
 
 
 class SlotMemory:
-    """Owns the tensors with the state of each slot: ``slots`` of them, and one for scratch."""
+    """The owner of all tensors with the state of slots: ``slots`` of them, and one for scratch."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.slots = slots

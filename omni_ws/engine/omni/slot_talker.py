@@ -409,7 +409,7 @@ class TalkerAnswer:
         return rows
 
     def begin_frame(self) -> None:
-        """Count a frame that is begun, against the grants too."""
+        """Count a frame that is begun, which uses up one granted frame."""
         self.length += 1
         self.frames += 1
         self._granted -= 1
@@ -432,7 +432,7 @@ class TalkerAnswer:
                 self._answer_complete = True
 
     def take_row(self) -> tuple[int, NDArray[np.float32] | None]:
-        """Remove and return the next row of the answer: its token, and its hidden state where the family has them."""
+        """Remove and return the next row of the answer: its token, and its hidden state if the model family has one."""
         self._rows_taken += 1
         if self._tokens:
             return self._tokens.popleft(), self._states.popleft() if self._states else None

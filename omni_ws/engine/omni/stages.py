@@ -92,7 +92,7 @@ class OmniTalker:
             pass
 
     async def _begun_answer(self, source: AsyncIterator[TalkerItem]) -> list[TalkerItem]:
-        """Read the prompt and the first row of the answer; sets ``_speaks`` if there is such a row."""
+        """Return the items up to the first row of the answer; sets ``_speaks`` if there is such a row."""
         begun: list[TalkerItem] = []
         async for item in source:
             if isinstance(item, AnswerEnd):
@@ -185,7 +185,7 @@ class VocoderStage:
         return self._chunks.audio_ms
 
     async def run(self, source: AsyncIterator[Codes], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Decode up to the end of ``source``."""
+        """Decode the codes that ``source`` yields, up to its end, and write the audio to ``outputs``."""
         async with self._chunks.reading(source):
             if await self._chunks.has_more():
                 async with self._process.open(self._settings) as session:

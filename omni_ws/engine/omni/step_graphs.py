@@ -11,7 +11,7 @@ Step = Callable[[int, int], torch.Tensor]
 
 
 class StepGraphs:
-    """Runs ``step(batch, window)``: from a CUDA graph if one was captured for this shape, else directly.
+    """A runner of ``step(batch, window)``: from a CUDA graph if one was captured for this shape, else directly.
 
     The step must read its inputs from fixed buffers and must not synchronise with the device. All graphs share one
     memory pool, since only one of them runs at a time. On a CPU there are none.

@@ -53,7 +53,7 @@ class StepModel(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do something."""
+        """Whether there is work, so that ``step`` would do something."""
         ...
 
     def step(self) -> Sequence[StepResult]:
@@ -116,7 +116,7 @@ class AnswerRows:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The answer is complete: no more AnswerRows follow."""
+    """The item that ends an answer: no more AnswerRows follow."""
 
 
 #: What a Talker reads.

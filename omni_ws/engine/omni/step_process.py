@@ -127,7 +127,7 @@ class StepProcess:
             session.made.discard()
 
     async def occupation(self) -> Status:
-        """Return what occupies the process, once it has handled all earlier messages. Raises EngineFailed."""
+        """Return the Status of the process, after it has handled all earlier messages. Raises EngineFailed."""
         return await self._ask()
 
     async def trace(self, path: Path | None) -> None:
@@ -141,7 +141,7 @@ class StepProcess:
             raise self._failed(f"tracing the {self.role} failed: {status.error}")
 
     async def _ask(self, trace: str | msgspec.UnsetType | None = msgspec.UNSET) -> Status:
-        """Ask with a new number, and return the answer of the process. Raises EngineFailed."""
+        """Send an Ask with a new number, and return the Status that answers it. Raises EngineFailed."""
         if self.ready is None:
             raise self._failed(f"the {self.role} is not available")
         number, self._next_question = self._next_question, self._next_question + 1
@@ -366,7 +366,7 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and warm, or cannot be loaded: then ``error`` is set, for the operator."""
+    """A report that the model is loaded and warm, or, if ``error`` (for the operator) is set, that loading failed."""
 
     slots: int = 0
     memory_bytes: int = 0
@@ -375,19 +375,19 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenSlot(msgspec.Struct, frozen=True, tag=True):
-    """Open a session with the settings in the body; SlotOpened or SlotRefused follows."""
+    """An order to open a session with the settings in the body; the process answers SlotOpened or SlotRefused."""
 
     session: int
 
 
 class SlotOpened(msgspec.Struct, frozen=True, tag=True):
-    """The session has a slot."""
+    """A report that the session has a slot."""
 
     session: int
 
 
 class SlotRefused(msgspec.Struct, frozen=True, tag=True):
-    """The session is closed; ``overloaded`` if there was no free slot."""
+    """A report that the session is closed because of an error; ``overloaded`` if there was no free slot."""
 
     session: int
     message: str
@@ -395,40 +395,40 @@ class SlotRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class FeedItem(msgspec.Struct, frozen=True, tag=True):
-    """Feed the session with the item in the body, which counts as ``cost`` bytes until ItemTaken."""
+    """An order to feed the session with the item in the body, which counts as ``cost`` bytes until ItemTaken."""
 
     session: int
     cost: int
 
 
 class ItemTaken(msgspec.Struct, frozen=True, tag=True):
-    """The model took an item of ``cost`` bytes."""
+    """A report that the model took an item of ``cost`` bytes."""
 
     session: int
     cost: int
 
 
 class GrantFrames(msgspec.Struct, frozen=True, tag=True):
-    """Allow the session ``frames`` more codec frames."""
+    """An order to allow the session ``frames`` more codec frames."""
 
     session: int
     frames: int
 
 
 class CloseSlot(msgspec.Struct, frozen=True, tag=True):
-    """Free the session's slot."""
+    """An order to free the session's slot."""
 
     session: int
 
 
 class ItemMade(msgspec.Struct, frozen=True, tag=True):
-    """The model made the item in the body for the session."""
+    """An item that the model made for the session, in the body."""
 
     session: int
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a Status with the same number.
+    """A request for a Status with the same number.
 
     ``trace`` begins a trace of torch's operations that will be written to this file; None ends and writes it.
     """
@@ -438,7 +438,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
-    """How many sessions are open, whether the model has work, and what went wrong with a trace."""
+    """The answer to an Ask: the number of open sessions, whether the model has work, and the error of a trace."""
 
     number: int
     sessions: int

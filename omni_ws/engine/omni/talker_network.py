@@ -43,7 +43,7 @@ class TalkerNetwork(ABC):
     voices: tuple[str, ...]
     #: The settings of a session that asks for none.
     defaults: TalkerSettings
-    #: The tokens of the rows behind the answer: of the first such row, and of all further ones.
+    #: The tokens of the rows after the answer: of the first such row, and of all further ones.
     after_answer: tuple[int, int]
     #: The codes of the first codebook that end an answer.
     end_codes: frozenset[int]
@@ -69,7 +69,7 @@ class TalkerNetwork(ABC):
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the tensors on the device."""
+        """The size of all tensors of the network on the device, in bytes."""
         return held_bytes(vars(self), {id(self._embeddings)})
 
     @property
@@ -79,7 +79,7 @@ class TalkerNetwork(ABC):
 
     @property
     def vocabulary(self) -> int:
-        """The number of the Thinker's tokens."""
+        """The number of tokens in the Thinker's vocabulary."""
         return int(self._embeddings.shape[0])
 
     @abstractmethod

@@ -99,7 +99,7 @@ ODE_STEPS: Final = 10
 
 
 class Qwen25Token2Wav(Vocoder["_Answer"]):
-    """The Vocoder. The seed defaults to 0; the name of the voice may be in upper or lower case.
+    """The Vocoder of Qwen2.5-Omni. The seed defaults to 0; the name of the voice may be in upper or lower case.
 
     A step either evaluates the DiT once or converts mel frames to samples, for up to ``batch`` sessions whose windows
     have the same length. Four windows keep a GPU busy: with more, a step only takes longer.
@@ -171,7 +171,7 @@ class Qwen25Token2Wav(Vocoder["_Answer"]):
 
 
 class _Answer(DecodedStream):
-    """One session: codes that windows have yet to read, the current window, and its mel frames.
+    """The state of one session: codes that later windows read, the current window, and its mel frames.
 
     A window is solved first (``solver``), then its mel frames are converted to samples (``vocoding``). ``done`` counts
     windows.
@@ -226,7 +226,7 @@ class _Answer(DecodedStream):
         return False, len(self.solver.value)
 
     def take_slope(self, slope: Tensor) -> None:
-        """Continue solving with the derivative."""
+        """Continue solving the window, with the derivative ``slope``."""
         assert self.solver is not None
         self.solver.take(slope)
         if self.solver.done:
@@ -430,7 +430,7 @@ _THIRD = 1 / 3
 
 
 class RungeKutta:
-    """Solves a differential equation with the 3/8 rule of fourth order; the caller computes the derivatives.
+    """A solver of a differential equation, by the 3/8 rule of fourth order; the caller computes the derivatives.
 
     The caller evaluates the derivative at ``time`` and ``point``, and passes it to ``take``, until ``done``. ``value``
     is the solution at the last step done. The steps begin and end at ``times``; ``begin`` is the value at the first.

@@ -337,7 +337,7 @@ class SlotCache:
         self.values = torch.zeros(size, device=device, dtype=dtype)
 
     def piece(self, slot: int, start: int, count: int) -> tuple[Put, torch.Tensor]:
-        """Access for a pass over ``count`` positions of one slot, which follow its first ``start`` positions."""
+        """Return the access for a pass over ``count`` positions of one slot, after its first ``start`` positions."""
         here, new, end = slice(slot, slot + 1), slice(start, start + count), start + count
 
         def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -349,7 +349,7 @@ class SlotCache:
         return put, ones.tril(start)[None]
 
     def row(self, lengths: torch.Tensor, window: int) -> tuple[Put, torch.Tensor]:
-        """Access for a pass over one position of each of the first slots, which follows their ``lengths`` (B,).
+        """Return the access for a pass over the next position of each of the first slots, after their ``lengths`` (B,).
 
         All attend to at most the first ``window`` positions; ``window`` must be larger than the lengths. The position
         that is written for an inactive slot is overwritten by the next pass.

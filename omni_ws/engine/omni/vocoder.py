@@ -1,4 +1,4 @@
-"""Vocoder: the StepModel that both vocoders are, which decodes the codes of many sessions in batches.
+"""Vocoder: the base class of both vocoders, a StepModel that decodes the codes of many sessions in batches.
 
 A DecodedStream is the state of one session.
 """
@@ -21,7 +21,7 @@ _SETTINGS: Final = frozenset({"voice", "seed"})
 
 
 class DecodedStream(ABC):
-    """One session: its unfinished inputs, and the samples that are made for the oldest of them.
+    """The state of one session: its unfinished inputs, and the samples that are made for the oldest of them.
 
     ``done`` counts what is decoded, in units of the vocoder: frames or windows. An input is finished, and its samples
     are sent, when ``done`` reaches the number that ``goal`` returned for it.
@@ -59,7 +59,7 @@ class DecodedStream(ABC):
         self._goals.append(self.goal(np.asarray(item.codes, np.int64)))
 
     def take(self, samples: NDArray[np.float32], done: int) -> None:
-        """Take the samples of the next ``done`` units, which are decoded now."""
+        """Add the samples of the next ``done`` units, which have been decoded."""
         self._samples.append(samples)
         self.done += done
 
@@ -75,7 +75,9 @@ Stream = TypeVar("Stream", bound=DecodedStream)
 
 
 class Vocoder(ABC, Generic[Stream]):
-    """A StepModel: VocoderInput in; out, for each, samples (n,) float32 that no later code changes, maybe none.
+    """A StepModel whose input is VocoderInput, and whose output for each input is samples (n,) float32, maybe none.
+
+    The samples are those that no later code changes.
 
     A step works for several sessions whose next work is alike; the session that has waited longest decides which work.
     Frames have ``codebooks`` codes, each below ``codebook_size``. At most ``most_waiting`` frames of a session may wait
@@ -112,7 +114,7 @@ class Vocoder(ABC, Generic[Stream]):
 
     @abstractmethod
     def _most(self, work: tuple[bool, int]) -> int:
-        """Return how many sessions a step may do this work for."""
+        """Return for how many sessions at most a step may do ``work``."""
 
     @abstractmethod
     def _decode(self, work: tuple[bool, int], streams: Sequence[Stream]) -> None:

@@ -36,7 +36,7 @@ from omni_ws.errors import EngineOverloaded, InvalidValue
 
 
 class _Worker:
-    """Serves one model: handles messages of the server, runs steps, and sends the results."""
+    """The loop that serves one model: it handles messages of the server, runs steps, and sends the results."""
 
     def __init__(self, model: StepModel, link: ServerLink) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class _Worker:
         self._trace: tuple[Any, str] | None = None
 
     def run(self) -> NoReturn:
-        """Serve until the server ends, and the process with it."""
+        """Serve until the server closes the input of this process, which ends the process."""
         while True:
             if not self._model.busy:
                 self._take(*self._link.receive())

@@ -1,1 +1,1 @@
-"""The remote engine: other servers that speak the OpenAI API answer."""
+"""The remote engine, which forwards requests to other servers with the OpenAI API, its *upstreams*."""

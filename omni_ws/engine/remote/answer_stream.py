@@ -1,4 +1,4 @@
-"""A streamed chat completion, event by event, as outputs of an engine."""
+"""Converts the events of a streamed chat completion to outputs of an engine (ChatAnswer)."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
 }
-#: The longest name of another reason, in characters.
+#: The limit, in characters, on the name of a finish reason that FinishReason lacks.
 _MAX_REASON: Final = 64
-#: Where servers put what a model thinks: vLLM, llama.cpp and LM Studio; Ollama and newer vLLM.
+#: The fields with a model's reasoning: of vLLM, llama.cpp and LM Studio; of Ollama and newer vLLM.
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
-#: The texts that come in pieces, and their names in lists of parts.
+#: The fields with texts that arrive in pieces, also in lists of content parts.
 _CUT_TEXTS: Final = frozenset({"content", *_THOUGHTS, "refusal", "arguments", "transcript", "text", "thinking"})
-#: How deep parts of content may lie in one another.
+#: How deeply content parts may be nested.
 _MOST_NESTED: Final = 4
-#: Ends that are no end of an answer: the upstream gave it up.
+#: Finish reasons that mean that the upstream abandoned the answer.
 _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
 
 
 def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = False) -> dict[str, Any]:
-    """The JSON object of an event. Raises what an error event means, EngineFailed for anything that is no object."""
+    """Return the JSON object of an event. Raises the error of an error event, or EngineFailed if it is no object."""
     try:
         check_values(event.data, MAX_BODY_VALUES if event.name == WHOLE_BODY else MAX_MESSAGE_VALUES)
         content = orjson.loads(event.data)
@@ -71,11 +71,11 @@ def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = 
 
 
 def _with_halves(data: bytes) -> Any:
-    """Parse an event in whose texts a character may be cut in two, as servers do that count in UTF-16.
+    """Parse an event whose texts may begin or end with half a surrogate pair, as from servers that cut text in UTF-16.
 
-    Only the texts of an answer keep the halves: their next event has the other one. Raises EngineFailed.
+    Halves are kept only in the texts of an answer, where the next event has the other half. Raises EngineFailed.
     """
-    # Of the parsers at hand only the standard library's gives back half a character.
+    # Of the available parsers only the standard library's returns single surrogates.
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -94,49 +94,51 @@ def _mended(value: Any, *, keeps: bool) -> Any:
 
 
 class ChatAnswer:
-    """Reads the events of one answer. ``done`` is set by ``[DONE]``, or at the end of a stream that gave a reason.
+    """A converter of the events of one chat completion to outputs.
 
-    The spoken text is there twice where a server sends both ``content`` and the transcript of its audio: the first of
-    them that comes is the one that is used. What a model thinks before it answers is a ThoughtOutput.
+    ``done`` is set by ``[DONE]``, or at the end of a stream that had a finish reason. If a server sends both
+    ``content`` and the transcript of its audio, the one that comes first is used, since the text is the same. The
+    model's reasoning becomes ThoughtOutputs.
     """
 
     def __init__(self, *, sample_rate: int, choices: int = 1, log_content: bool = False) -> None:
         self.done = False
-        #: Input tokens as the upstream counts them; None where it does not.
+        #: The number of input tokens by the upstream's count; None if it reports none.
         self.prompt_tokens: int | None = None
         self._upstream = ""
         self._log_content = log_content
         self._audio = UpstreamAudio(sample_rate=sample_rate)
         self._choices = [_Choice(index, self._audio) for index in range(choices)]
         self._usage: Mapping[str, Any] = {}
-        #: Whether any event was read, and whether one had outputs.
+        #: Whether any event was read, and whether any event had outputs.
         self._read = self._has_outputs = False
 
     def expect(self, upstream: str, *, holds: bool, watches: bool) -> None:
-        """Say before the first event who answers, for the log, and how thoughts are found; see ThoughtFilter."""
+        """Set the upstream's name, for the log, and the ThoughtFilter's parameters. Call it before the first event."""
         self._upstream = upstream
         for choice in self._choices:
             choice.expect_thoughts(holds=holds, watches=watches)
 
     @property
     def begun(self) -> bool:
-        """Whether the model is at work for certain: it has thought, written, spoken or called a tool."""
+        """Whether the model has certainly begun: there was reasoning, text, audio or a tool call."""
         return self._has_outputs or any(choice.begun for choice in self._choices)
 
     @property
     def unopened_thought(self) -> bool:
-        """Whether a thought lacked its opening tag."""
+        """Whether the answer had a closing tag of a thought without an opening one."""
         return any(choice.unopened_thought for choice in self._choices)
 
     @property
     def waited(self) -> bool:
-        """Whether text was held back because it might have been a thought."""
+        """Whether any text was held back because it might have been a thought."""
         return any(choice.waited for choice in self._choices)
 
     def read(self, event: ServerSentEvent) -> list[EngineOutput]:
         """Return the outputs of the next event.
 
-        Raises what an error event means, EngineFailed for garbage, and UpstreamInvalid for an answer that says nothing.
+        Raises the error of an error event, EngineFailed for an event that cannot be read, and UpstreamInvalid at the
+        end of an answer without content.
         """
         if self.done:
             return []
@@ -153,9 +155,9 @@ class ChatAnswer:
         return outputs + self._end() if is_whole else outputs
 
     def end(self, *, is_stream: bool = True) -> list[EngineOutput]:
-        """Return what was held back when the stream ends, which some do without ``[DONE]``.
+        """Return the outputs that were held back, at the end of the stream, which may lack ``[DONE]``.
 
-        Raises EngineFailed where the answer was not over, UpstreamInvalid where it is no stream and no answer.
+        Raises EngineFailed if the answer is incomplete, UpstreamInvalid if the response was neither a stream nor JSON.
         """
         if self.done:
             return []
@@ -174,7 +176,7 @@ class ChatAnswer:
         return outputs
 
     def finished(self, *, input_words: int, input_audio_ms: int) -> Finished:
-        """Return the end of the answer; ``input_words`` and ``input_audio_ms`` count if the upstream counts nothing."""
+        """Return the Finished; ``input_words`` and ``input_audio_ms`` are used if the upstream reports no counts."""
         usage = Usage(
             input_tokens=self._count("prompt_tokens", input_words),
             output_tokens=self._count("completion_tokens", sum(choice.words for choice in self._choices)),
@@ -229,20 +231,20 @@ def _transcript(content: Mapping[str, Any]) -> Iterator[EngineOutput]:
 
 
 class _Kind(StrEnum):
-    """What a piece of text is."""
+    """The kinds of text in an answer."""
 
     CONTENT = "content"
     REFUSAL = "refusal"
     THOUGHT = "thought"
-    #: Of the audio.
+    #: The transcript of the audio.
     SPOKEN = "transcript"
 
 
 class _Choice:
-    """Reads one of the answers of a completion; ``audio`` decodes the sound of all of them."""
+    """A converter of one answer of a completion (OpenAI's *choices*); ``audio`` decodes the audio of all answers."""
 
     def __init__(self, index: int, audio: UpstreamAudio) -> None:
-        #: Why the answer ended, as the upstream says; None until then.
+        #: The upstream's finish reason; None before the end.
         self.reason: str | None = None
         #: Whether text was held back because it might have been a thought.
         self.waited = False
@@ -251,65 +253,70 @@ class _Choice:
         self._thoughts = ThoughtFilter()
         self._calls = UpstreamToolCallReader()
         self._halves: defaultdict[_Kind, Halves] = defaultdict(Halves)
-        #: Whether text has come, also if it is held back; and whether anything has: text, a thought or sound.
+        #: Whether there was text, even if it is held back; and whether there was any content: text, reasoning or audio.
         self._has_text = self._says = False
         self._unread = False
-        #: The texts so far, and whether any of them came in a delta.
+        #: The texts so far by kind, and whether any of them came in a delta.
         self._texts: defaultdict[_Kind, list[str]] = defaultdict(list)
         self._has_deltas = False
-        #: Which of the two texts of a spoken answer is used.
+        #: Which of the two texts of a spoken answer is used: CONTENT or SPOKEN.
         self._text_kind: _Kind | None = None
-        #: Text that the filter of thoughts has taken and not given back, in characters, and its tokens.
+        #: The length, in characters, of text that the ThoughtFilter holds back, and the log-probabilities of its
+        #: tokens.
         self._filtered = 0
         self._tokens: list[TokenLogprob] = []
         self._said: list[str] = []
 
     def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
-        """Say before the first event how thoughts without an opening tag are found; see ThoughtFilter."""
+        """Set the parameters of the ThoughtFilter. Call it before the first event."""
         self._thoughts = ThoughtFilter(holds=holds, watches=watches)
 
     @property
     def begun(self) -> bool:
-        """Whether the model has written, also a thought that is held back, or called a tool."""
+        """Whether the model has written text, even if it is held back, or called a tool."""
         return self._has_text or self._calls.begun
 
     @property
     def unopened_thought(self) -> bool:
-        """Whether a thought lacked its opening tag."""
+        """Whether the answer had a closing tag of a thought without an opening one."""
         return self._thoughts.unopened
 
     @property
     def words(self) -> int:
-        """How many words the text has."""
+        """The number of words in the text."""
         return count_words("".join(self._said))
 
     @property
     def unread(self) -> bool:
-        """Whether something in the answer could not be read."""
+        """Whether something in the answer could not be read, and was skipped."""
         return self._unread or self._calls.unread
 
     @property
     def is_understood(self) -> bool:
-        """Whether the answer says something, or was read whole and ended for a reason that is known."""
+        """Whether the answer has content, or was read without problems and ended for a known reason."""
         known = self.reason in (*_FINISH_REASONS, CONTENT_FILTER)
         return self._says or bool(self._calls.count) or (known and not self.unread)
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the answer ended, in our words. Some servers say stop, also after a call."""
+        """The reason for the end of the answer. Some servers report "stop" even after a tool call."""
         reason = _FINISH_REASONS.get(self.reason or "", FinishReason.STOP)
         if reason is FinishReason.LENGTH or self.reason == CONTENT_FILTER:
             return reason
         return FinishReason.TOOL_CALLS if self._calls.count else FinishReason.STOP
 
     def note_unread(self) -> None:
-        """Note that something in the answer could not be read."""
+        """Note that something in the answer could not be read, and was skipped."""
         self._unread = True
 
     def read(self, one: Mapping[str, Any], modality: object, *, is_whole: bool) -> Iterator[EngineOutput]:
-        """Yield the outputs of what an event says of this answer. Raises EngineFailed where the upstream gave it up."""
+        """Yield the outputs of ``one``, the part of an event about this answer. Raises EngineFailed if it is abandoned.
+
+        ``modality`` is vLLM-Omni's field of that name, ``is_whole`` whether the event is a whole response without
+        stream.
+        """
         delta, message, reason = one.get("delta"), one.get("message"), one.get("finish_reason")
-        reason = reason if isinstance(reason, str) else ""  # which some say before the end
+        reason = reason if isinstance(reason, str) else ""  # some servers send another value before the end
         if delta and isinstance(delta, dict):
             self._has_deltas = True
             yield from self._fields(delta, modality, logprobs_of(one))
@@ -326,7 +333,7 @@ class _Choice:
                 raise EngineFailed("the upstream gave up the answer")
 
     def finish(self) -> Iterator[EngineOutput]:
-        """Yield what was held back, at the end of the answer."""
+        """Yield the outputs that were held back, at the end of the answer."""
         for kind, halves in tuple(self._halves.items()):
             if kind in (_Kind.CONTENT, _Kind.SPOKEN) and (text := halves.finish()):
                 yield from self._text(kind, text, ())
@@ -335,7 +342,7 @@ class _Choice:
             yield ToolCallOutput(call, self._index)
 
     def _unsaid(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message at the end of an answer, without what deltas or messages before it have said."""
+        """Return a complete ``message`` at the end of an answer without the texts that earlier events have sent."""
         kinds: defaultdict[_Kind, list[str]] = defaultdict(list)
         for kind, text in self._texts_of(message):
             kinds[kind].append(text)
@@ -353,8 +360,8 @@ class _Choice:
     def _fields(
         self, fields: Mapping[str, Any], modality: object, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
-        """What a delta or a message says."""
-        # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
+        """Yield the outputs of the fields of a delta or a message."""
+        # vLLM-Omni names the modality of the event beside ``choices``, and sends audio in the field for text.
         if modality == "audio":
             self._says = True
             if isinstance(said := fields.get("content"), str):
@@ -382,7 +389,7 @@ class _Choice:
             yield ToolCallOutput(call, self._index)
 
     def _texts_of(self, fields: Mapping[str, Any]) -> Iterator[tuple[_Kind, str]]:
-        """The texts of a delta or a message, in any of their forms."""
+        """Yield the texts of a delta or a message, in any of the forms that servers use, with their kinds."""
         for name in _THOUGHTS:
             if value := fields.get(name):
                 yield from self._parts(value, _Kind.THOUGHT)
@@ -391,7 +398,7 @@ class _Choice:
         yield from self._parts(fields.get("refusal"), _Kind.REFUSAL)
 
     def _parts(self, value: object, kind: _Kind, depth: int = 0) -> Iterator[tuple[_Kind, str]]:
-        """Content as text, as a part, or as a list of parts: of OpenAI and of Mistral."""
+        """Yield the texts in content that is a string, a content part, or a list of parts, of OpenAI or Mistral."""
         match value:
             case None | {"type": "reference"}:
                 pass
@@ -436,7 +443,7 @@ class _Choice:
             self.waited = True
             yield TextOutput("")  # it is at work
             return
-        # The tokens of a piece that is cut are not those of its text.
+        # If only a part of the text is passed on, its tokens are unknown.
         logprobs = tuple(self._tokens) if len(answered) == self._filtered else ()
         self._filtered, self._tokens = 0, []
         if answered or logprobs:
@@ -444,75 +451,75 @@ class _Choice:
             yield TextOutput(answered, logprobs, self._index)
 
 
-# Tool calls and log-probabilities. What is malformed is left out, and noted.
+# Tool calls and log-probabilities. Malformed ones are skipped, and ``unread`` is set.
 
-#: In one answer.
+#: The limit on tool calls in an answer.
 _MOST_CALLS: Final = 1000
-#: A call without arguments.
+#: The arguments of a call without arguments.
 _NO_ARGUMENTS: Final = "{}"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-#: What opens and closes in JSON; an escaped character with its backslash.
+#: Brackets and quotes of JSON, and escaped characters with their backslash.
 _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
 
 class Halves:
-    """Joins the pieces of a text where a character is cut in two, as servers do that count in UTF-16."""
+    """A joiner of surrogate pairs that are split between pieces of a text, as by servers that cut text in UTF-16."""
 
     def __init__(self) -> None:
         self._half = ""
 
     def feed(self, text: str) -> str:
-        """Return what is whole of the text so far."""
+        """Return the next piece without a trailing high surrogate, which is kept for the next call."""
         text, self._half = self._half + text, ""
         if text and "\ud800" <= text[-1] <= "\udbff":
             text, self._half = text[:-1], text[-1]
         return whole_text(text)
 
     def finish(self) -> str:
-        """Return what takes the place of a half whose other half has not come; empty without one."""
+        """Return U+FFFD if a high surrogate was kept; otherwise an empty text."""
         half, self._half = self._half, ""
         return whole_text(half)
 
 
 def whole_text(text: str) -> str:
-    """Return a text with the halves of its characters joined, and U+FFFD in place of a half alone."""
+    """Return a text with its surrogate pairs joined to characters, and single surrogates replaced by U+FFFD."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _Call:
-    """One call under way: the upstream's ``place`` and id, our own id, and what is known of the call."""
+    """A tool call that arrives in pieces; ``place`` and ``their_id`` are the upstream's index and ID."""
 
     def __init__(self, place: int, their_id: str) -> None:
         self.place = place
         self.their_id = their_id
         self.id = their_id or f"call_{uuid.uuid4().hex[:24]}"
         self.name = ""
-        #: The place of the call in our answer; None until the call is told.
+        #: The index of the call in our answer; None until its first piece is passed on.
         self.index: int | None = None
         self.has_arguments = False
-        #: Whether the arguments are a whole JSON value; known of a call without an id alone.
+        #: Whether the arguments are a complete JSON value; only maintained for calls without an ID.
         self.closed = False
         self._depth = 0
         self._in_string = self._escaped = False
         self._halves = Halves()
-        #: Arguments that may still mean none.
+        #: Arguments that may turn out to be ``null``, which means no arguments.
         self._held = ""
 
     def take_id(self, their_id: str) -> None:
-        """Note the upstream's id, which came late: ours, too, unless another one was told."""
+        """Set the upstream's ID, which came late. It becomes ours too, unless ours was already passed on."""
         self.their_id = their_id
         if self.index is None:
             self.id = their_id
 
     def take_name(self, name: str) -> None:
-        """Note a name, or the rest of one: before the arguments, and before the call is told."""
+        """Set the name or append to it; ignored after the arguments have begun or the name was passed on."""
         if name != self.name and not self.has_arguments and self.index is None:
             self.name += name
 
     def take_arguments(self, text: str) -> str:
-        """Take a piece of the arguments; return what may be told, nothing while they may still be ``null``."""
+        """Add a piece of the arguments; return the part that may be passed on, "" while they may still be ``null``."""
         text = self._halves.feed(text)
         if self.has_arguments:
             return text
@@ -525,7 +532,7 @@ class _Call:
         return text
 
     def told(self, arguments: str, *, index: int | None = None) -> ToolCallFragment:
-        """Return the next piece of the call; the first one, which has its name, with an ``index``."""
+        """Return ``arguments`` as the next piece of the call; with ``index`` as the first one, with ID and name."""
         if not self.their_id:
             self._note_brackets(arguments)
         if index is None:
@@ -547,25 +554,26 @@ class _Call:
                 self.closed = self._depth == 0
 
     def rest(self) -> str:
-        """Return what is left of the arguments at the end of the answer."""
+        """Return the arguments that are still held back, at the end of the answer; "{}" if there were none."""
         return self._halves.finish() if self.has_arguments else _NO_ARGUMENTS
 
 
 class UpstreamToolCallReader:
-    """The calls of one answer.
+    """A reader of the tool calls of one answer from the upstream's events, which yields them in pieces.
 
-    Calls are told apart by id, without one by index. A name behind arguments of the same index begins a new call; one
-    before them continues the name, or repeats it. A call is told once its arguments begin, at the latest at the end.
+    Calls are distinguished by ID, or by index if they have none. A name after arguments of the same index begins a new
+    call; a name before them continues or repeats the name. A call is yielded when its arguments begin, at the latest at
+    the end.
     """
 
     def __init__(self) -> None:
         #: Whether something that looks like a call could not be read.
         self.unread = False
-        #: How many calls have been told.
+        #: How many calls have been yielded.
         self.count = 0
         self._calls: list[_Call] = []
         self._by_id: dict[str, _Call] = {}
-        #: The newest of each index of the upstream's.
+        #: The newest call by the upstream's index.
         self._newest: dict[int, _Call] = {}
         self._is_legacy = False
 
@@ -574,7 +582,7 @@ class UpstreamToolCallReader:
         return bool(self._calls)
 
     def read(self, deltas: object) -> Iterator[ToolCallFragment]:
-        """The next pieces, from ``tool_calls``."""
+        """Yield the next pieces of calls, from the field ``tool_calls``."""
         if isinstance(deltas, dict):
             deltas = [deltas]
         if not isinstance(deltas, list):
@@ -593,13 +601,13 @@ class UpstreamToolCallReader:
             yield from self._feed(call, name, arguments)
 
     def read_legacy(self, function: object) -> Iterator[ToolCallFragment]:
-        """The next piece of the one call of an answer, from ``function_call``."""
+        """Yield the next piece of an answer's only call, from the field ``function_call``."""
         if isinstance(function, dict) and (self._is_legacy or not self._calls):
             self._is_legacy = True
             yield from self.read([{"index": 0, "function": function}])
 
     def finish(self) -> Iterator[ToolCallFragment]:
-        """What has not been told of the calls, at the end of the answer."""
+        """Yield the remaining pieces of all calls, at the end of the answer."""
         for call in self._calls:
             if call.index is None and not call.name:
                 self.unread = True
@@ -609,7 +617,7 @@ class UpstreamToolCallReader:
                 yield call.told(rest)
 
     def _call(self, index: int, call_id: str, name: str, *, more: bool) -> _Call:
-        """The call that a piece belongs to; ``more``: it has arguments."""
+        """Return the call that a piece belongs to, perhaps a new one; ``more``: whether the piece has arguments."""
         newest = self._newest.get(index)
         known = self._by_id.get(call_id)
         if known is not None:
@@ -655,7 +663,7 @@ class UpstreamToolCallReader:
         yield self._told(call, text)
 
     def _arguments(self, call: _Call, arguments: object) -> str:
-        """The next piece of the arguments, empty while they may still be none."""
+        """Return the part of ``arguments`` that may be passed on; "" while they may still be ``null``."""
         if isinstance(arguments, dict):
             try:
                 arguments = "" if call.has_arguments else orjson.dumps(arguments).decode()
@@ -689,7 +697,7 @@ def _tokens(entries: object) -> Iterator[TokenLogprob]:
 
 
 def _bytes(values: object, token: str) -> bytes:
-    """The token's own bytes; where the upstream does not tell them, those of its text."""
+    """Return the bytes of a token: ``values`` if the upstream reports them, or else the token's text in UTF-8."""
     if isinstance(values, list) and all(type(value) is int and 0 <= value <= 255 for value in values):
         return bytes(values)
     return token.encode()
@@ -699,67 +707,70 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-# What a reasoning model thinks, written into the text of its answer.
+# Thoughts: the reasoning of a model inside the text of its answer.
 
 _OPENING_TAG: Final = "<think>"
 CLOSING_TAG: Final = "</think>"
-#: White space before the first word, in characters, that is held back because a thought may follow it.
+#: The limit, in characters, on white space that is held back at the beginning because a thought may follow it.
 _MOST_HELD: Final = 64
-#: Text that may be a thought without an opening tag, in characters: what is longer is taken for the answer.
+#: The limit, in characters, on text that is held back because it may be a thought without an opening tag. Longer text
+#: is taken for the answer.
 _MOST_UNOPENED: Final = 4 * 1024 * 1024
 
 
 class _Place(Enum):
-    """``BEGINNING`` → ``THOUGHT`` → ``GAP`` → ``ANSWER``; without a thought ``BEGINNING`` → ``ANSWER``.
+    """The states of a ThoughtFilter.
 
-    Where the opening tag may be missing: ``BEGINNING`` → ``UNOPENED`` → ``GAP``, or at the end of the text ``ANSWER``.
+    With a thought: ``BEGINNING`` → ``THOUGHT`` → ``GAP`` → ``ANSWER``; without one: ``BEGINNING`` → ``ANSWER``. If the
+    opening tag may be missing: ``BEGINNING`` → ``UNOPENED`` → ``GAP`` → ``ANSWER``, or directly to ``ANSWER`` at the
+    end of the text.
     """
 
     BEGINNING = auto()
     THOUGHT = auto()
-    #: What the closing tag makes a thought, if it comes.
+    #: In text that is a thought if a closing tag follows.
     UNOPENED = auto()
-    #: Between the thought and the first word of the answer.
+    #: In white space between the thought and the first word of the answer.
     GAP = auto()
     ANSWER = auto()
 
 
 class ThoughtFilter:
-    """Takes ``<think>…</think>`` at the beginning of a text that arrives in pieces, cut anywhere.
+    """A filter that separates a thought, ``<think>…</think>`` at the beginning, from a text that arrives in pieces.
 
-    Later in the text the same words are part of the answer. The white space around the thought goes with it. Takes time
-    linear in the length of the text; holds back less than a tag, or ``_MOST_HELD``.
+    Tags later in the text are part of the answer. The white space around the thought is removed. The time is linear in
+    the length of the text; it holds back less than a tag, or ``_MOST_HELD``.
 
-    Templates may end with the opening tag, which is then missing. With ``holds`` all is held back until the closing
-    tag, or the end. Without it such a tag is taken out where it begins a line, if ``watches``; what stood before it has
-    gone out.
+    If the prompt ends with the opening tag, as with some chat templates, the text lacks it. With ``holds``, all text is
+    held back until the closing tag or the end. Otherwise, with ``watches``, a closing tag at the beginning of a line is
+    removed, but the text before it has already been passed on as part of the answer.
     """
 
     def __init__(self, *, holds: bool = False, watches: bool = False) -> None:
         self._holds = holds
-        #: Whether a thought was closed that had not been opened.
+        #: Whether there was a closing tag without an opening one.
         self.unopened = False
         self._watches = watches
         self._place = _Place.BEGINNING
         self._held = ""
-        #: What is UNOPENED, and its size.
+        #: The text that is held back in UNOPENED, and its length.
         self._pieces: list[str] = []
         self._size = 0
-        #: The end of the text before, and whether it ends a line, but for blanks.
+        #: The end of the previous text, and whether a line begins there, apart from blanks.
         self._border = ""
         self._line_ended = True
 
     @property
     def waits(self) -> bool:
-        """Whether it is not certain yet what the text so far is."""
+        """Whether it is still undecided if the text so far is a thought."""
         return self._place is _Place.UNOPENED
 
     def hold_no_more(self) -> None:
-        """Hold back nothing that comes from now on: thoughts come by themselves."""
+        """Stop holding text back, because the upstream sends thoughts in a field of their own."""
         self._holds = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Return what the next piece adds to the thought and to the answer."""
+        """Return what the next piece adds to the thought, and what to the answer."""
         if self._place is _Place.ANSWER and not self._watches:
             held, self._held = self._held, ""
             return "", held + text
@@ -809,7 +820,7 @@ class ThoughtFilter:
         return text[: len(text) - kept], ""
 
     def _wait(self, text: str) -> tuple[str, str]:
-        """Hold ``text`` back; the thought, and what follows it, once it is closed."""
+        """Hold ``text`` back; after the closing tag, return the thought, and the text after it."""
         self._pieces.append(text)
         self._size += len(text)
         closed = CLOSING_TAG in self._border + text
@@ -829,7 +840,7 @@ class ThoughtFilter:
         return text
 
     def _watch(self, text: str) -> str:
-        """The answer; without a closing tag that begins a line, unless an opening one was there before."""
+        """Return ``text`` without a closing tag that begins a line, unless there was an opening tag before."""
         if not self._watches or _OPENING_TAG in self._border + text:
             self._watches = False
             return text
@@ -854,5 +865,5 @@ class ThoughtFilter:
 
 
 def _tag_begun(text: str) -> int:
-    """How many characters at the end of ``text`` may begin a closing tag."""
+    """Return how many characters at the end of ``text`` may be the beginning of a closing tag."""
     return next(size for size in range(len(CLOSING_TAG) - 1, -1, -1) if text.endswith(CLOSING_TAG[:size]))

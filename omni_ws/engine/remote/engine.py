@@ -1,4 +1,4 @@
-"""RemoteEngine: a language model, and a voice, behind any server that speaks the OpenAI API."""
+"""RemoteEngine: a language model, and a voice, on any servers with the OpenAI API."""
 
 from __future__ import annotations
 
@@ -43,11 +43,9 @@ T = TypeVar("T")
 
 
 class RemoteEngine(ComposedEngine):
-    """Streaming input in front of a server, as ``remote.*`` configures it.
+    """The engine that the configuration ``remote.*`` describes: a RemoteLlmEngine, and a RemoteVoice if there is one.
 
-    It is a RemoteLlmEngine, and a RemoteVoice where there is a speech upstream.
-
-    A model that speaks by itself speaks its answers also beside a speech upstream, which then only reads aloud.
+    A model that speaks does so even if there is a speech upstream, which then only does the task ``speech``.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ def _llm_settings(config: RemoteConfig) -> RemoteLlmSettings:
 def _tts_settings(config: RemoteConfig, url: str) -> RemoteTtsSettings:
     key = key_of(config.speech_api_key)
     if key is None and normalised(url) in map(normalised, config.upstreams):
-        # The same server knows the same key; no other server may hear it.
+        # A key for one server may be used for the same server, but must not be sent to another one.
         key = key_of(config.api_key)
     return RemoteTtsSettings(
         urls=(url,),
@@ -107,30 +105,30 @@ def _tts_settings(config: RemoteConfig, url: str) -> RemoteTtsSettings:
 
 # The language model.
 
-#: What a message takes besides its text, in bytes: roughly what a chat template puts around it.
+#: The estimated size of a message besides its text, in bytes: about what a chat template puts around it.
 _MESSAGE_BYTES: Final = 16
 #: Arguments of chat templates that turn thinking off.
 _THINKING_ARGUMENTS: Final = ("enable_thinking", "thinking")
 
 
-#: Threads that decode audio, and write and read large JSON.
+#: The number of threads that decode audio, and encode and decode large JSON.
 _THREADS: Final = 4
-#: More than this, in bytes, is written and read in a thread: less takes less time than the way there.
+#: Larger JSON, in bytes, is encoded and decoded in a thread; for smaller JSON the switch to a thread would take longer.
 _INLINE_BYTES: Final = 256 * 1024
 
 
 class RemoteLlmEngine:
-    """Does the task chat, with one streamed chat completion for each request.
+    """An engine for the task ``chat``, which sends each request to an upstream as a streamed chat completion.
 
-    Frozen prompts only: an upstream takes a request whole, so nothing can join it once it has been sent. Turns that do
-    not fit the context of the model are left out, the oldest first.
+    It waits for the whole input, because an upstream's request cannot be extended after it was sent. If the history
+    does not fit the context of the model, the oldest turns are dropped.
     """
 
     name = "remote"
 
     def __init__(self, settings: RemoteLlmSettings) -> None:
         self.settings = settings
-        #: Where the settings name none it is known after the start.
+        #: The name of the model. If the settings have none, it is known after the start.
         self.model = settings.model or self.name
         self.active_requests = 0
         self._pool = Pool(settings, reads_context=True)
@@ -145,7 +143,7 @@ class RemoteLlmEngine:
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
-        """Those of a running engine."""
+        """The upstreams; empty unless the engine is running."""
         return self._pool.upstreams
 
     @property
@@ -241,13 +239,13 @@ class RemoteLlmEngine:
     async def _answer(
         self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer, out: OutputWriter
     ) -> Finished:
-        """Write the upstream's answer, read by ``answer``, up to its end, and return that."""
+        """Send the request, write the outputs that ``answer`` reads from the events, and return the Finished."""
         pool, settings = self._pool, self.settings
         model, dialect = pool.model or "", _dialect(pool.upstreams)
         body = await self._run(
             prompt.size, lambda: chat_body(request, prompt, model=model, settings=settings, dialect=dialect)
         )
-        # Naming JSON asks for refusals with a status of their own, before a stream of events has begun.
+        # Accepting JSON too makes servers send an error with an HTTP status, before a stream of events begins.
         headers = {"X-Request-Id": request.request_id, "Accept": "application/json, text/event-stream"}
         if dialect in CLOSE_AFTER_STREAM:
             headers["Connection"] = "close"
@@ -259,9 +257,9 @@ class RemoteLlmEngine:
         return answer.finished(input_words=words, input_audio_ms=prompt.audio_ms)
 
     def _expect(self, request: GenerationRequest, answer: ChatAnswer, server: Upstream, *, names_tag: bool) -> None:
-        """Tell ``answer`` who answers, and whether with a thought whose opening tag is in the prompt.
+        """Tell ``answer`` the name of the upstream, and whether the opening tag of a thought may be in the prompt.
 
-        ``names_tag``: the prompt itself has a closing tag, so that one in the answer may be a quotation.
+        ``names_tag``: whether the prompt has a closing tag, so that one in the answer may be a quotation.
         """
         thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING_ARGUMENTS)
         opens = self.settings.opens_thoughts
@@ -288,14 +286,17 @@ class RemoteLlmEngine:
             await out.drain()
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """Work on ``size`` bytes: here where they are few, else in a thread."""
+        """Return the result of ``work``, which processes ``size`` bytes: if they are many, it runs in a thread."""
         if size <= _INLINE_BYTES:
             return work()
         return await run_in_thread(self._threads, work)
 
 
 def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None) -> Finished:
-    """Say that the answer was cut off since the context is full, where that is known."""
+    """Return ``finished``, with a warning if the answer ended because the context, of known length, is full.
+
+    ``wanted`` is the client's limit on the answer in tokens.
+    """
     usage = finished.usage
     asked_for = wanted is not None and usage.output_tokens >= wanted
     if finished.reason is not FinishReason.LENGTH or context is None or asked_for or usage.total_tokens < context - 1:
@@ -304,7 +305,7 @@ def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None
 
 
 def _dialect(upstreams: Sequence[Upstream]) -> Dialect:
-    """What the upstreams have in common."""
+    """Return the dialect of the upstreams if all have the same one; otherwise Dialect.OPENAI."""
     dialects = {upstream.dialect for upstream in upstreams if upstream.models}
     return dialects.pop() if len(dialects) == 1 else Dialect.OPENAI
 
@@ -312,7 +313,7 @@ def _dialect(upstreams: Sequence[Upstream]) -> Dialect:
 def _droppable(
     history: Sequence[Message], results: Container[str]
 ) -> tuple[list[tuple[Message, ...]], tuple[Message, ...]]:
-    """The turns that may be left out, and what has to stay: the calls whose results are the input."""
+    """Return the turns that may be dropped, and the messages that must stay: those from the calls in ``results`` on."""
     turns = whole_turns(history)
     called = (
         number
@@ -324,7 +325,7 @@ def _droppable(
 
 
 def _size(messages: Sequence[Message]) -> int:
-    """About what messages take in a prompt, in bytes."""
+    """Return the estimated size of messages in a prompt, in bytes."""
     return sum(
         _MESSAGE_BYTES
         + len(message.text.encode())
@@ -334,7 +335,7 @@ def _size(messages: Sequence[Message]) -> int:
 
 
 def _fixed_size(request: GenerationRequest, prompt: Prompt) -> int:
-    """What is in the prompt besides the history."""
+    """Return the estimated size of the prompt without the history, in bytes."""
     tools = sum(len(str(tool)) for tool in request.tools)
     results = sum(map(len, prompt.tool_results.values()))
     return len(request.instructions.encode()) + len(prompt.text.encode()) + tools + results + 2 * _MESSAGE_BYTES
@@ -363,7 +364,7 @@ def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream])
         structured_output="response_format" in settings.options,
         choices="n" in settings.options,
         priority="priority" in settings.options,
-        # Not every engine of our own kind takes speech in earlier messages.
+        # Not every omni_ws server accepts speech in earlier messages.
         speech_in_history=Modality.AUDIO.value in settings.input_modalities
         and not any(upstream.dialect is Dialect.OMNI_WS for upstream in upstreams),
         pictures_in_history=frozenset(map(Modality, settings.input_modalities)) & {Modality.IMAGE, Modality.VIDEO},
@@ -376,9 +377,9 @@ def _ignored(upstreams: Sequence[Upstream]) -> frozenset[str]:
     return frozenset(name for one in upstreams for name in IGNORED_SAMPLING.get(one.dialect, frozenset()))
 
 
-# A server of models on this machine, named by that alone.
+# A model server on this machine that the operator selects by the name of its software.
 
-#: The names of such servers, and how people get them to answer, with a model.
+#: The names of such servers, and the commands that start them and load a model.
 _HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = {
     "ollama": ("Ollama", "ollama serve; a model: ollama pull llama3.2"),
     "lmstudio": ("LM Studio", "lms server start; a model: lms load"),
@@ -387,14 +388,14 @@ _HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class LocalServerLlm(RemoteLlmEngine):
-    """A RemoteLlmEngine whose failure to start says how to start the server."""
+    """A RemoteLlmEngine for a server on this machine; if that is not running, the error says how to start it."""
 
     def __init__(self, server: str, settings: RemoteLlmSettings) -> None:
         super().__init__(settings)
         self._server = server
 
     async def start(self) -> None:
-        """Return when the server can be used; raise EngineFailed at once where it is not there."""
+        """Wait until the server can be used. Raises EngineFailed at once if it is not running."""
         try:
             await super().start()
         except EngineFailed as error:

@@ -1,4 +1,4 @@
-"""What upstreams send in pieces: server-sent events, and audio."""
+"""Readers of data that upstreams send in pieces: server-sent events (EventReader) and audio (UpstreamAudio)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from omni_ws.errors import EngineFailed, OmniError
 
 # Server-sent events (WHATWG HTML, "Server-sent events").
 
-#: One event may be the whole audio of an answer in base64; what is longer is no event.
+#: The limit on an event, in bytes. One event may be the whole audio of an answer in base64.
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
 
-#: The name of the event that a body is which is no stream.
+#: The name of the event that stands for a whole body which is not a stream of events.
 WHOLE_BODY: Final = "whole body"
 
-#: White space in front of such a body, in bytes.
+#: The limit on white space before such a body, in bytes.
 _MOST_BLANKS: Final = 256
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
@@ -30,16 +30,16 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class ServerSentEvent(NamedTuple):
-    """An event; ``name`` is ``message`` where the sender gives none."""
+    """A server-sent event; ``name`` is ``message`` if the sender gives none."""
 
     name: str
     data: bytes
 
 
 class EventReader:
-    """Reads server-sent events out of bytes. A body that begins like a JSON object is one event, WHOLE_BODY.
+    """A parser of server-sent events. A body that begins like a JSON object is a single event, named WHOLE_BODY.
 
-    Lines end in LF, CR or CRLF, wherever the bytes were cut; comments, ids and reconnection times are skipped.
+    Lines end with LF, CR or CRLF, and pieces may be cut anywhere; comments, IDs and reconnection times are skipped.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,14 @@ class EventReader:
         self._after_carriage_return = False
         self._at_start = True
         self._is_whole = False
-        #: Whether the newest bytes began or went on with data that is not a whole event yet.
+        #: Whether the last piece contained a part of an event that is not complete yet.
         self.grows = False
         self._name = b""
         #: The lines of data so far, each with its end.
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """Return the events that ``data`` completes. Raises EngineFailed for one that does not end."""
+        """Return the events that ``data`` completes. Raises EngineFailed for an event that is too long."""
         if self._is_whole:
             self._data += data
             self.grows = True
@@ -88,7 +88,7 @@ class EventReader:
         return events
 
     def finish(self) -> list[ServerSentEvent]:
-        """Return the event that the end of the stream completes: some servers leave out the last blank line."""
+        """Return the event that the end of the stream completes, if any: some servers omit the last blank line."""
         if self._is_whole:
             return [ServerSentEvent(WHOLE_BODY, bytes(self._data).removeprefix(_BYTE_ORDER_MARK))]
         events: list[ServerSentEvent] = []
@@ -125,24 +125,24 @@ class EventReader:
 
 
 def _is_object(body: bytes | bytearray) -> bool:
-    """Whether a body begins as a JSON object does."""
+    """Whether a body begins like a JSON object."""
     return body.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"{"
 
 
 # Audio.
 
-#: A piece may be a whole answer; it goes on in pieces of this length.
+#: A piece of audio may be a whole answer; it is passed on in pieces of this length.
 _OUTPUT_MS: Final = 500
 _WAV: Final = b"RIFF"
-#: What begins a compressed file, and would be noise if it were taken for samples.
+#: The first bytes of compressed files, which would sound like noise if they were taken for samples.
 _COMPRESSED: Final = (b"ID3", b"fLaC", b"OggS", b"\x1aE\xdf\xa3")
 
 
 class UpstreamAudio:
-    """Turns audio of an upstream, in whatever pieces it comes, into samples at one rate.
+    """A converter of audio that an upstream sends in pieces to samples at one rate.
 
-    The audio may be bare 16-bit samples, one wav stream, or pieces that each are a wav file. Bare samples have
-    ``sample_rate``. The rate of the first audio is the rate of all outputs.
+    The audio may be raw 16-bit samples, one WAV stream, or pieces that are WAV files. ``sample_rate`` is that of raw
+    samples. All outputs have the rate of the first audio.
     """
 
     def __init__(self, *, sample_rate: int) -> None:
@@ -151,21 +151,21 @@ class UpstreamAudio:
         self._rate: int | None = None
         self._base64 = ""
         self._decoder: AudioDecoder | None = None
-        #: The beginning of a wav file whose header is not whole yet.
+        #: The beginning of a WAV file whose header is incomplete.
         self._header: WavHeaderReader | None = None
         self._head = bytearray()
 
     def feed_base64(self, text: str, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """Return the audio that a piece of base64 completes, padded or not. Raises EngineFailed for anything else."""
+        """Return the audio that a piece of base64, padded or not, completes. Raises EngineFailed for invalid base64."""
         text = self._base64 + text
         whole = len(text) - len(text) % 4
         self._base64 = text[whole:]
         return self.feed(_decoded_base64(text[:whole]), sample_rate=sample_rate)
 
     def feed(self, data: bytes, *, sample_rate: int | None = None) -> list[AudioOutput]:
-        """Return the audio that ``data`` completes. Raises EngineFailed for what is no audio.
+        """Return the audio that ``data`` completes. Raises EngineFailed for other data.
 
-        ``sample_rate`` is the rate of bare samples, if the upstream tells it.
+        ``sample_rate`` is the rate of raw samples, if the upstream reports it.
         """
         if not data:
             return []
@@ -175,7 +175,7 @@ class UpstreamAudio:
             raise EngineFailed(f"the upstream sent audio that cannot be read: {error.message}") from error
 
     def flush(self) -> list[AudioOutput]:
-        """Return what was held back, at the end of the audio: base64 without padding, and the resampler's rest."""
+        """Return the audio that was held back, at the end: the rest of unpadded base64, and of the resampler."""
         held, self._base64 = self._base64.rstrip("="), ""
         if len(held) == 1:
             raise EngineFailed("the upstream's audio ends in the middle of a sample")
@@ -234,7 +234,7 @@ class UpstreamAudio:
 
 
 def _decoded_base64(text: str) -> bytes:
-    """Decode base64. Raises EngineFailed for anything else."""
+    """Decode base64. Raises EngineFailed if it is invalid."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""RemoteRecogniser: speech recognition behind any server that has ``/v1/audio/transcriptions``."""
+"""RemoteRecogniser: speech recognition by any server that has ``/v1/audio/transcriptions``."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from omni_ws.engine.remote.settings import RemoteAsrSettings
 from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
 from omni_ws.errors import EngineFailed, InvalidFrame, InvalidRequest
 
-#: What most models read at once is half a minute.
+#: Most models process at most half a minute at once.
 _UTTERANCE_LIMITS: Final = UtteranceLimits(cut_after=24 * SAMPLE_RATE, longest=29 * SAMPLE_RATE)
-#: The most that is read of one transcript, in bytes: a thousand times what anybody says in half a minute.
+#: The limit on the size of a transcript, in bytes: a thousand times what anybody says in half a minute.
 _MOST_BYTES: Final = 1 << 20
-#: What a server says that does not stream; "upstream" is another word.
+#: Recognises a server's message that it does not support streaming, but not the word "upstream".
 _STREAMING: Final = re.compile(r"\bstream", re.IGNORECASE)
 
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
 
 
 class RemoteRecogniser:
-    """A Recogniser. Interim texts of an utterance are what the upstream streams of it, once it is whole.
+    """A Recogniser that sends complete utterances to an upstream; interim texts are what the upstream streams.
 
-    With ``word_times`` in the settings those are asked for instead: no server gives both.
+    With ``word_times`` in the settings, word times are requested instead of a stream: no server supports both.
     """
 
     name = "remote"
@@ -55,9 +55,9 @@ class RemoteRecogniser:
         self.pool = Pool(settings)
         self.model = settings.model or self.name
         self.hosts = self.pool.hosts
-        #: Who has too much to do refuses by itself.
+        #: No limit by speed: an upstream that is overloaded refuses requests itself.
         self.slots = ListenerSlots(sys.maxsize)
-        #: Whether the upstreams may stream: none has refused to.
+        #: Whether to request streams: no upstream has refused to stream so far.
         self.streams = not settings.word_times
 
     @property
@@ -86,7 +86,7 @@ class RemoteRecogniser:
         await self.pool.stop()
 
     def note_no_stream(self) -> None:
-        """Note that an upstream has refused to stream: none is asked to any more."""
+        """Note that an upstream has refused to stream: streams are not requested any more."""
         self.streams = False
 
     def transcriber(self, request: GenerationRequest) -> RemoteTranscriber:
@@ -94,7 +94,7 @@ class RemoteRecogniser:
 
 
 class RemoteTranscriber:
-    """A Transcriber, and its LiveText, which reads nothing: an upstream gets utterances whole."""
+    """A Transcriber, and its LiveText, which has no texts because an upstream gets complete utterances only."""
 
     def __init__(self, recogniser: RemoteRecogniser, request: GenerationRequest) -> None:
         self.limits = _UTTERANCE_LIMITS
@@ -123,7 +123,7 @@ class RemoteTranscriber:
         return asyncio.create_task(self._transcribed(pcm, tell), name="transcript")
 
     async def _transcribed(self, pcm: Pcm16, tell: Callable[[str], None]) -> Recognised:
-        """Return what an upstream understood. Raises what its refusal means, and EngineFailed."""
+        """Return an upstream's transcript. Raises the error that its refusal means, or EngineFailed."""
         streams = self._recogniser.streams
         try:
             return await self._ask(pcm, tell, streams=streams)
@@ -142,7 +142,7 @@ class RemoteTranscriber:
         samples = pcm.astype("<i2").tobytes()
         wav = wav_header(sample_rate=SAMPLE_RATE, channels=1, data_bytes=len(samples)) + samples
         told = {name: value for name, value in form.items() if value}
-        # Where it goes is the pool's choice; the URL is none.
+        # The pool chooses the upstream; this URL only serves to encode the form.
         body = httpx.Request("POST", "http://upstream", data=told, files={"file": ("speech.wav", wav, "audio/wav")})
         headers = {"Content-Type": body.headers["Content-Type"], **self._headers}
         async with self._pool.post("audio/transcriptions", body.read(), headers=headers) as answer:
@@ -152,7 +152,7 @@ class RemoteTranscriber:
 
 
 async def _whole(answer: UpstreamAnswer) -> Recognised:
-    """The transcript of one JSON object."""
+    """Return the transcript in a response that is one JSON object."""
     body = bytearray()
     async with aclosing(answer.chunks()) as chunks:
         async for chunk in chunks:
@@ -170,7 +170,7 @@ async def _whole(answer: UpstreamAnswer) -> Recognised:
 
 
 def _hearing(content: Mapping[str, Any]) -> Hearing:
-    """What the upstream says of the transcript; no segments where one of them is incomplete."""
+    """Return the upstream's information about the transcript; without segments if one of them is incomplete."""
     language, told = content.get("language"), content.get("segments")
     found = language_name(language.lower()) if isinstance(language, str) and language else None
     segments: list[HeardSegment] = []
@@ -209,7 +209,7 @@ class _Segment(msgspec.Struct, frozen=True):
 
 
 def _words(told: object) -> tuple[Word, ...]:
-    """The words with their times; none where they are not told in order, with sound times."""
+    """Return the words with their times; empty if they are not in order or a time is invalid."""
     words: list[Word] = []
     for entry in told if isinstance(told, list) else ():
         if not isinstance(entry, dict) or not isinstance(text := entry.get("word"), str):
@@ -222,7 +222,7 @@ def _words(told: object) -> tuple[Word, ...]:
 
 
 async def _streamed(answer: UpstreamAnswer, tell: Callable[[str], None]) -> Recognised:
-    """The transcript of events; ``tell`` is told what it is so far."""
+    """Return the transcript in a stream of events; ``tell`` is called with the text so far."""
     transcript, shown = _StreamedTranscript(answer.upstream), ""
     async with aclosing(answer.events()) as pieces:
         async for events, grows in pieces:
@@ -243,10 +243,10 @@ async def _streamed(answer: UpstreamAnswer, tell: Callable[[str], None]) -> Reco
 
 
 class _StreamedTranscript:
-    """Reads the events of one transcript, in OpenAI's form, in vLLM's, or as objects that each are a piece of text."""
+    """A reader of the events of one transcript: OpenAI's, vLLM's, or objects with a piece of text each."""
 
     def __init__(self, upstream: str) -> None:
-        #: Whether an event has said that this is all.
+        #: Whether an event has ended the transcript.
         self.done = False
         self._upstream = upstream
         self._pieces: list[str] = []
@@ -255,7 +255,7 @@ class _StreamedTranscript:
 
     @property
     def complete(self) -> bool:
-        """Whether the stream may end here: bare pieces of text have no end of their own."""
+        """Whether the stream may end here. Objects with pieces of text have no event for the end."""
         return self.done or self._bare
 
     @property
@@ -263,7 +263,7 @@ class _StreamedTranscript:
         return whole_text("".join(self._pieces)).strip()
 
     def read(self, event: ServerSentEvent) -> None:
-        """Take an event. Raises what an error event means, and EngineFailed for garbage."""
+        """Process an event. Raises the error of an error event, or EngineFailed for an event that cannot be read."""
         if self.done:
             return
         if event.data.strip() == DONE:

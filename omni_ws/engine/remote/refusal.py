@@ -1,7 +1,7 @@
-"""What an upstream's refusals and failures are to our own client, and how much of a history it takes.
+"""Converts errors of upstreams to errors for our clients, and estimates what fits an upstream's context.
 
-A client hears why its request was refused, in the upstream's words, in which what looks like a key is masked. What is
-said of the key of this server, and of failures, is nobody's business but the operator's.
+A client gets the upstream's message on why its request was refused, with everything masked that looks like a key.
+Messages about this server's own key, and about failures, are for the operator only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE: Final = 300
 _MASK: Final = "***"
-#: What looks like a key: behind its name, in a URL, by its prefix, or by its looks.
+#: What looks like a key: after a name such as "key", in a URL, by its prefix, or by its random characters.
 _NAMED_KEY: Final = re.compile(
     r"(?i)(\bbearer\s+|\b(?:x-)?api[-_ ]?key(?: provided)?\W{1,4}|\b(?:token|secret|password)\s*[:=]\W{0,2})"
     r"[^\s\"',;)]+"
@@ -53,7 +53,7 @@ _MAX_PARAM: Final = 128
 _MAX_RETRY_AFTER_SEC: Final = 3600.0
 _DEFAULT_RETRY_AFTER_MS: Final = 1000
 
-#: Codes of OpenAI, and our own, that say more than the status.
+#: Error codes, of OpenAI and our own, that are more specific than the status.
 _BY_CODE: Final[Mapping[str, type[InvalidRequest]]] = {
     "unsupported_value": UnsupportedParameter,
     "unknown_parameter": UnsupportedParameter,
@@ -68,7 +68,7 @@ _BY_CODE: Final[Mapping[str, type[InvalidRequest]]] = {
     )
 }
 
-#: Kinds of errors, as the servers name them, for errors inside a stream, which have no status of their own.
+#: The status by the server's type of error, for errors inside a stream, which have no HTTP status.
 _STATUS_BY_KIND: Final[Mapping[str, int]] = {
     "invalid_request_error": 400,
     "badrequesterror": 400,
@@ -89,8 +89,8 @@ _STATUS_BY_KIND: Final[Mapping[str, int]] = {
     "model_not_found": 404,
 }
 
-#: Fields of the body that an upstream gets, and where our own client may have named them. Every other field is the
-#: server's own: its client wrote no ``messages``, and no ``stream_options``.
+#: Fields in the body of an upstream's request, with the parameters of our own client that they come from. Other fields,
+#: such as ``messages`` and ``stream_options``, are made by this server.
 _FIELDS: Final[Mapping[str, str]] = {
     **{name: f"sampling.{name}" for name in SamplingConfig.__struct_fields__},
     "max_completion_tokens": "sampling.max_tokens",
@@ -105,24 +105,24 @@ _FIELDS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
-    """An error as an upstream words it; empty where it says nothing."""
+    """An error in an upstream's words; fields that it lacks are empty."""
 
     message: str = ""
     kind: str = ""
     code: str = ""
     param: str | None = None
-    #: The context of the model and the length of the prompt, in tokens, where the upstream names them.
+    #: The context of the model and the length of the prompt, in tokens, if the upstream reports them.
     limit: int | None = None
     tokens: int | None = None
 
     @property
     def too_long(self) -> bool:
-        """Whether it means that the prompt is too long for the model."""
+        """Whether the error means that the prompt is too long for the model."""
         return says_too_long(self.message, code=self.code, kind=self.kind)
 
 
 def read_error(content: object) -> UpstreamError:
-    """From any of the shapes that servers give errors: OpenAI's object, a text, the fields themselves, FastAPI's."""
+    """Return the error in a body of any common form: OpenAI's object, a text, the bare fields, or FastAPI's list."""
     if isinstance(content, Mapping):
         error = content.get("error", content.get("detail"))
         if isinstance(error, Mapping):
@@ -144,11 +144,10 @@ def refusal(
     log_content: bool = False,
     where_key: str = "",
 ) -> OmniError:
-    """The error that an answer with ``status`` means.
+    """Return the error for our client if an upstream responds with the HTTP status ``status``, and log it.
 
-    ``upstream`` names the server in the log; ``where_key`` tells the operator where the key comes from.
-    What an upstream says may quote what a client said: the log has it only with ``log_content``, or where it is about
-    the key.
+    ``upstream`` is its name in the log; ``where_key`` tells the operator where the key comes from. The upstream's
+    message may quote the client's text: it is logged only with ``log_content``, or if it is about the key.
     """
     try:
         check_values(body)
@@ -167,7 +166,7 @@ def refusal(
 
 
 def stream_error(content: object, *, upstream: str, log_content: bool = False) -> OmniError:
-    """The error that an error event in a stream means; see ``refusal``."""
+    """Return the error for our client if a stream contains an error event; see ``refusal``."""
     error = read_error(content)
     status = _STATUS_BY_KIND.get(error.code.lower()) or _STATUS_BY_KIND.get(error.kind.lower())
     if error.code.isdecimal() and len(error.code) == 3:
@@ -179,7 +178,7 @@ def stream_error(content: object, *, upstream: str, log_content: bool = False) -
 
 
 def retry_after_seconds(value: str | None) -> float | None:
-    """Seconds or a date (RFC 9110, 10.2.3); None for what is neither."""
+    """Return the seconds to wait, from a Retry-After of seconds or a date (RFC 9110, 10.2.3); None if it is neither."""
     if value is None:
         return None
     try:
@@ -227,7 +226,7 @@ def _clients_fault(status: int, error: UpstreamError) -> InvalidRequest:
 
 
 def _client_field(param: str | None) -> str | None:
-    """``param`` names a place in the upstream's body: the same place as our own client names it, if it can."""
+    """Return our client's parameter for ``param``, a field of the upstream's body; None if it has none."""
     for theirs, ours in _FIELDS.items():
         if param is not None and (param == theirs or param.startswith((f"{theirs}.", f"{theirs}["))):
             return ours + param.removeprefix(theirs)
@@ -257,12 +256,12 @@ def _text(value: object) -> str:
 
 
 def _logged(error: UpstreamError, whole: bool) -> str:
-    """What the log has of an error: its message, or what kind it is."""
+    """Return the text to log for an error: its message if ``whole``, or else its code or type."""
     return (_line(error.message) if whole else _line(error.code or error.kind)[:_MAX_PARAM]) or "(not said)"
 
 
 def _line(text: str) -> str:
-    """One printable line of bounded length, without anything that looks like a key."""
+    """Return ``text`` as one printable line of bounded length, with everything masked that looks like a key."""
     text = text[: 2 * _MAX_MESSAGE]
     line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     line = _NAMED_KEY.sub(rf"\1{_MASK}", line)
@@ -272,7 +271,7 @@ def _line(text: str) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """Whether a word has a key's prefix, or is too long and mixed for one that people read."""
+    """Whether a word has the prefix of a key, is a UUID, or has a long part with digits."""
     if _PREFIXED_KEY.match(word):
         return True
     longest = max(word.replace("_", "-").split("-"), key=len)
@@ -281,23 +280,23 @@ def _is_random(word: str) -> bool:
     return is_uuid or (len(longest) >= 20 and digits > 0)
 
 
-# How servers say that a prompt is too long for the model, and the numbers that they name.
+# How servers report that a prompt is too long for the model, and with which numbers.
 
-#: Codes and types that say it.
+#: Codes and types of this error.
 _TOO_LONG_KINDS: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-#: What messages say where there is no such code: vLLM, OpenAI; llama.cpp; LM Studio; Ollama.
+#: Phrases in messages of servers without such a code: vLLM, OpenAI; llama.cpp; LM Studio; Ollama.
 _TOO_LONG_PHRASES: Final = (
     *("maximum context length", "maximum model length", "model's context length", "max_model_len"),
     "available context size",
     *("greater than the context length", "context the overflows"),
     "exceeds the context length",
 )
-#: Messages are not searched further than this.
+#: The limit, in characters, on the part of a message that is searched.
 _MOST_SEARCHED: Final = 1000
 _CONTEXT_LENGTH: Final = re.compile(
     r"(?:context length (?:is|of)(?: only)?|context size \(|model length(?: of)?|max_model_len(?: of|=)?) ?\(?(\d{1,9})"
 )
-#: The prompt alone, in tokens. "at least" is no count.
+#: Phrases with the number of tokens of the prompt alone. A number after "at least" is no count.
 _PROMPT_LENGTHS: Final = (
     re.compile(r"prompt contains (\d{1,9}) input tokens"),
     re.compile(r"messages resulted in (\d{1,9}) tokens"),
@@ -317,12 +316,12 @@ def says_too_long(message: str, *, code: str, kind: str) -> bool:
 
 
 def context_limit(message: str, fields: Mapping[str, Any]) -> int | None:
-    """The context in tokens, from llama.cpp's ``n_ctx`` or the message."""
+    """Return the context in tokens, from llama.cpp's ``n_ctx`` or the message; None if neither has it."""
     return _number(fields.get("n_ctx")) or _first_number(message, (_CONTEXT_LENGTH,))
 
 
 def prompt_tokens(message: str, fields: Mapping[str, Any]) -> int | None:
-    """The tokens of the prompt, from llama.cpp's ``n_prompt_tokens`` or the message."""
+    """Return the tokens of the prompt, from llama.cpp's ``n_prompt_tokens`` or the message; None if neither has it."""
     return _number(fields.get("n_prompt_tokens")) or _first_number(message, _PROMPT_LENGTHS)
 
 
@@ -337,24 +336,24 @@ def _number(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# How much of a history goes to an upstream whose context is limited.
+# How much of the history to send to an upstream with a limited context.
 
-#: Tokens for each byte of UTF-8 until an upstream has counted some: more than in most texts.
+#: The assumed tokens per byte of UTF-8 until an upstream has reported a count: more than in most texts.
 _FIRST_RATE: Final = 0.3
-#: Prompts of fewer bytes say more about the chat template than about the text.
+#: Counts of prompts of fewer bytes are ignored, since they depend more on the chat template than on the text.
 _LEAST_COUNTED_BYTES: Final = 200
-#: How far an estimate may be off.
+#: The factor by which an estimate may be wrong.
 _MARGIN: Final = 1.05
-#: Tokens that are kept free for an answer without a limit of its own.
+#: The number of tokens that are kept free for an answer without a limit.
 _ANSWER_RESERVE: Final = 256
-#: How often one request may be sent with fewer turns; the last time without any.
+#: How often one request may be sent again with fewer turns; the last time it has none.
 MOST_TRIES: Final = 5
 
 
 class ContextWindow:
-    """The context of a model, as its server tells it or as its refusals show.
+    """The context of a model, as its server reports it or as its refusals show, and an estimate of tokens per byte.
 
-    How many tokens a text has is estimated from the numbers that the server told for earlier prompts.
+    The number of tokens of a text is estimated from the counts that the server reported for earlier prompts.
     """
 
     def __init__(self) -> None:
@@ -364,33 +363,33 @@ class ContextWindow:
 
     @property
     def limit(self) -> int | None:
-        """The context in tokens, for prompt and answer together; None while it is not known."""
+        """The context in tokens, for prompt and answer together; None while it is unknown."""
         known = [limit for limit in (self._told, self._learnt) if limit is not None]
         return min(known, default=None)
 
     def tell(self, limit: int | None) -> None:
-        """Take the context that the upstreams tell now. A change voids what was learnt."""
+        """Set the context that the upstreams report now. If it changes, what refusals have shown is forgotten."""
         if limit != self._told:
             self._told, self._learnt = limit, None
 
     def count(self, tokens: int, size: int) -> None:
-        """Take an upstream's count of the tokens in a prompt of text whose ``size`` is in bytes."""
+        """Learn from an upstream's count of the tokens in a text prompt of ``size`` bytes."""
         cut = self.limit is not None and tokens > 0.9 * self.limit  # Ollama cuts, and counts what is left
         if size >= _LEAST_COUNTED_BYTES and not cut:
             self._rate = tokens / size
 
     def refuse(self, limit: int | None, tokens: int | None, size: int) -> None:
-        """Take a refusal of a prompt of ``size`` bytes, with the numbers that it names."""
+        """Learn from the refusal of a prompt of ``size`` bytes, and the numbers in it, if any."""
         if limit is not None:
             self._learnt = limit
         if tokens is not None and size >= _LEAST_COUNTED_BYTES:
             self._rate = tokens / size
 
     def left_out(self, turns: Sequence[int], *, fixed: int, answer: int | None) -> int:
-        """Return how many of the oldest turns have to be left out.
+        """Return how many of the oldest turns have to be dropped.
 
-        ``turns`` are the sizes of the turns, ``fixed`` is that of all that has to stay, both in bytes; ``answer`` is
-        the limit of the answer in tokens.
+        ``turns`` are the sizes of the turns, ``fixed`` is the size of everything else in the prompt, both in bytes;
+        ``answer`` is the limit on the answer in tokens.
         """
         if self.limit is None:
             return 0
@@ -403,9 +402,9 @@ class ContextWindow:
         return len(turns)
 
     def left_out_next(self, tried: int, turns: Sequence[int], *, fixed: int, answer: int | None, attempt: int) -> int:
-        """Return how many turns to leave out after ``tried`` were too few.
+        """Return how many turns to drop after a refusal showed that ``tried`` were too few.
 
-        ``attempt`` is the number of the try that was refused, counted from 1.
+        ``attempt`` is the number of the refused attempt, counted from 1.
         """
         if attempt >= MOST_TRIES - 1:
             return len(turns)

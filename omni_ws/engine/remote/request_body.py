@@ -1,4 +1,4 @@
-"""A generation request as the body of a chat completion."""
+"""Converts a generation request to the body of a chat completion: ``read_prompt``, then ``chat_body``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.remote.settings import Dialect, RemoteLlmSettings, sampling_for
 from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
-#: What the encoders of speech models take; whatever a client sends is brought to it here, once.
+#: The sample rate, in Hz, that most speech models expect; all audio is converted to it.
 AUDIO_SAMPLE_RATE: Final = 16_000
 
 _MATROSKA: Final = b"\x1aE\xdf\xa3"
@@ -35,7 +35,7 @@ _TS_SYNC: Final = 0x47
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image or a video as it came; ``kind`` is ``image_url`` or ``video_url``."""
+    """An image or a video in its original encoding; ``kind`` is ``image_url`` or ``video_url``."""
 
     kind: str
     mime: str
@@ -48,14 +48,14 @@ Part: TypeAlias = str | Samples | Picture
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The whole input of a request. ``size`` is about what it will take in a body, in bytes."""
+    """The whole input of a request. ``size`` is its estimated size in a body, in bytes."""
 
     parts: tuple[Part, ...]
     audio_ms: int
     size: int
-    #: By the call that they answer.
+    #: The results of tool calls, by the ID of the call.
     tool_results: Mapping[str, str] = field(default_factory=dict)
-    #: Of messages of the history, as far as there is room for it.
+    #: The decoded speech of messages of the history, as far as there is room for it.
     earlier: Mapping[Speech, Samples] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ class Prompt:
 
     @property
     def is_text(self) -> bool:
-        """Whether there is nothing but text, here and in the history."""
+        """Whether the input and the history contain only text."""
         return not self.earlier and all(isinstance(part, str) for part in self.parts)
 
     @property
@@ -73,10 +73,10 @@ class Prompt:
 
 
 async def read_prompt(request: GenerationRequest, *, executor: Executor, max_bytes: int, share: MediaShare) -> Prompt:
-    """Wait for the whole input. Audio is decoded in ``executor``, and counted in ``share``; pictures stay what they
-    are.
+    """Wait for the whole input, and return it. Audio is decoded, images and video are not.
 
-    Raises PayloadTooLarge past ``max_bytes`` of a body, EmptyInput, UnsupportedFormat, or InvalidValue.
+    Memory for the audio is reserved in ``share``. Raises PayloadTooLarge if the body would exceed ``max_bytes``,
+    EmptyInput, UnsupportedFormat, or InvalidValue.
     """
     chunks: list[InputChunk] = []
     collected = _Collected(max_bytes)
@@ -112,7 +112,7 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
 async def _earlier_speech(
     request: GenerationRequest, *, executor: Executor, room: int, share: MediaShare
 ) -> tuple[dict[Speech, Samples], int]:
-    """The speech of earlier turns, the newest first, as far as it fits into ``room`` bytes of a body; and its size."""
+    """Return the decoded speech of the newest messages that fits into ``room`` bytes of a body, and its size there."""
     earlier: dict[Speech, Samples] = {}
     size = 0
     for speech in earlier_speech(request.history):
@@ -190,7 +190,11 @@ def _parts(modality: Modality, run: Sequence[InputChunk]) -> Iterator[Part]:
 
 
 def _video(run: Sequence[InputChunk]) -> Iterator[Picture]:
-    """Single frames are images; anything else opens a file of which every later chunk of the same type is a piece."""
+    """Yield the pictures in chunks of video.
+
+    Chunks that are single frames are images; any other chunk begins a video file, which later chunks of its type
+    continue.
+    """
     file: list[InputChunk] = []
     for chunk in run:
         if file and chunk.format == file[0].format:
@@ -237,7 +241,7 @@ def _image_type(chunk: InputChunk) -> str:
 def chat_body(
     request: GenerationRequest, prompt: Prompt, *, model: str, settings: RemoteLlmSettings, dialect: Dialect
 ) -> bytes:
-    """The JSON."""
+    """Return the JSON body of the chat completion."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [*with_results([*_earlier(request, prompt), *_input(prompt)])],
@@ -251,7 +255,7 @@ def chat_body(
         voice = {} if request.voice is None else {"voice": request.voice}
         body |= {"modalities": ["text", "audio"], "audio": {**voice, "format": settings.audio_format}}
     elif OutputModality.AUDIO.value in settings.modalities:
-        # A server that speaks by default would do the work for nothing.
+        # A server that speaks by default would make audio for nothing.
         body["modalities"] = ["text"]
     for name in ("stage_sampling", "stage_params"):
         if stages := getattr(request, name):
@@ -264,7 +268,7 @@ def _plain(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def _options(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
-    """What few requests ask for; nothing of it is said where it is not asked for."""
+    """Yield the fields, with values, for options that few requests use; none for options that are not set."""
     options = request.options
     if request.tools:
         yield "tools", [dict(tool) for tool in request.tools]
@@ -327,7 +331,7 @@ def _earlier_parts(message: Message, prompt: Prompt) -> Iterator[Part]:
 
 
 def _content(parts: Sequence[Part]) -> str | list[dict[str, Any]]:
-    """A bare text where there is nothing else: servers of text models know no parts."""
+    """Return ``parts`` as content parts; text alone as a plain string, since servers of text models reject parts."""
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "".join(texts)
@@ -351,10 +355,11 @@ def _base64(data: bytes) -> str:
 
 
 def with_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Messages of a chat body in which every call is followed by its result at once.
+    """Yield ``messages``, reordered so that each message with tool calls is directly followed by their results.
 
-    Servers refuse anything else, and with it every later request of the conversation. But whoever talks does not wait
-    for a tool: a call whose result comes later moves to right before it, and one without a result is left out.
+    Servers reject any other order, and so would reject every later request of the conversation. But users do not wait
+    for tools while they talk: a call whose result comes later is moved to just before the result, and a call without a
+    result is dropped.
     """
     runs = [(of_tools, list(run)) for of_tools, run in groupby(messages, lambda message: message["role"] == "tool")]
     waiting: dict[str, dict[str, Any]] = {}
@@ -369,7 +374,7 @@ def with_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]
         answered = {one["tool_call_id"] for one in results}
         for message in run:
             calls = message.get("tool_calls", [])
-            # Only what stands last is followed by the results.
+            # Only the last of several messages is directly followed by the results.
             results_follow = message is run[-1]
             kept = [call for call in calls if results_follow and call["id"] in answered]
             waiting |= {call["id"]: call for call in calls if not (results_follow and call["id"] in answered)}

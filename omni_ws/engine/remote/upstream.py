@@ -1,4 +1,4 @@
-"""The servers behind this one: several that serve one model, and each."""
+"""The upstream servers: a Pool of several that serve one model, and Upstream, a single one."""
 
 from __future__ import annotations
 
@@ -44,34 +44,34 @@ from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
 logger = logging.getLogger(__name__)
 
 
-# Several servers of one model: which are well, which has the least to do, and which is asked next.
+# Pool: which upstreams can be used, and which of them gets a request.
 
-#: Seconds before an upstream that was lost is looked at again: doubled each time, up to the longest.
+#: Seconds before a lost upstream is checked again: doubled each time, up to the longest.
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 30.0
 #: Seconds before the second try at the same upstream, doubled for each further one.
 RETRY_DELAY: Final = 0.2
-#: An upstream that asks for more patience than this, in seconds, is not waited for: its client is told instead.
+#: If an upstream's Retry-After exceeds so many seconds, the request fails instead of waiting.
 LONGEST_WAIT: Final = 5.0
-#: Checks in a row that may come back too late before an upstream counts as lost: it may only be busy.
+#: After so many successive checks that time out, an upstream counts as lost; before, it may only be busy.
 SLOW_CHECKS: Final = 2
-#: Of a model's name in messages, and of models among which one is looked for that was meant.
+#: Limits for the suggestion of a model in an error: on the length of names, and on the number of models searched.
 _MOST_NAME_CHARACTERS: Final = 100
 _MOST_MODELS: Final = 1000
 
 
 class Pool:
-    """The upstreams of one part: watches which of them can be used, and sends each request to one that can.
+    """The upstreams of one part: it checks which of them can be used, and sends each request to one of these.
 
-    ``start``, ``post``, and ``stop``, any number of times. ``reads_context``: ask for the context of the model, too.
+    It can be started again after ``stop``. With ``reads_context``, checks also ask for the context of the model.
     """
 
     def __init__(self, settings: UpstreamSettings, *, reads_context: bool = False) -> None:
-        #: The upstreams' own name for the model; where the settings name none it is known after the start.
+        #: The upstreams' name for the model. If the settings have none, it is known after the start.
         self.model = settings.model
-        #: Those of a running pool.
+        #: Empty unless the pool is running.
         self.upstreams: tuple[Upstream, ...] = ()
-        #: The names of the machines of the upstreams, without this one: of their URLs the host alone.
+        #: The hosts in the upstreams' URLs, except this machine.
         names = [urlsplit(url).hostname or "" for url in settings.urls]
         self.hosts = tuple(dict.fromkeys(name for name in names if not is_loopback(name)))
         self._settings = settings
@@ -79,28 +79,28 @@ class Pool:
         self._started = False
         self._watchers: list[asyncio.Task[None]] = []
         self._troubled: defaultdict[Upstream, asyncio.Event] = defaultdict(asyncio.Event)
-        #: Checks in a row that came back too late.
+        #: The number of successive checks that timed out.
         self._slow_checks: defaultdict[Upstream, int] = defaultdict(int)
         self._turns = count()
-        #: Of those that have had a request.
+        #: The number of the last request of each upstream that has had one.
         self._last_turn: dict[Upstream, int] = {}
-        #: Until when, in the loop's time, an upstream asked to be left alone.
+        #: The time, by the event loop's clock, until which an upstream has asked to get no requests (Retry-After).
         self._rests_until: defaultdict[Upstream, float] = defaultdict(float)
 
     @property
     def state(self) -> EngineState:
-        """OK while one upstream is well."""
+        """OK while at least one upstream can be used."""
         if not self._started:
             return EngineState.STARTING
         return EngineState.OK if any(one.is_up for one in self.upstreams) else EngineState.UNHEALTHY
 
     @property
     def context(self) -> int | None:
-        """The smallest context that the upstreams tell, in tokens; None where none does."""
+        """The smallest context that the upstreams report, in tokens; None if none does."""
         return min((one.context for one in self.upstreams if one.is_up and one.context is not None), default=None)
 
     def describe(self, prefix: str = "") -> tuple[str, ...]:
-        """Return a line for each upstream, once started."""
+        """Return a line for each upstream; empty before the start."""
         return tuple(
             f"{prefix}upstream {upstream.name} "
             f"{f'serves {self.model}' if upstream.is_up else f'is lost: {upstream.problem}'}"
@@ -151,7 +151,7 @@ class Pool:
             await upstream.close()
 
     async def _look_at_all(self) -> bool:
-        """Whether any can be used. Raises EngineFailed where waiting helps none of them."""
+        """Check all upstreams; return whether any can be used. Raises EngineFailed if waiting cannot help."""
         failures = await asyncio.gather(*(self._look_at(upstream) for upstream in self.upstreams))
         if self.model is None:
             listed = (model for upstream in self.upstreams if upstream.is_up for model in upstream.models)
@@ -171,7 +171,7 @@ class Pool:
     # health
 
     async def _watch(self, upstream: Upstream) -> None:
-        """Check an upstream every now and then: at once after trouble, and ever less often while it is lost."""
+        """Check an upstream periodically: at once after a failed request, with growing intervals while it is lost."""
         backoff = FIRST_BACKOFF
         while True:
             lost = not upstream.is_up
@@ -208,9 +208,9 @@ class Pool:
             await upstream.read_context(self.model)
 
     def _judge_model(self, upstream: Upstream, *, tell: bool = True) -> Unusable | None:
-        """A server that lists models must list ours; one that lists none is believed.
+        """Mark an upstream as lost, and return why, if it lists models but not ours; otherwise return None.
 
-        ``tell``: whether the loss of one with other models is news.
+        ``tell``: whether to log it.
         """
         if not upstream.is_up or self.model is None or not upstream.models or upstream.serves(self.model):
             return None
@@ -233,9 +233,9 @@ class Pool:
     async def post(
         self, path: str, body: bytes, *, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[UpstreamAnswer, None]:
-        """Send a request, and enter a block with the answer, which has begun; leaving the block closes it.
+        """Send a request to an upstream, and yield its response, which is closed at the end of the block.
 
-        A request on which an upstream did no work is tried again. Raises what the last refusal means.
+        A request that an upstream did not process is sent again. Raises the error that the last refusal means.
         """
         tried: list[Upstream] = []
         for attempt in count():
@@ -257,9 +257,12 @@ class Pool:
             await asyncio.sleep(delay)
 
     def _choose(self, tried: Sequence[Upstream]) -> Upstream:
-        """One that is well; of these one not tried yet, not resting, with the fewest requests, idle for longest."""
+        """Return the best upstream that can be used.
+
+        The criteria are, in this order: not in ``tried``, no pause requested, fewest active requests, idle for longest.
+        """
         now = asyncio.get_running_loop().time()
-        # Where none is well the ones that this very request lost may have another chance.
+        # If none can be used, upstreams that were lost by this very request may get another chance.
         candidates = [upstream for upstream in self.upstreams if upstream.is_up] or tried
         if not candidates:
             raise EngineFailed("no upstream can be reached")
@@ -283,7 +286,7 @@ class Pool:
             self._rests_until[upstream] = asyncio.get_running_loop().time() + refused.delay
 
     def _delay_before_next(self, attempt: int, tried: Sequence[Upstream], refused: NotTaken) -> float | None:
-        """Seconds until the next try; None where there is none."""
+        """Return the seconds before the request is sent again; None if it is not."""
         if attempt >= self._settings.retries:
             return None
         now = asyncio.get_running_loop().time()
@@ -298,28 +301,28 @@ class Pool:
         return delay if delay <= LONGEST_WAIT else None
 
 
-# One server.
+# Upstream: a single server.
 
-#: Servers close idle connections after some seconds, and a request must not meet that.
+#: Idle connections are closed after so many seconds, before the server does so, which might lose a request.
 _KEEPALIVE_SEC: Final = 2.0
-#: A server may take the ordinary end of a connection for the end of what we send alone, and work on for nobody. Nothing
-#: is lost by a reset: what is closed here was read to its end, or is not wanted any more.
+#: Connections are closed with a reset: a server may take an ordinary close for a half-closed connection, and continue
+#: its work for nobody. Nothing is lost, since a response was read to its end or is no longer wanted.
 _CLOSE_BY_RESET: Final = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-#: Of an error's body.
+#: The limit on the body of an error, in bytes.
 _MAX_ERROR_BYTES: Final = 64 * 1024
 _ERROR_BODY_SEC: Final = 5.0
-#: How long the end of an answer that has said all may still take: after it the connection can be used again.
+#: How long to wait for the end of the body after the last event, so that the connection can be used again.
 _LAST_BYTES_SEC: Final = 0.25
-#: After so many answers without a thought, one is not waited for any more.
+#: After so many answers without a thought, text is no longer held back for one.
 _WAITS_IN_VAIN: Final = 3
-#: Of an answer to a question about the upstream itself: lists of models are long.
+#: The limit on the body of a response about the upstream itself, in bytes: lists of models are long.
 _MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
-#: What is inflated at a time, and the window that reads gzip and zlib.
+#: How many bytes are inflated at a time, and the parameter of zlib for gzip and zlib data.
 _INFLATED_BYTES: Final = 64 * 1024
 _ANY_WINDOW: Final = 32 + zlib.MAX_WBITS
-#: How the loss of a connection shows before the first byte of an answer.
+#: The exceptions of a connection that is lost before the first byte of a response.
 _LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
-#: What may be sent again, because no work was done on it.
+#: The status codes after which a request may be sent again, because it was not processed.
 _RETRYABLE: Final = frozenset({429, 502, 503})
 
 
@@ -328,9 +331,9 @@ NOT_SEEN: Final = "not looked at yet"
 
 
 class NotTaken(Exception):
-    """The upstream did no work on the request, which may be sent again.
+    """Raised if the upstream did not process a request, which may therefore be sent again.
 
-    ``unreachable``: there was no connection. ``delay`` is how long the upstream asks to wait, in seconds, or None.
+    ``unreachable``: whether there was no connection. ``delay`` is the upstream's Retry-After in seconds, or None.
     """
 
     def __init__(self, error: OmniError, *, delay: float | None, unreachable: bool, status: int | None) -> None:
@@ -342,7 +345,7 @@ class NotTaken(Exception):
 
 
 class Unusable(Exception):
-    """An upstream cannot be used. ``lasting``: waiting will not help; ``slow``: it may only be busy."""
+    """Raised if an upstream cannot be used. ``lasting``: waiting will not help; ``slow``: it may only be busy."""
 
     def __init__(self, problem: str, *, lasting: bool = False, slow: bool = False) -> None:
         super().__init__(problem)
@@ -351,32 +354,32 @@ class Unusable(Exception):
 
 
 def normalised(url: str) -> str:
-    """``http://host:8000`` and ``http://host:8000/v1/`` both mean ``http://host:8000/v1``; other paths stay."""
+    """Return a base URL without a final slash, and with the path ``/v1`` if it has none; other paths stay."""
     url = url.rstrip("/")
     return url if urlsplit(url).path else url + "/v1"
 
 
 class Upstream:
-    """One server.
+    """An upstream server.
 
-    ``name`` is for people and logs: the address without credentials. ``active`` counts the requests under way.
+    ``name`` is its address without credentials, for logs. ``active`` is the number of requests in progress.
     """
 
     def __init__(self, url: str, settings: UpstreamSettings) -> None:
         self.url = normalised(url)
         parts = urlsplit(self.url)
         self.name = parts.netloc.rpartition("@")[2] + parts.path.removesuffix("/v1")
-        #: Why it cannot be used; empty while it can.
+        #: Why it cannot be used; empty if it can.
         self.problem = NOT_SEEN
         self.active = 0
         self.models: tuple[str, ...] = ()
         self.owner = ""
         self.dialect = Dialect.OPENAI
-        #: The context of the model, in tokens, where the server tells it; see ``read_context``.
+        #: The context of the model, in tokens, if the server reports it; see ``read_context``.
         self.context: int | None = None
-        #: Whether it sends what it heard along with its answers, as those of our own kind can.
+        #: Whether its answers include transcripts of the input, as those of omni_ws can.
         self.transcribes = False
-        #: Whether its template opens thoughts, so that its answers only close them.
+        #: Whether its chat template contains the opening tag of thoughts, so that answers contain only the closing tag.
         self.opens_thoughts = False
         self._template_opens_thoughts = False
         self._waited_in_vain = 0
@@ -385,7 +388,7 @@ class Upstream:
         self._where_key = f"{'set' if key is None else 'look at'} {key_variable}"
         self._health: bool = True
         self._listed: list[Mapping[str, Any]] = []
-        #: What no owner tells: whether it is Ollama. None until it was asked.
+        #: Whether it is Ollama, which the list of models does not show; None before the check.
         self._is_ollama: bool | None = None
         headers = {"User-Agent": f"omni_ws/{__version__}", "Accept-Encoding": "identity"}
         if key is not None:
@@ -399,7 +402,7 @@ class Upstream:
                 limits=httpx.Limits(
                     max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEEPALIVE_SEC
                 ),
-                # Neither proxies nor passwords come from the environment: the configuration says what goes where.
+                # No proxies and passwords from the environment: only the configuration decides.
                 trust_env=False,
                 socket_options=[_CLOSE_BY_RESET],
             ),
@@ -408,16 +411,16 @@ class Upstream:
 
     @property
     def is_up(self) -> bool:
-        """Whether it can be used, as far as is known."""
+        """Whether the upstream can be used, by the last check."""
         return not self.problem
 
     def set_problem(self, problem: str) -> None:
-        """Note why it cannot be used; empty where it can."""
+        """Set the reason why the upstream cannot be used; empty if it can."""
         self.problem = problem
 
     @property
     def is_local(self) -> bool:
-        """Whether it runs on this machine."""
+        """Whether the upstream runs on this machine."""
         return is_loopback(urlsplit(self.url).hostname or "")
 
     async def close(self) -> None:
@@ -426,7 +429,7 @@ class Upstream:
     # health
 
     async def check(self) -> None:
-        """Ask the server whether it is well, and which models it has. Raises Unusable."""
+        """Request the server's health and its list of models. Raises Unusable."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
                 await self._check_health()
@@ -437,9 +440,9 @@ class Upstream:
             raise Unusable(_reason(error)) from None
 
     async def _ask(self, method: str, url: str, json: object = None) -> tuple[int, object]:
-        """Ask about the upstream itself; return the status and what the body says, None for what cannot be read.
+        """Send a request about the upstream itself; return the status and the JSON of the body, None if it has none.
 
-        Raises Unusable for an answer without end, and what httpx raises.
+        Raises Unusable if the body is too long, and the exceptions of httpx.
         """
         body = bytearray()
         async with self._client.stream(method, url, json=json) as response:
@@ -465,7 +468,7 @@ class Upstream:
         status, _ = await self._ask("GET", self._root + "/health")
         if status >= 500:
             raise Unusable(f"its health is {status}")
-        # A server that has no such route is judged by its models alone from now on.
+        # A server without this route is from now on only checked by its list of models.
         self._health = httpx.codes.is_success(status)
 
     async def _read_models(self) -> None:
@@ -488,18 +491,18 @@ class Upstream:
             self.dialect = Dialect.OLLAMA
 
     async def _asks_ollama(self) -> bool:
-        """Whether it is Ollama; asked once."""
+        """Return whether the server is Ollama. Only the first call sends a request."""
         if self._is_ollama is None:
             _, content = await self._ask("GET", self._root + "/api/version")
             self._is_ollama = isinstance(content, dict) and isinstance(content.get("version"), str)
         return self._is_ollama
 
     def serves(self, model: str) -> bool:
-        """Whether it lists ``model``; Ollama takes names without their tag, too."""
+        """Whether the server lists ``model``. With Ollama, names may lack their tag."""
         return model in self.models or (self.dialect is Dialect.OLLAMA and f"{model}:latest" in self.models)
 
     async def read_context(self, model: str) -> None:
-        """Ask for the context of ``model``, where the server tells it. What cannot be read changes nothing."""
+        """Request the context of ``model``, and set ``context``; nothing changes if the server does not report it."""
         with suppress(TimeoutError, httpx.HTTPError, Unusable):
             async with asyncio.timeout(self._settings.connect_timeout):
                 self.context = await self._context(model)
@@ -524,9 +527,10 @@ class Upstream:
         return listed
 
     def note_thoughts(self, unopened: bool, *, waited: bool) -> None:
-        """Note after an answer whether it closed a thought that it had not opened, and whether that was waited for.
+        """Learn from a complete answer whether answers contain closing tags of thoughts without opening ones.
 
-        A model that leaves such thoughts out for some answers is taken for one that has none.
+        ``unopened``: whether this answer did; ``waited``: whether its text was held back for that. A model without such
+        tags in several successive answers is taken for one that never has them.
         """
         if unopened:
             self.opens_thoughts, self._waited_in_vain = True, 0
@@ -543,9 +547,9 @@ class Upstream:
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> AsyncGenerator[UpstreamAnswer, None]:
-        """Send a request, and enter a block with the answer once its head says that all is well.
+        """Send a request, and yield the response if its status is OK; it is closed at the end of the block.
 
-        Raises NotTaken, or what the upstream's refusal means.
+        Raises NotTaken, or the error that the upstream's refusal means.
         """
         self.active += 1
         try:
@@ -558,10 +562,10 @@ class Upstream:
             self.active -= 1
 
     async def _respond(self, path: str, body: bytes, headers: Mapping[str, str]) -> UpstreamAnswer:
-        """Send a request, again where its connection turns out to be lost.
+        """Send a request; send it once more if the connection turns out to be lost.
 
-        A server may close an idle connection while a request is on its way to it (RFC 9112, section 9.5). What is lost
-        with a connection that was used before therefore goes out again, at once.
+        A server may close an idle connection while a request is on its way to it (RFC 9112, section 9.5). A request
+        that is lost with a connection that was used before is therefore sent again at once.
         """
         deadline = asyncio.get_running_loop().time() + self._settings.first_byte_timeout
         while (response := await self._send(path, body, headers, deadline=deadline)) is None:
@@ -625,7 +629,7 @@ class Upstream:
 
 
 class UpstreamAnswer:
-    """The body of a response that is still coming; ``aclose`` drops the connection if the body is not whole yet."""
+    """A response whose body is still arriving; ``aclose`` drops the connection if the body is incomplete."""
 
     def __init__(self, response: httpx.Response, server: Upstream, *, deadline: float, idle: float) -> None:
         self.server = server
@@ -637,15 +641,15 @@ class UpstreamAnswer:
         self._idle = idle
 
     def note(self, *, begun: bool = True, shows_work: bool = True) -> None:
-        """Note what the reader of the bytes found in them, which decides how long to wait for more.
+        """Note what the body contained so far, which decides how long to wait for more of it.
 
-        ``begun``: whether the answer has begun. Before, a server that only says that it has the request gets no more
-        time. ``shows_work``: whether the newest bytes are part of an answer, and no comment that keeps the connection.
+        ``begun``: whether the answer has begun; before that, the limit of the first output applies. ``shows_work``:
+        whether the last bytes were part of an answer, rather than a comment that keeps the connection open.
         """
         self._begun, self._shows_work = begun, shows_work
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body as it comes. Raises EngineFailed if it is cut off, or nothing comes for too long."""
+        """Yield the body as it arrives. Raises EngineFailed if it is cut off, or if nothing arrives for too long."""
         loop = asyncio.get_running_loop()
         pieces = inflated(self._response)
         deadline = self._deadline
@@ -667,9 +671,9 @@ class UpstreamAnswer:
                 deadline = loop.time() + self._idle
 
     async def events(self) -> AsyncGenerator[tuple[list[ServerSentEvent], bool], None]:
-        """Yield the events that each piece of the body completes, and whether it has a part of another; see ``chunks``.
+        """Yield, for each piece of the body, the events that it completes, and whether it has a part of another event.
 
-        The end of the body may complete an event, too.
+        The end of the body may complete an event, too. Raises as ``chunks``.
         """
         reader = EventReader()
         async with aclosing(self.chunks()) as chunks:
@@ -679,7 +683,7 @@ class UpstreamAnswer:
             yield last, False
 
     async def finish(self, events: AsyncGenerator[Any, None]) -> None:
-        """Take the last bytes of an answer that has said all, if they are about to come."""
+        """Wait briefly for the end of the body after the last event, and read it from ``events``."""
         with suppress(TimeoutError, EngineFailed):
             async with asyncio.timeout(_LAST_BYTES_SEC):
                 async for _ in events:
@@ -690,9 +694,9 @@ class UpstreamAnswer:
 
 
 async def inflated(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield a body in pieces of bounded size, inflated if the server compressed it, which nothing asks for.
+    """Yield a body in pieces of bounded size, inflated if the server has compressed it without being asked to.
 
-    A kilobyte may stand for a megabyte. Raises EngineFailed for what cannot be inflated.
+    A compressed kilobyte may expand to a megabyte. Raises EngineFailed for a body that cannot be inflated.
     """
     coding = response.headers.get("content-encoding", "identity").strip().lower()
     if coding in ("identity", ""):
@@ -732,6 +736,6 @@ async def _error_body(response: httpx.Response) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """Describe an error for the operator."""
+    """Return a description of an error for the operator."""
     name = type(error).__name__
     return f"{name}: {error}" if str(error) else name

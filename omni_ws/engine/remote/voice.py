@@ -1,4 +1,4 @@
-"""RemoteVoice: a voice behind any server that has ``/v1/audio/speech``."""
+"""RemoteVoice: a voice on any server that has ``/v1/audio/speech``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVENT_STREAM: Final = "text/event-stream"
 
 
 class RemoteVoice:
-    """A Voice behind a server. It tells where clauses end in the text, and not when words are spoken."""
+    """A Voice that sends clauses to an upstream. Its audio has the ends of clauses in the text, but no word times."""
 
     name = "remote"
     measures_memory = False
@@ -62,14 +62,14 @@ class RemoteVoice:
         await self._pool.stop()
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
-        # The clauses of a request become one stream of audio at one rate.
+        # Converts the audio of all clauses of a request to one rate.
         audio = UpstreamAudio(sample_rate=self.settings.audio_sample_rate)
         await clause_by_clause(request, text, out, partial(self._say, request, audio))
 
     async def _say(
         self, request: GenerationRequest, audio: UpstreamAudio, clause: str
     ) -> AsyncGenerator[AudioOutput, None]:
-        """Yield the audio of a clause as it is made. Raises what the upstream's refusal means, and EngineFailed."""
+        """Yield the audio of a clause as it arrives. Raises the error of the upstream's refusal, or EngineFailed."""
         if not is_speakable(clause):
             return
         headers = {
@@ -90,7 +90,7 @@ class RemoteVoice:
             "model": self._pool.model,
             "input": clause,
             "response_format": "pcm",
-            # Whoever knows only one of the two streams all the same.
+            # Two servers' parameters for streaming; each ignores the other's.
             "stream": True,
             "stream_format": "audio",
         }
@@ -136,7 +136,7 @@ async def _events(answer: UpstreamAnswer, audio: UpstreamAudio) -> AsyncGenerato
 
 
 def _read_event(event: ServerSentEvent, audio: UpstreamAudio, upstream: str) -> tuple[list[AudioOutput], bool]:
-    """The audio of an event, and whether it is the last: of either of the two dialects."""
+    """Return the audio of an event, in either of the two dialects, and whether it is the last event."""
     if event.data.strip() == DONE:
         return [], True
     content = event_content(event, upstream=upstream)

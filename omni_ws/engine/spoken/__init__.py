@@ -1,1 +1,1 @@
-"""Spoken text: what a voice reads of what a model writes."""
+"""Spoken text: conversion of a model's written text to what a voice should read."""

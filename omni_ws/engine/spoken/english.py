@@ -1,4 +1,4 @@
-"""English: numbers, dates, currency, units, abbreviations and signs as a person reads them."""
+"""Converts English text to words as a person reads them: numbers, dates, money, units, abbreviations and signs."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from omni_ws.engine.spoken.english_numbers import (
     year,
 )
 
-#: With thousands as in "1,234,567" or, in India, "12,34,567".
+#: A number, with separators as in "1,234,567" or, in India, "12,34,567".
 _NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
 
 
 def _one_of(names: Iterable[str]) -> str:
-    """Return an alternation that prefers the longer name."""
+    """Return a regular expression that matches any of ``names``, preferring the longest."""
     return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
 
@@ -62,7 +62,8 @@ _CODES: Final = _one_of([name for name in CURRENCIES if name.isalpha()])
 _UNITS: Final = _one_of(UNITS)
 _MAGNITUDES: Final = _one_of(MAGNITUDES)
 
-#: What may need the next word to be read: a number before its unit, a month before its day, a title, an operator.
+#: Words that may be read differently depending on the next word: a number before its unit, a month before its day, a
+#: title, an operator.
 _WAITS: Final = re.compile(
     rf"(?:\d(?:x|[hdmskKMB]|hrs?|mins?|st|nd|rd|th)|[\d%½⅓⅔¼¾⅛⅕²³°)]|[a-z]\.[a-z]\.|[A-Z]\.[A-Z]\."
     rf"|^(?:--?-?|\*\*?|[+=×÷±~≈<>#/–—−]|[-−+]?(?:{_SYMBOLS})[-−]?)"
@@ -71,26 +72,27 @@ _WAITS: Final = re.compile(
 _WAITING_WORDS: Final = frozenset(
     (*MONTH_NAMES, *WEEKDAYS, *TITLES, *(name for name in CURRENCIES if name.isalpha()), "v", "et")
 )
-#: Behind a number these wait, too.
+#: Words of the same kind if they follow a number.
 _WAITING_UNITS: Final = frozenset(("x", "d", "h", "hr", "hrs", "m", "min", "mins", "sq", "cu", "fl"))
 _ORDINARY: Final = re.compile(r"[\"'“‘(]*([^\W\d_]+(?:[’'-][^\W\d_]+)*)([.,;:!?…]*)[\"'”’)]*")
-#: Letters, to Python, that are signs or numbers to a reader.
+#: Letters, by Python's definition, that people read as signs or numbers.
 _SPECIAL: Final = frozenset((*"⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩⅪⅫ", *FRACTIONS, *SIGNS))
 _BEFORE_ROMAN: Final = NUMBERED | CROWNED
 _DOTTED: Final = frozenset((*ABBREVIATIONS, *(f"{name}." for name in BEFORE_NUMBERS), "a.m.", "p.m."))
 _ORDINAL: Final = re.compile(r"\d+(?:st|nd|rd|th)")
 _DAY: Final = re.compile(r"\d{1,2}(?:st|nd|rd|th)?,")
-#: What may be a Roman numeral, and castling.
+#: Possible Roman numerals, and castling in chess.
 _ROMAN: Final = re.compile(r"[IVXLCDM]{2,}(?:th|st|nd|rd)?|O-O(?:-O)?")
 
 _SUBSCRIPTS: Final = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-#: From so many on, digits in groups are the number of something, no amounts.
+#: From so many digits on, groups of digits are an identifier, not amounts.
 _MANY_DIGITS: Final = 7
-#: The word before matters: one of these, …
+#: The word before a text changes how the text is read if it is one of these, …
 _CONTEXT: Final = (
     BEFORE_YEARS | BEFORE_DATES | CALLS | CODES | _BEFORE_ROMAN | OWNERS | COUNTS | PARTS_OF_DECADES | {"a", "an"}
 )
-#: … any word before an operator, and three words before these, which may be several ("20s"), or a code.
+#: … or if the text begins with an operator. The three words before matter if it begins with a plural number ("20s") or
+#: three digits that may be a code.
 _NEEDS_ONE: Final = re.compile(r"[-−+×*/^]{1,2} ")
 _NEEDS_MORE: Final = re.compile(r"[(\"'“‘’]*(?:\w{3,5}-)?\d[\d,]*['’]?s\b")
 _DIGIT: Final = re.compile(r"\d")
@@ -98,7 +100,7 @@ _MAYBE_CODE: Final = re.compile(r"#?\d{3}")
 
 
 def waits(token: str, before: str) -> bool:
-    """Whether ``token``, which follows ``before``, may be read in another way with the next one."""
+    """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
     if token.isalpha():
         if token in _WAITING_WORDS or _ROMAN.fullmatch(token):
             return True
@@ -109,7 +111,7 @@ def waits(token: str, before: str) -> bool:
 
 
 def is_read_as_written(word: str, before: str) -> bool:
-    """Whether ``word``, which follows ``before``, is an ordinary one. A quick answer: False may be wrong."""
+    """Whether ``word``, which follows ``before``, is certainly read as written. A quick test: False means unknown."""
     found = _ORDINARY.fullmatch(word)
     if found is None or not (word.isascii() or _SPECIAL.isdisjoint(word)) or found[1].lower() in SHORT_WORDS:
         return False
@@ -121,9 +123,9 @@ def is_read_as_written(word: str, before: str) -> bool:
 
 
 def in_words(text: str, before: str) -> str:
-    """Return a few words as they are read; ``before`` are the last words before them, up to three.
+    """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before it.
 
-    Its time is quadratic at worst: the caller bounds the length.
+    In the worst case the time is quadratic in the length, so the caller must limit the length.
     """
     if needed := _needed_before(text, before):
         read, begins = _read(f"{needed} {text}"), f"{_read(needed)} "
@@ -152,7 +154,7 @@ def _signs(text: str) -> set[str]:
 
 
 def _needed_before(text: str, before: str) -> str:
-    """Return those of the words before that change the reading, and are read by themselves."""
+    """Return the words at the end of ``before`` that may change how ``text`` is read; "" if there are none."""
     if _NEEDS_MORE.match(text) or (_MAYBE_CODE.match(text) and not CODES.isdisjoint(before.lower().split())):
         return before
     last = before.rpartition(" ")[2]
@@ -162,7 +164,7 @@ def _needed_before(text: str, before: str) -> str:
     return last if needed else ""
 
 
-# Rules: each gets a match, in the order of _RULES.
+# Rules: functions that return the replacement of a match, in the order of _RULES.
 
 
 def _email(match: re.Match[str]) -> str:
@@ -171,7 +173,7 @@ def _email(match: re.Match[str]) -> str:
 
 
 def _spelled(text: str) -> str:
-    """Each letter and each digit by itself."""
+    """Return each letter and each digit by itself: "A1" is "A one"."""
     return " ".join(by_digit(sign) if sign.isdecimal() else sign.upper() for sign in text)
 
 
@@ -187,7 +189,7 @@ def _color(match: re.Match[str]) -> str:
 
 
 def _hardware_address(match: re.Match[str]) -> str:
-    """A MAC address, or a UUID."""
+    """Read a MAC address or a UUID in pairs of digits."""
     return ", ".join(_spelled(pair) for pair in re.split("[:-]", match[0]))
 
 
@@ -200,7 +202,7 @@ def _ip_address(match: re.Match[str]) -> str:
 
 
 def _long_address(match: re.Match[str]) -> str:
-    """An address of IPv6, which has "::" or all eight parts."""
+    """Read an IPv6 address, which has "::" or all eight parts, digit by digit."""
     if ("::" not in match[0] and match[0].count(":") != 7) or not re.search(r"\d", match[0]):
         return match[0]
     return " ".join("colon" if part == ":" else _spelled(part) for part in re.findall(r":|\w+", match[0]))
@@ -220,7 +222,7 @@ def _postcode(match: re.Match[str]) -> str:
 
 
 def _continental(match: re.Match[str]) -> str:
-    """ "1.234,56" and "1 234,56" are "1,234.56", and "1.234.567" is "1,234,567"."""
+    """Convert separators to the English form: "1.234,56" and "1 234,56" to "1,234.56", "1.234.567" to "1,234,567"."""
     whole, _, fraction = match[0].partition(",")
     grouped = f"{int(re.sub('[^0-9]', '', whole)):,}"
     return f"{grouped}.{fraction}" if fraction else grouped
@@ -240,7 +242,7 @@ def _phone(match: re.Match[str]) -> str:
 
 
 def _digit_groups(match: re.Match[str]) -> str:
-    """The number of a card or a book is read by digit, "1-2-3" is not."""
+    """Read long groups of digits, as on a card or of a book, digit by digit; "1-2-3" is read as numbers."""
     groups = re.split(r"[ -]", match[0])
     if sum(map(len, groups)) < _MANY_DIGITS:
         return ", ".join(groups)
@@ -270,7 +272,7 @@ def _money_behind(match: re.Match[str]) -> str:
 
 
 def _much_money(match: re.Match[str]) -> str:
-    """ "$100s"."""
+    """Read an amount in the plural, such as "$100s"."""
     return f"{plural_of(match[2].replace(',', ''))} of {CURRENCIES[match[1]][1]}"
 
 
@@ -299,7 +301,7 @@ def _unit(match: re.Match[str]) -> str:
 
 
 def _many_or_minutes(match: re.Match[str]) -> str:
-    """ "10m people" are millions, "10m left" are minutes, and "10m" are meters."""
+    """Read the "m" after a number: millions in "10m people", minutes in "10m left", otherwise metres."""
     amount, letter, behind = match.groups()
     if behind.lower() in COUNTED:
         return f"{decimal(amount)} {MAGNITUDES[letter]} {behind}"
@@ -372,12 +374,12 @@ def _version_number(match: re.Match[str]) -> str:
 
 
 def _several_models(match: re.Match[str]) -> str:
-    """ "MP3s", "H100s", "F-16s"."""
+    """Read a plural of letters and digits: "MP3s", "H100s", "F-16s"."""
     return f"{match[1]}{'' if match[1].endswith('-') else ' '}{plural(cardinal(match[2]))}"
 
 
 def _lines(match: re.Match[str]) -> str:
-    """ "1080p"."""
+    """Read a number of lines of video: "1080p"."""
     return f"{in_pairs(match[1])} {match[2].upper()}"
 
 
@@ -401,7 +403,7 @@ def _number(match: re.Match[str]) -> str:
 
 
 def _letters_and_digits(match: re.Match[str]) -> str:
-    """ "MP3" is "MP three", "3D" "three D", "H2O" "H two O"; a hash or a serial number stays as it is."""
+    """Read digits among letters: "MP3" is "MP three", "H2O" is "H two O". A hash or a serial number stays as it is."""
     token = match[0]
     runs = re.findall(r"[A-Za-z]+|\d+", token)
     if len(runs) > 4:
@@ -426,7 +428,7 @@ def _roman(match: re.Match[str]) -> str:
 
 
 def _roman_alone(match: re.Match[str]) -> str:
-    """Where it can be nothing else: "XVIII", "Rocky II", "the XIX century"."""
+    """Read a Roman numeral if it can be nothing else: "XVIII", "Rocky II", "the XIX century"."""
     numeral, suffix = match.groups()
     value = roman(numeral)
     if value and (suffix or re.match(r" centur(?:y|ies)\b", match.string[match.end() :])):
@@ -438,12 +440,12 @@ def _roman_alone(match: re.Match[str]) -> str:
     return year(str(value)) if 1900 <= value < 2100 else cardinal(str(value))
 
 
-#: Those that are no other word.
+#: Roman numerals that are no other word.
 _THREE_LETTERS: Final = frozenset(("III", "VII", "XII", "XIV", "XIX", "XVI", "XXI", "XXV"))
 
 
 def _capture(match: re.Match[str]) -> str:
-    """A move of chess."""
+    """Read a capture in chess."""
     piece, place = match.groups()
     return f"{_PIECES.get(piece[0], piece)} takes {place[0]} {cardinal(place[1])}"
 
@@ -454,7 +456,7 @@ _PIECES: Final = {"K": "king", "Q": "queen", "R": "rook", "B": "bishop", "N": "k
 def _abbreviation(match: re.Match[str]) -> str:
     words = ABBREVIATIONS[match[0].lower()]
     behind = match.string[match.end() :]
-    # Where a sentence ends with it, its full stop is the sentence's too.
+    # If it ends a sentence, its full stop also ends the sentence.
     ends = match[0].lower() in SENTENCE_ENDS and (not behind or behind[:2].strip().isupper())
     return f"{words}." if ends else words
 
@@ -488,7 +490,8 @@ def _before_number(match: re.Match[str]) -> str:
     return f"{BEFORE_NUMBERS[match[1].lower()]} "
 
 
-#: What is found, how it is read, and the signs of which the text must have one: "0" is any digit, "" is none.
+#: The pattern of each rule, its replacement, and characters of which the text must contain at least one for the rule to
+#: be tried: "0" stands for any digit, "" for no condition.
 _Rule = tuple[re.Pattern[str], "str | Callable[[re.Match[str]], str]", frozenset[str]]
 _Written = tuple[str, "str | Callable[[re.Match[str]], str]", str] | tuple[str, "str | Callable[[re.Match[str]], str]"]
 
@@ -497,16 +500,16 @@ def _rules(*rules: _Written) -> tuple[_Rule, ...]:
     return tuple((re.compile(rule[0]), rule[1], frozenset(rule[2] if len(rule) == 3 else "")) for rule in rules)
 
 
-#: An amount may be followed by a unit, and that by what it is for each of.
+#: The unit after an amount, perhaps with another one after "/".
 _UNIT: Final = rf"({_UNITS})(?:/({_UNITS}))?(?![\w/°²³])"
 _LASTING: Final = "(?:minutes|hours|days|weeks|months|years|people|times)"
-#: What is multiplied, or raised to a power.
+#: Operands of a multiplication or a power.
 _OPERAND_BEFORE: Final = r"(?:(?<=[\d)])|(?<=\b[A-Za-z]))"
 _OPERAND_BEHIND: Final = r"(?=[-−]?\d|[A-Za-z]\b|\(|[a-z]+\()"
 _DIRECTIONS: Final = {"N": "north", "S": "south", "E": "east", "W": "west"}
 
 _RULES: Final = _rules(
-    # Addresses and codes of computers.
+    # Network addresses and codes of computers.
     (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email, "@"),
     (r"\b(?:https?|ftp|wss?)://(?:www\.)?(?=\w)", "", ":"),
     (rf"(?<![\w/])(?ai:{_one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
@@ -526,7 +529,7 @@ _RULES: Final = _rules(
     (r"(?<=\w)\\+(?=\w)", " backslash ", "\\"),
     (r"(?<!\S)~(?=/)", "tilde ", "~"),
     (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-−+]?)(\d{1,3})(?!\w|\.\d)", _exponent, "eE"),
-    # Telephone numbers and codes that are read by digit.
+    # Telephone numbers and codes that are read digit by digit.
     (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?(?:\(\d{3}\) ?|\(?\d{3}\)?[ .-])\d{3}[ .-]\d{4}\b", _phone, "-. )"),
     (r"(?<![\w.,-])0\d{2,4}(?:-\d{3,8}|(?:[ -]\d{3,8}){2,3})(?![\w-]|[.,]\d)", _phone, "- "),
     (r"(?<![\w.])\+\d{1,3}(?:[ -]\(?\d{1,8}\)?){2,5}\b|(?<![\w.])\+\d{8,15}\b|\b555-\d{4}\b", _phone, "+-"),
@@ -538,7 +541,7 @@ _RULES: Final = _rules(
         "0",
     ),
     (r"(?<=\b[A-Z]{2} )(\d{5})(?:-(\d{4}))?(?![\w,.-]\w)(?!\w)", _postcode, "0"),
-    # Numbers in other countries' forms, as they are written in English.
+    # Numbers in the forms of other countries, converted to the English form.
     (
         r"(?<![\w.,])(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]{4,}),[0-9]{1,2}(?!\w|[.,]\d)",
         _continental,
@@ -558,7 +561,7 @@ _RULES: Final = _rules(
     ),
     (r"(?<![\w.,+-])[1-9]\d{0,2}(?:(?: \d{3}){2,}|(?: 000))(?![\w]|[.,]?\d| \d)", _grouped, "0"),
     (r"(?<![\w.,])\d{1,3}(?:['’]\d{3})+(?![\w]|[.,]\d)", _grouped, "'’"),
-    # Dates and times: their signs mean something else than elsewhere.
+    # Dates and times come first, since their signs have other meanings elsewhere.
     (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to ", "-–"),
     (r"\b(UTC|GMT)([-−+])(?=\d{1,2}\b)", lambda match: f"{match[1]} {'plus' if match[2] == '+' else 'minus'} ", "-−+"),
     *((pattern, read, "0") for pattern, read in english_numbers.RULES),
@@ -572,7 +575,7 @@ _RULES: Final = _rules(
     (r"\b(RTX|GTX|RX)(?=\d{3,4}\b)", r"\1 ", "0"),
     (rf"\b({_one_of(MODELS)}) (\d{{3,4}})(?![\d.,]\d|\w)", lambda match: f"{match[1]} {in_pairs(match[2])}", "0"),
     (r"\b([A-Z][A-Za-z]{0,9}-?)(\d{1,4})s\b", _several_models, "s"),
-    # Money, before the ranges in it.
+    # Money, before ranges of amounts.
     (rf"(?<![\w)])[-−](?={_SYMBOLS})", "minus ", "-−"),
     (
         rf"(?<![A-Za-z])({_SYMBOLS})({_NUMBER})\s?[-–]\s?(?:{_SYMBOLS})?({_NUMBER})(?: ?({_MAGNITUDES})\b)?",
@@ -598,7 +601,7 @@ _RULES: Final = _rules(
     ),
     (r"\bv\.? ?(\d+(?:\.\d+)*)\b(?!\.?\d)", _version_number, "v"),
     (r"(?<![\w.,])(\d+(?:\.\d+){2,})(?![\w])", _version, "."),
-    # Numbers with something behind them.
+    # Numbers with a suffix.
     (r"(?<=\d)⁄(?=\d)", "/", "⁄"),
     (
         rf"(?<!\d[.,])\b(?:(\d+) )?(\d{{1,3}}(?:\.\d+)?)/(\d{{1,3}}(?:\.\d+)?)(?:(?:st|nd|rd|th)s?)?"
@@ -635,7 +638,7 @@ _RULES: Final = _rules(
     (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation, "."),
     (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street, "."),
     (r"\b(\d[\d,]*?)(?ai:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", "")), "0"),
-    # "Gen Z" is no general.
+    # "Gen Z" is not a general.
     (rf"\b(?!Gen (?:[XYZ](?:ers?|s)?|Alpha|Beta)\b)({_one_of(TITLES)})\.? (?=[A-Z])", _title),
     (r"[Ⅰ-ↂ]+", lambda match: unicodedata.normalize("NFKC", match[0])),
     (r"\b([A-Z]\w+) ([IVXLCDM]+)(?:th|st|nd|rd)?\b", _roman, "IVXLCDM"),
@@ -645,7 +648,7 @@ _RULES: Final = _rules(
     (r"\bO-O-O\b", "castles queenside", "O"),
     (r"\bO-O\b", "castles kingside", "O"),
     (r"(?<!\w)([KQRBN][a-h]?[1-8]?|[a-h])x([a-h][1-8])(?!\w)", _capture, "x"),
-    # What is left of numbers.
+    # All remaining numbers.
     (r"(?<![\w.,])\d+(?:,\d+)+(?![\w,])", _list, ","),
     (r"#(?=\d)", "number ", "#"),
     (r"(?<=\d)\+(?!\d)", " plus", "+"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any, Final
 
-#: Longer numbers are read digit by digit: nobody follows their names.
+#: Longer numbers are read digit by digit, since listeners could not follow their names.
 MAX_NAMED_DIGITS: Final = 15
 
 SMALL_NUMBERS: Final = (
@@ -58,12 +58,12 @@ def decimal(text: str) -> str:
 
 
 def ordinal(digits: str) -> str:
-    """Return the name of a place: "21" is "twenty-first"."""
+    """Return the name of an ordinal number: "21" is "twenty-first"."""
     return ordinal_of(cardinal(digits))
 
 
 def ordinal_of(name: str) -> str:
-    """Return the ordinal of a cardinal's name."""
+    """Return the ordinal form of a number's name: "twenty-one" becomes "twenty-first"."""
     cut = max(name.rfind(" "), name.rfind("-")) + 1
     last = name[cut:]
     regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
@@ -81,7 +81,7 @@ def year(digits: str) -> str:
 
 
 def in_pairs(digits: str) -> str:
-    """Return three digits or four as the number of a model is said: "747" is "seven forty-seven"."""
+    """Return three or four digits as a model number is read: "747" is "seven forty-seven"."""
     front, rest = digits[:-2], digits[-2:]
     if rest == "00" or len(digits) > 4 or digits[0] == "0":
         return cardinal(digits)
@@ -95,7 +95,7 @@ def clock(hours: str, minutes: str) -> str:
 
 
 def plural(name: str) -> str:
-    """Return several of a number's name: "fifty" is "fifties", "third" "thirds"."""
+    """Return the plural of a number's name: "fifty" becomes "fifties", "third" becomes "thirds"."""
     if name.endswith("y"):
         return name[:-1] + "ies"
     return name + "es" if name.endswith("x") else name + "s"
@@ -149,7 +149,7 @@ def _units() -> dict[str, tuple[str, str]]:
         for prefix in prefixes.split():
             spoken = _TABLES["prefixes"][prefix]
             units[prefix + name] = (spoken + one, spoken + several)
-    # The Greek letter is written as often as the sign for micro, and the sign for ohm as often as the letter.
+    # Both the micro sign and the Greek letter mu are in use, and both the ohm sign and the letter omega.
     greek = str.maketrans("\N{MICRO SIGN}\N{GREEK CAPITAL LETTER OMEGA}", "\N{GREEK SMALL LETTER MU}\N{OHM SIGN}")
     return units | {name.translate(greek): unit for name, unit in units.items()}
 
@@ -163,9 +163,9 @@ MONTH_NAMES: Final[dict[str, str]] = {
 }
 WEEKDAYS: Final[dict[str, str]] = _TABLES["weekdays"]
 
-#: One and several of each.
+#: Singular and plural of each unit.
 UNITS: Final = _units()
-#: One, several, and the hundredth part likewise.
+#: For each currency the singular and plural, and those of its hundredth part.
 CURRENCIES: Final[dict[str, tuple[str, str, str, str]]] = {
     name: (one, several, small, smalls) for name, (one, several, small, smalls) in _TABLES["currencies"].items()
 }
@@ -182,7 +182,7 @@ FRACTIONS: Final[dict[str, tuple[int, int]]] = {
     sign: (above, below) for sign, (above, below) in _TABLES["fractions"].items()
 }
 
-# Words around numbers, in lower case but for the models.
+# Words that occur around numbers, in lower case except for names of models.
 NUMBERED: Final = _words("numbered")
 CROWNED: Final = _words("crowned")
 BEFORE_YEARS: Final = _words("before_years") | {name.lower() for name in MONTH_NAMES.values()}
@@ -202,7 +202,7 @@ MODELS: Final = _words("models")
 
 # Dates, times of day, durations and decades
 #
-# A date in digits alone is read in the order that its form is known for: the year first means month and day behind it,
+# A date in digits alone is read in the order that is usual for its form: a year first is followed by month and day,
 # dots mean the day first, slashes and hyphens the American order. A number over 12 is a day wherever it stands.
 
 _MONTH: Final = "|".join(sorted(MONTH_NAMES, key=len, reverse=True))
@@ -223,14 +223,14 @@ def _iso(match: re.Match[str]) -> str:
 
 
 def _numeric(match: re.Match[str]) -> str:
-    """3/15/2024 is the American order; a first number over 12 is a day."""
+    """Read a date with slashes or hyphens: "3/15/2024" has the American order, unless the first number is over 12."""
     first, second = int(match[1]), int(match[2])
     month, day = (second, first) if first > 12 else (first, second)
     return _named(match[0], month, day, match[3])
 
 
 def _dotted(match: re.Match[str]) -> str:
-    """15.03.2024 has the day first, unless there is no such month."""
+    """Read a date with dots: "15.03.2024" has the day first, unless there is no such month."""
     first, second = int(match[1]), int(match[2])
     day, month = (second, first) if second > 12 else (first, second)
     return _named(match[0], month, day, match[3])
@@ -243,7 +243,7 @@ def _named(text: str, month: int, day: int, digits: str) -> str:
 
 
 def _without_year(match: re.Match[str]) -> str:
-    """ "by 12/25" has a date, "on 3/4 of them" a fraction."""
+    """Read two numbers with a slash: "by 12/25" has a date, "on 3/4 of them" a fraction."""
     words = match.string[: match.start()].lower().split()
     first, second = int(match[1]), int(match[2])
     month, day = (second, first) if first > 12 else (first, second)
@@ -256,7 +256,7 @@ def _without_year(match: re.Match[str]) -> str:
 
 
 def _year_and_month(match: re.Match[str]) -> str:
-    """ "2024-10" is a month; "2009-10" may be two years, and "2024/25" is a season."""
+    """Read a year and two digits: "2024-10" is a month; "2009-10" may be two years, and "2024/25" is a season."""
     first, sign, second = match.groups()
     if 1 <= int(second) <= 12 and (second[0] == "0" or int(second) < int(first[2:])):
         return f"{MONTHS[int(second) - 1]} {year(first)}"
@@ -320,7 +320,7 @@ def _era(match: re.Match[str]) -> str:
 
 
 def _duration(match: re.Match[str]) -> str:
-    """ "1h 30m" is a time, and so is "5m 30s"; "5m 30m" is none."""
+    """Read a duration: "1h 30m" and "5m 30s" are durations, "5m 30m" is not."""
     parts = re.findall(rf"(\d+(?:\.\d+)?) ?({_DURATION_UNIT}(?![a-z]))?", match[0])
     units = [unit[:1] for _, unit in parts]
     if units[-1] == "":  # 1h30
@@ -337,12 +337,12 @@ def _duration(match: re.Match[str]) -> str:
 
 
 def is_adjective(match: re.Match[str]) -> bool:
-    """Whether an amount belongs to one thing: "a $5 bill", "a 10 km run"."""
+    """Whether an amount is used as an adjective, so that its unit is singular: "a $5 bill", "a 10 km run"."""
     return re.search(r"\b[Aa]n? $", match.string[: match.start()]) is not None
 
 
 def _several(match: re.Match[str]) -> str:
-    """ "20s" is an age or a decade, "747s" are airplanes, or both are seconds: what stands around them tells."""
+    """Read a number with "s" by its context: "20s" is an age, a decade or seconds, "747s" are airplanes or seconds."""
     mark, digits, behind = match.groups()
     if mark or _is_several(match.string, match.start(), match.end(), digits=digits, apostrophe=behind):
         return plural_of(digits.replace(",", ""))
@@ -352,7 +352,7 @@ def _several(match: re.Match[str]) -> str:
 
 
 def _following(text: str, end: int) -> str:
-    """Return the word behind ``end``, in lower case."""
+    """Return the word after ``end``, in lower case."""
     found = re.match(r" ([\w-]+)", text[end : end + 40])
     return found[1].lower() if found else ""
 
@@ -397,7 +397,7 @@ def plural_of(digits: str) -> str:
     return plural(in_pairs(digits) if len(digits) == 3 else cardinal(digits))
 
 
-#: In the order in which they apply.
+#: The rules, in the order in which they are applied.
 RULES: Final[tuple[tuple[str, Callable[[re.Match[str]], str]], ...]] = (
     (rf"\b({'|'.join(WEEKDAYS)})\b\.?(?=,? (?:{_MONTH})\b|,? \d)", lambda match: WEEKDAYS[match[1]]),
     (

@@ -1,6 +1,6 @@
-"""SpeakableText: turns what a model writes into what a voice should read, while it is being written.
+"""SpeakableText: converts a model's text to what a voice should read, while the text is being written.
 
-WrittenWords finds the way back: the written word that a spoken one stands for.
+WrittenWords does the reverse: it finds the written word that a spoken word stands for.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
 
-#: How much text is made speakable, in characters, before other tasks run: at 20 µs for each of a number.
+#: How many characters are converted before other tasks run. A digit takes up to 20 µs.
 AT_A_STRETCH: Final = 256
 #: A longer word is cut; addresses are the longest that people write.
 MAX_WORD: Final = 2048
-#: Words that are read together at most: "March 15, 2024" is three.
+#: The maximum number of words that are read together: "March 15, 2024" is three.
 MAX_GROUP_WORDS: Final = 10
 MAX_GROUP_CHARACTERS: Final = 200
-#: Words before a group that may tell how it is read, and the length of a word that tells nothing.
+#: How many words before a group may decide how it is read, and the length from which a word is ignored for this.
 _REMEMBERED: Final = 3
 _MAX_REMEMBERED: Final = 30
-#: A longer word, without its markup, stays as it is: no listener would follow it, and reading it would take long.
+#: A longer word, without its markup, is not converted: no listener could follow it, and conversion would take long.
 _MAX_READ_WORD: Final = 600
 #: From this length on, in characters, a line of code cannot be the end of a block.
 _MAX_FENCE: Final = 200
@@ -45,7 +45,7 @@ _PAUSES: Final = ".!?…:;,—。！？：；，、"
 _MARKS: Final = _PAUSES + "()[]\"'“”‘’"
 _CLOSERS: Final = "\"'”’)]»"
 
-#: Blocks of these languages are text.
+#: Fenced blocks of these languages are read as text.
 _TEXTS: Final = frozenset(("text", "txt", "plaintext", "plain", "markdown", "md"))
 _LANGUAGES: Final = {
     **dict.fromkeys(("py", "python", "python3"), "Python"),
@@ -62,10 +62,10 @@ _LANGUAGES: Final = {
 
 
 class Spoken(NamedTuple):
-    """A piece of what is read: ``text`` stands for the written text from ``start`` to ``end``, in characters.
+    """A piece of the spoken form: ``text`` is read for the written text from ``start`` to ``end``, in characters.
 
-    ``written`` is that without its markup: "$20" for "twenty dollars". What is said and not written has a place alone,
-    ``start == end``, and no ``written``. Neither have spaces and pauses.
+    ``written`` is the written text without its markup: "$20" for "twenty dollars". It is empty for spaces and pauses,
+    and for words that are not in the written text, which only have a position, ``start == end``.
     """
 
     text: str
@@ -83,13 +83,13 @@ class _Word(NamedTuple):
 
 
 class SpeakableText:
-    """Turns text into its spoken form, piece by piece: markup, links, emoji and code go, and in English numbers, dates,
-    units, abbreviations and signs are read in words.
+    """A converter of text to its spoken form, piece by piece.
 
-    Of another ``language`` (RFC 5646) only what does not depend on it is changed. A ``literal`` text is no markup, and
-    nothing of it is left out: its numbers, dates and units are read in words, and that is all. The result does not
-    depend on how the text is cut into pieces. Time is linear in the length of the text, and memory is bounded: at most
-    a word, a row of a table, or a few words that are read together, are held back until what follows is known. ``rest``
+    Markup, links, emoji and code are removed, and in English numbers, dates, units, abbreviations and signs are put
+    into words. In another ``language`` (RFC 5646) only the language-independent changes are made. In a ``literal`` text
+    nothing is taken for markup or removed; numbers, dates and units are put into words. The result does not depend on
+    how the text is cut into pieces. Time is linear in the length of the text, and memory is bounded: at most a word, a
+    row of a table, or a few words that are read together, are held back until the following text is known. ``rest``
     returns them.
     """
 
@@ -99,14 +99,15 @@ class SpeakableText:
         self._markup = InlineMarkup(picture="picture" if self._english else "")
         self._table = SpokenTable(english=self._english)
         self._spoken: list[Spoken] = []
-        #: Text that is not read yet; its place in the whole; the length of it that is known to have no end of a unit.
+        #: Text that is not converted yet; its position in the whole text; the length of its part without the end of a
+        #: unit.
         self._raw = ""
         self._offset = 0
         self._known = 0
-        #: Words that wait for the next one, and the last words before them, up to three.
+        #: Words that wait for the next word, and up to three words before them.
         self._group: list[_Word] = []
         self._before = ""
-        #: Whether a space is due before the next word; the last character that was said.
+        #: Whether a space is due before the next word; the last character of the spoken form.
         self._gap = False
         self._last = "\n"
         self._at_line_start = True
@@ -114,15 +115,15 @@ class SpeakableText:
         self._in_row = False
         #: Whether the line is a heading or an item of a list, which ends like a sentence.
         self._ends_like_sentence = False
-        #: The number of an item, until something follows it in its line.
+        #: The number of a list item, until other text follows it in its line.
         self._item: _Word | None = None
-        #: The marks that end the block of code, or of text; "" outside. Whether the rest of a line is passed over.
+        #: The marks that end the current fenced block; "" outside one. Whether the rest of the line is skipped.
         self._fence = ""
         self._text_fence = ""
         self._skipping_line = False
 
     def feed(self, text: str) -> list[Spoken]:
-        """Return what ``text`` completes."""
+        """Return the spoken form of what ``text`` completes."""
         for start in range(0, len(text), MAX_WORD):
             self._raw += text[start : start + MAX_WORD]
             self._read(final=False)
@@ -130,12 +131,12 @@ class SpeakableText:
 
     @property
     def looks_complete(self) -> bool:
-        """Whether what is held back looks like the end of a sentence."""
+        """Whether the text that is held back looks like the end of a sentence."""
         held = self._raw.rstrip(_CLOSERS + "*_` ") or (self._group[-1].text if self._group else "")
         return not self._fence and held.endswith((".", "!", "?", "…"))
 
     def rest(self) -> list[Spoken]:
-        """Return what is held back, as if the text ended. Text that comes later goes on in the same line."""
+        """Return the spoken form of the text held back, as if the text ended. Later text continues the same line."""
         self._read(final=True)
         self._flush_item(alone=True)
         self._flush()
@@ -157,7 +158,7 @@ class SpeakableText:
         self._offset += at
 
     def _read_unit(self, raw: str, at: int, *, final: bool) -> int | None:
-        """Read one unit of ``raw`` at ``at`` and return where it ends; None while that is not known."""
+        """Process the unit of ``raw`` (such as a word) at ``at``; return where it ends, None while that is unknown."""
         if self._skipping_line:
             end = raw.find("\n", at)
             self._skipping_line = end < 0
@@ -223,7 +224,7 @@ class SpeakableText:
         self._before = ""
 
     def _space(self, at: int) -> None:
-        """White space within a line. At a pause it is passed on at once: what follows may be long in coming."""
+        """Process white space within a line. After a pause it is passed on at once, as further text may take long."""
         if not self._group and self._last in _PAUSES + _CLOSERS and not self._gap:
             self._say(" ", at, at + 1)
         else:
@@ -232,7 +233,7 @@ class SpeakableText:
     # Blocks.
 
     def _begins_block(self, word: str, start: int) -> bool:
-        """Whether a word at the start of a line is markup of a block, and no text."""
+        """Whether a word at the start of a line is markup of a block, not text."""
         if (fence := _FENCE.fullmatch(word)) is not None:
             self._open_fence(fence[1], fence[2].lower(), start)
         elif _HEADING.fullmatch(word):
@@ -256,7 +257,7 @@ class SpeakableText:
         return True
 
     def _open_fence(self, marks: str, language: str, start: int) -> None:
-        """Begin a block of code, which is not read aloud: a sentence says that it is left out."""
+        """Begin a block of code, which is not read aloud: a sentence says that code was skipped."""
         self._skipping_line = True
         if self._text_fence and marks.startswith(self._text_fence):
             self._text_fence = ""
@@ -269,7 +270,7 @@ class SpeakableText:
                 self._say(f"{name} code left out." if name else "Code left out.", start, start)
 
     def _flush_item(self, *, alone: bool) -> None:
-        """Say the number of an item: "one, " before its text. A line with nothing else is a number of its own."""
+        """Output the number of a list item: "one, " before its text, a plain number if it is ``alone`` in its line."""
         if self._item is None:
             return
         (number, start, end, _), self._item = self._item, None
@@ -308,7 +309,7 @@ class SpeakableText:
         self._inline(word, start, end)
 
     def _inline(self, word: str, start: int, end: int) -> None:
-        """Say a word of a line without its markup, once it is known how it is read."""
+        """Process a word of a line: remove its markup, and output it once its reading is known."""
         cleaned = word if self._literal else self._markup.clean(word)
         if cleaned == "**" and not self._english:
             return
@@ -342,7 +343,7 @@ class SpeakableText:
             self._flush()
 
     def _flush(self) -> None:
-        """Say the words that waited. Those at their ends that are read as they are written keep their own places."""
+        """Output the waiting words. Those at either end that are read as they are written keep their own positions."""
         group, self._group = self._group, []
         if not group:
             return
@@ -366,7 +367,7 @@ class SpeakableText:
             self._say_word(word.text, word.start, word.end, gap=word.gap)
 
     def _remember(self, word: str) -> None:
-        """Keep what stands before the next words: nothing of a sentence that has ended."""
+        """Keep ``word`` as context of the next words; nothing is kept of a sentence that has ended."""
         before = self._before.split(" ")[1 - _REMEMBERED :] if self._before and len(word) < _MAX_REMEMBERED else []
         self._before = "" if word.endswith((".", "!", "?")) else " ".join([*before, word.strip(_MARKS)]).strip()
 
@@ -387,36 +388,36 @@ def spoken_form(text: str, language: str = "en") -> list[Spoken]:
     return [*speakable.feed(text), *speakable.rest()]
 
 
-# From what is read to what is written
+# From the spoken form back to the written text
 
-#: Characters that may lie between two words that a voice pronounced: it skips what it cannot pronounce.
+#: How many characters a voice may skip between two words, because it cannot pronounce them.
 MAX_SKIPPED: Final = 200
-#: Characters that are kept for a voice that tells no times of words, or tells them late.
+#: How many characters are kept for a voice that reports the times of words late, or not at all.
 MAX_KEPT: Final = 1 << 14
-#: What a word is told without.
+#: Punctuation that is not part of a word with times.
 _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
 
 
 class WrittenWords:
-    """Turns what a voice has read into what the answer's text has: words with their times, or where a clause ends.
+    """A converter of word times and ends of clauses from the spoken form, which a voice reads, to the written text.
 
-    A written word that is read as several ("$20") lasts from the first to the last of them, and is returned with the
-    last. What is read and not written is returned as it is read. Each word returned has its place in the text.
+    A written word that is read as several ("$20") lasts from the first to the last of them, and is returned after the
+    last. Words without a written form are returned as they are read. Each word returned has its position in the text.
     """
 
     def __init__(self) -> None:
-        #: What the voice has been given, from the piece on that it reads now; and how far it has read in its text.
+        #: The pieces given to the voice, from the one that it is reading; and how far it has read in that piece's text.
         self._pieces: deque[Spoken] = deque()
         self._unread = ""
         self._read = 0
-        #: Where these begin in all that the voice has been given, and where what stands before them ends in the text.
+        #: Where these pieces begin in the whole spoken form, and where the text before them ends in the written text.
         self._begin = 0
         self._written = 0
-        #: The written word that is being read, and when it began and was last heard.
+        #: The written word that is being read, when it began, and when its last spoken word ended.
         self._open: tuple[Spoken, int, int] | None = None
 
     def add(self, pieces: Iterable[Spoken]) -> None:
-        """The voice is given these."""
+        """Note the next pieces that the voice is given."""
         for piece in pieces:
             self._pieces.append(piece)
             self._unread += piece.text
@@ -424,7 +425,7 @@ class WrittenWords:
             self._drop_first()
 
     def place(self, words: Iterable[Word]) -> tuple[Word, ...]:
-        """Return the written words that ``words``, the next ones of the voice, complete."""
+        """Return the written words that ``words``, the next words reported by the voice, complete."""
         placed: list[Word] = []
         for word in words:
             piece = self._piece_of(word.text.strip().lower())
@@ -443,20 +444,20 @@ class WrittenWords:
         return tuple(placed)
 
     def written_end(self, end: int) -> int:
-        """Return the place in the written text of ``end``, a place in what the voice was given that never decreases."""
+        """Return the position in the written text for ``end``, a position in the spoken form that never decreases."""
         while self._pieces and self._begin + len(self._pieces[0].text) <= end:
             self._drop_first()
         return self._written
 
     def rest(self) -> tuple[Word, ...]:
-        """Return the word that is being read: the voice has gone on, or ended."""
+        """Return the written word that is being read, if any: the voice has gone on, or ended."""
         if self._open is None:
             return ()
         (piece, start_ms, end_ms), self._open = self._open, None
         return (Word(piece.written.strip(_AROUND) or piece.written, start_ms, end_ms, piece.end),)
 
     def _piece_of(self, word: str) -> Spoken | None:
-        """Return the piece that holds ``word``, the next one that is read; None where it is not found."""
+        """Return the piece that contains ``word``, the next word that is read; None if it is not found."""
         found = self._unread[self._read : self._read + MAX_SKIPPED + len(word)].lower().find(word) if word else -1
         if found < 0:
             return None
@@ -477,7 +478,7 @@ class WrittenWords:
 
 # Markup within a line
 
-#: Tags that a model writes. Others, such as a type in angle brackets, are text.
+#: Tags that models write. Others, such as a type in angle brackets, are text.
 _TAG_NAMES: Final = (
     "a|abbr|b|big|blockquote|br|button|center|cite|code|dd|del|details|div|dl|dt|em|figcaption|figure|font|form|h[1-6]|hr|"
     "i|iframe|img|input|ins|kbd|label|li|mark|ol|p|pre|q|s|samp|script|section|small|source|span|strike|strong|style|sub|"
@@ -490,9 +491,9 @@ _OPEN_TAG: Final = re.compile(
     r"video|audio)$",
     re.IGNORECASE,
 )
-#: What may stand behind the name of a tag.
+#: Characters that may follow the name of a tag.
 _ATTRIBUTE: Final = re.compile(r"[\w:-]+=|/?>|[a-z-]+>?$")
-#: The brackets around what stands for something else, such as <your name>.
+#: A placeholder in angle brackets, such as <your name>.
 _PLACEHOLDER: Final = re.compile(r"^<(?=[A-Za-z])|(?<=[A-Za-z])>(?=[.,;:!?]*$)")
 _TYPE_ARGUMENT: Final = re.compile(r"(?<=\w)<(\w+)>")
 _COMMENT: Final = re.compile(r"<!--.*?(?:-->|$)")
@@ -501,7 +502,7 @@ _AUTOLINK: Final = re.compile(r"<((?:https?://|mailto:)?[^\s<>@]*[.@:][^\s<>]*)>
 _LINK_END: Final = re.compile(r"\](?:\((?:[^\s()]|\([^\s()]{0,200}\)){0,2000}\)|\[[^\]\s]{0,200}\])")
 _OPEN_LINK_END: Final = re.compile(r"\]\((?!.*\)).*$")
 _REFERENCE: Final = re.compile(r"\[\^[\w-]{1,40}\]:?|\[\d{1,3}(?:[,–-]\d{1,3})*\](?!\()|【[^】]{0,80}】")
-#: An address is read as a whole: what stands in it is no markup.
+#: An address, in which nothing is markup.
 _ADDRESS: Final = re.compile(r"(?:(?:https?|ftp)://|www\.)[^\s<>\"“”|]+|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+")
 #: Words without markup.
 _BARE: Final = re.compile(r"[A-Za-z0-9'’\"“”,.;:!?()%+=-]+")
@@ -509,7 +510,7 @@ _BEHIND_ADDRESS: Final = ".,;:!?*_~'’…]}»"
 
 _ESCAPED: Final = re.compile(r"\\([$#%&.\-+!])")
 _STARS: Final = re.compile(r"\*+|~~+|\\[*_`\[\](){}~>|]")
-#: What may be multiplied, or raised to a power: before a star, and behind it.
+#: Operands of a multiplication or a power: before a star, and after it.
 _OPERAND: Final = re.compile(r"(?:\d|(?<![^\W\d_])[^\W\d_]|\))$")
 _OPERAND_BEHIND: Final = re.compile(r"[-−]?\d|[^\W\d_](?![^\W\d_])|\(|[^\W\d_]{1,12}\(")
 _NUMBER: Final = re.compile(r"[-−]?\d")
@@ -521,13 +522,13 @@ _EMOJI: Final = re.compile(
     "[\U0001f000-\U0001faff\u2600-\u2767\u2776-\u2793\u2b00-\u2bff\u231a-\u231b\u23e9-\u23fa\u25a0-\u25ff\u2190\u2139\u203c\u2049"
     "\u2b50\u3030\u303d\ufe0e\ufe0f\u200b-\u200f\u2060\ufeff\u20e3\u00ad\u200d\U000e0020-\U000e007f]+"
 )
-#: Letters in a style of their own (bold, script, …), ligatures, and units in one sign.
+#: Letters in special styles (bold, script, …), ligatures, and units in a single character.
 _STYLED: Final = re.compile("[\U0001d400-\U0001d7ff\ufb00-\ufb06\u2103\u2109\u3371-\u33df]")
 #: Numbers in a circle.
 _CIRCLED: Final = re.compile("[\u2460-\u2473\u2776-\u2793]")
 _KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
 
-#: Amounts of money, and formulas that could be taken for one.
+#: Amounts of money, and formulas that could be mistaken for one.
 _DOLLARS: Final = re.compile(r"\$[-−+]?\.?\d")
 _DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?")
 _FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC-JLN-SU-Z]")
@@ -559,34 +560,35 @@ _LATEX_WORDS: Final = {
 }
 
 
-#: With which ends what is passed over: a link, a tag, a comment.
+#: The ends of what is skipped: a link, a tag, a comment.
 _LINK_ENDS, _TAG_ENDS, _COMMENT_ENDS = ")", ">", "-->"
 
 
 class InlineMarkup:
-    """Takes markup out of words that stand between white space: emphasis, links, code, tags, entities, emoji, LaTeX.
+    """A filter that removes markup from words: emphasis, links, code, tags, entities, emoji, LaTeX.
 
-    What spans several words (code, a tag with attributes, the title of a link) is remembered from one to the next, to
-    the end of the line at most; a comment to its end. The time for a word is linear in its length.
+    Words are separated by white space. Markup that spans several words (code, a tag with attributes, the title of a
+    link) is followed to its end, at most to the end of the line, except comments. Time is linear in the length of a
+    word.
     """
 
     def __init__(self, *, picture: str) -> None:
-        #: What is said before the description of a picture.
+        #: The text to say before the description of a picture.
         self._picture = picture
         self._in_code = False
-        #: Whether a dollar sign in this line may have begun a formula, which the next one ends.
+        #: Whether a dollar sign in this line may have begun a formula, which the next dollar sign ends.
         self._dollar = False
-        #: With which ends what is passed over; None where nothing is.
+        #: The end of what is being skipped; None if nothing is.
         self._skipping: str | None = None
 
     def end_line(self) -> None:
-        """Note the end of a line: nothing but a comment goes on in the next one."""
+        """Note the end of a line, after which only a comment continues."""
         self._in_code = self._dollar = False
         if self._skipping != _COMMENT_ENDS:
             self._skipping = None
 
     def clean(self, word: str) -> str:
-        """Return ``word`` without its markup: nothing, or one or several words."""
+        """Return ``word`` without its markup; the result may be empty, or several words."""
         if self._skipping is not None:
             if self._skipping == _TAG_ENDS and not _ATTRIBUTE.match(word):
                 self._skipping = None
@@ -660,7 +662,7 @@ class InlineMarkup:
         return word
 
     def _without_dollars(self, word: str) -> str:
-        """Take away the signs around a formula, and leave those of money."""
+        """Return ``word`` without dollar signs around a formula; those of money stay."""
         if not self._dollar and _DOLLARS_BEHIND.fullmatch(word):
             return word
         if word.count("$") % 2:
@@ -671,7 +673,7 @@ class InlineMarkup:
 
 
 def _without_star(match: re.Match[str]) -> str:
-    """Return what stars between numbers or variables mean, "×" or "^"; nothing where they are markup."""
+    """Return the meaning of stars: "×" or "^" between numbers or variables; "" if they are markup."""
     marks, before = match[0], match.string[max(0, match.start() - 2) : match.start()]
     if marks not in ("*", "**") or not before or match.string.startswith("*"):
         return ""
@@ -687,14 +689,14 @@ def _without_star(match: re.Match[str]) -> str:
 
 
 def _code(word: str) -> str:
-    """Return a word of code in a line of text. Names of several words are read as those."""
+    """Return a word of code as it is read: a name of several words, such as "max_size", is split into them."""
     if not word.isascii():
         word = _EMOJI.sub("", word)
     return word.replace("_", " ").replace("()", "")
 
 
 def _address(address: str) -> str:
-    """Return what a person says of an address: the host, and a path of one short word."""
+    """Return the part of an address that a person would say: the host, and a path if it is one short word."""
     if "@" in address and "://" not in address:
         return address
     host, _, path = re.sub(r"^\w+://", "", address).partition("/")
@@ -716,7 +718,7 @@ def _latex(word: str) -> str:
 
 # Tables
 
-#: A longer line, in characters, is read as text: a row is read at once, in up to 20 ms.
+#: A longer line, in characters, is read as text. A row is converted at once, which takes up to 20 ms.
 MAX_ROW: Final = 1000
 
 _DELIMITERS: Final = re.compile(r"\|[\s|:-]*-[\s|:-]*")
@@ -726,7 +728,7 @@ _NO: Final = frozenset(("❌", "✗", "✘", "✖", "✖️"))
 
 
 class TableWord(NamedTuple):
-    """A word of a row with its place. Labels and pauses are not written there: they begin where they end."""
+    """A word of a row with its position. Labels and pauses are not in the written row: for them ``start == end``."""
 
     text: str
     start: int
@@ -734,10 +736,10 @@ class TableWord(NamedTuple):
 
 
 class SpokenTable:
-    """Takes the lines of a table and returns what is said of them: "Alice: Age 30, City Paris." for a row.
+    """A converter of the lines of a table to sentences: "Alice: Age 30, City Paris." for a row.
 
-    The first line is held back until the next one tells whether it holds the names of the columns. These are said with
-    each value but the first, which names the row: so a listener knows which column a value is in.
+    The first line is held back until the next one shows whether it has the names of the columns. These are said before
+    each value except the first, which names the row, so that listeners know the column of a value.
     """
 
     def __init__(self, *, english: bool) -> None:
@@ -791,7 +793,7 @@ class SpokenTable:
 
 
 def _cells(line: str) -> list[tuple[str, int]]:
-    """Return the cells of a line that begins with "|", each with its place."""
+    """Return the cells of a line that begins with "|", each with its position."""
     cells: list[tuple[str, int]] = []
     at = 1
     while at < len(line):

@@ -1,4 +1,4 @@
-"""Voices (TTS): engines for ``Task.SPEECH`` only, from text to audio.
+"""Voices (TTS): engines for ``Task.SPEECH`` only, which turn text into audio.
 
-Imports nothing, so that the process of the voice starts fast.
+This module imports nothing, so that the voice worker starts fast.
 """

@@ -1,4 +1,4 @@
-"""The espeak-ng synthesiser, by ctypes. Only in the voice worker: it is GPLv3 and keeps global state."""
+"""The espeak-ng synthesiser, called by ctypes. Imported only by the voice worker: it is GPLv3 and has global state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListene
 
 DEFAULT_LANGUAGE = "en-us"
 CHUNK_MS = 60
-#: The usual rate of its voices. Words keep to another one within a tenth; pauses change more than words.
+#: The usual speaking rate of its voices. Words follow another rate within a tenth; pauses change more than words.
 WORDS_PER_MINUTE = 175
 
 _SYNCHRONOUS = 2
@@ -25,7 +25,7 @@ _WORD_EVENT = 1
 _END_EVENT = 5
 _PHONEME_EVENT = 7
 _CHARACTER_POSITION = 1
-#: What the names of phonemes begin with that are silence.
+#: The first character of the names of silent phonemes.
 _PAUSE = b"_"
 
 
@@ -50,10 +50,13 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes
 
 
 class Espeak:
-    """Streams 22.05 kHz speech with word times. Voices are named by their languages in English, English ones first."""
+    """The synthesiser: streams speech at 22.05 kHz with word times.
+
+    Voices are named by the English name of their language; the English voices come first.
+    """
 
     def __init__(self) -> None:
-        """Load the library. Raises NoVoice where there is none."""
+        """Load the library. Raises NoVoice if it is not installed."""
         path, data, source = _find()
         try:
             self._espeak: Any = ctypes.CDLL(path)
@@ -89,6 +92,9 @@ class Espeak:
         finally:
             self._listener = None
 
+    def interrupt(self) -> None:
+        """Nothing takes long here."""
+
     def _declare(self) -> None:
         functions: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
             ("espeak_Initialize", ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int)),
@@ -120,7 +126,7 @@ class Espeak:
             function.restype, function.argtypes = result, list(arguments)
 
     def _listed_voices(self) -> tuple[dict[str, str], dict[str, bytes]]:
-        """The language of each voice, and its identifier, by which alone it is found reliably."""
+        """Return language and identifier of each voice by its name. Only the identifier finds a voice reliably."""
         languages: dict[str, str] = {}
         identifiers: dict[str, bytes] = {}
         listed = self._espeak.espeak_ListVoices(None)
@@ -149,7 +155,7 @@ class Espeak:
         return 0 if listener.audio(self._rate, ctypes.string_at(samples, 2 * count)) else 1
 
     def _words(self, events: Any) -> list[SpokenWord]:
-        """The words that ended in this chunk."""
+        """Return the words that ended in the chunk of audio that ``events`` belong to."""
         words: list[SpokenWord | None] = []
         place = 0
         while (event := events[place]).type:
@@ -166,7 +172,7 @@ class Espeak:
 
 
 def _find() -> tuple[str, bytes | None, str]:
-    """Path of the library, of its data where that is not the built-in one, and where it comes from."""
+    """Return the path of the library, the path of its data (None: the built-in one), and its origin, for people."""
     try:
         import espeakng_loader
     except ImportError:
@@ -188,13 +194,13 @@ _CLOSING: Final = "\"'`.,:;!?)}]”’»、。，；：！？」』）"
 
 
 class WordTimes:
-    """Finds the words of one text with their times, by the events of espeak-ng while it speaks.
+    """A converter of the events that espeak-ng reports while it speaks a text to the words of the text, with times.
 
-    Each method takes the milliseconds from the start of the text's audio.
+    Times are in milliseconds from the start of the text's audio.
 
     A word is what stands between white space, without the punctuation around it, or one letter of a script that is
-    written without spaces. Of the words that espeak-ng tells, only the places in the text are used: it tells several in
-    a number ("21" is two, "3.5" three, all at places inside it), and their lengths are often wrong.
+    written without spaces. Of the words that espeak-ng reports, only the positions in the text are used: it reports
+    several in a number ("21" is two, "3.5" three, all at positions inside it), and their lengths are often wrong.
     """
 
     def __init__(self, text: str) -> None:
@@ -202,13 +208,13 @@ class WordTimes:
         tokens = [match.span() for match in _TOKEN.finditer(text)]
         self._starts = [start for start, _ in tokens]
         self._ends = [end for _, end in tokens]
-        #: The word under way, None if there is none: its first character, the end of its token, and when it began.
+        #: The word being spoken, if any: its first character, the end of its token, and when it began.
         self._word: tuple[int, int, int] | None = None
-        #: Where a pause began with which the word may have ended; None while it sounds.
+        #: When a pause began that may be the end of the word; None while the word is audible.
         self._silent_from_ms: int | None = None
 
     def begins(self, position: int, at_ms: int) -> SpokenWord | None:
-        """Note that something begins at the character ``position``; return the word that ended there."""
+        """Note that the character at ``position`` begins to be spoken; return the word that ended before it, if any."""
         if not self._starts:
             return None
         token = max(0, bisect_right(self._starts, position) - 1)
@@ -234,7 +240,7 @@ class WordTimes:
             self._silent_from_ms = at_ms
 
     def ends(self, at_ms: int, *, before: int | None = None) -> SpokenWord | None:
-        """End the word under way, where the pause before began if there is one; return it if any of it was heard."""
+        """End the word being spoken, at the pause before if there is one; return the word if any of it was audible."""
         word, self._word = self._word, None
         if word is None:
             return None

@@ -1,4 +1,4 @@
-"""The hibari synthesiser: a neural voice of English. Only in the voice worker, since it is large."""
+"""The hibari synthesiser: a neural voice for English. Imported only by the voice worker, since it is large."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from omni_ws.errors import EngineFailed
 SAMPLE_RATE: Final = 24_000
 CHUNK_SAMPLES: Final = 2400
 
-#: A part of each sound is noise; with one seed the same text gives the same samples.
+#: A part of each sound is random noise; with a fixed seed the same text gives the same samples.
 _SEED: Final = 0
-#: What stays of the silence before the first sound, which the network makes 0.3 s long.
+#: How much is kept of the silence before the first sound, which the network makes 0.3 s long.
 _LEAD_SAMPLES: Final = 480
-#: Less is silence: -46 dB.
+#: Samples below this level are silence: -46 dB.
 _AUDIBLE: Final = 0.005
-#: What a phoneme is heard before the network says so, as measured at sounds that follow a pause.
+#: How much earlier a phoneme is audible than the network says, as measured at sounds after a pause.
 _LAG_SAMPLES: Final = 1000
 #: The running sum of the lengths of the phonemes, a value inside the network.
 _ENDS: Final = "/CumSum_output_0"
@@ -41,14 +41,14 @@ _TRIAL: Final = "Hello."
 
 
 class Hibari:
-    """Speaks at 24 kHz, each clause at once, with word times. The same text gives the same samples.
+    """The synthesiser: speaks at 24 kHz, a clause at a time, with word times. The same text gives the same samples.
 
-    Its network is asked for one output more than it has: when each phoneme ends. Where a file has no such value, the
-    voice speaks without word times.
+    An inner value of its network, the end of each phoneme, is made an additional output. If a file of the network does
+    not have this value, the voice speaks without word times.
     """
 
     def __init__(self, file: Path) -> None:
-        """Load the voice. Raises NoVoice where ``file`` is none of hibari's, or a package is missing."""
+        """Load the voice. Raises NoVoice if ``file`` is not a voice of hibari, or a package is missing."""
         try:
             from hibari import __version__, dsp
             from hibari.voices import VOICES
@@ -74,25 +74,19 @@ class Hibari:
         self.facts = VoiceFacts(f"hibari {__version__}", source, (name,), {name: language}, latin_only=True)
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
-        spoken = 0
+        spoken = SpokenPieces(listener)
         for piece in self._reader.pieces(text):
             samples, ends = self._samples(self._network, self._outputs, piece.ids, speed)
-            begin, end = _audible(samples)
-            cut = max(0, begin - _LEAD_SAMPLES)
-            if self._has_times:
-                heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
-                heard[0] = begin  # slow speech is heard long before the network says so
-                listener.words(_timed(piece.words, (heard + (spoken - cut)) * (1000 / SAMPLE_RATE)))
-            pcm = pcm16_from_samples(samples[cut:])
-            for start in range(0, len(pcm), CHUNK_SAMPLES):
-                if not listener.audio(SAMPLE_RATE, pcm[start : start + CHUNK_SAMPLES].tobytes()):
-                    return
-            spoken += len(pcm)
+            if not spoken.say(samples, piece.words, ends, speed):
+                return
+
+    def interrupt(self) -> None:
+        """Nothing takes long here."""
 
     def _loaded(self, content: bytes, file: Path) -> tuple[OnnxNetwork, Sequence[str]]:
-        """Return the network and the outputs to ask it for, after it has spoken a word."""
+        """Return the network and the names of the outputs to request. The network has spoken a word as a test."""
         ids = next(self._reader.pieces(_TRIAL)).ids
-        for outputs, content_tried in (((*_SPECTRA, _ENDS), _with_output(content, _ENDS)), (_SPECTRA, content)):
+        for outputs, content_tried in (((*_SPECTRA, _ENDS), with_output(content, _ENDS)), (_SPECTRA, content)):
             try:
                 network = OnnxNetwork(self._runtime, content_tried)
                 samples, ends = self._samples(network, outputs, ids, 1.0)
@@ -109,7 +103,7 @@ class Hibari:
     def _samples(
         self, network: OnnxNetwork, outputs: Sequence[str], ids: Sequence[int], speed: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return the samples, and in them the end of each phoneme, if the network tells them."""
+        """Return the samples, and the end of each phoneme in them; without word times the latter is empty."""
         # Asked to be faster, the network makes many sounds too short to be understood; frames are left out instead.
         inputs: dict[str, NDArray[Any]] = {
             "ids": np.asarray([ids], np.int64),
@@ -127,6 +121,34 @@ class Hibari:
         return samples, ends * (len(samples) / ends[-1])
 
 
+class SpokenPieces:
+    """Gives a listener the pieces of a text, one after the other, without the silence before each."""
+
+    def __init__(self, listener: SynthesisListener) -> None:
+        self._listener = listener
+        self._spoken = 0
+
+    def say(
+        self, samples: NDArray[np.float32], words: Sequence[ReadWord], ends: NDArray[np.float64], speed: float
+    ) -> bool:
+        """Give the next piece, whose phonemes end at ``ends`` in its samples, if that is known; says whether to go on.
+
+        The networks of Kokoro and of hibari, which learned from it, tell that equally late.
+        """
+        begin, end = _audible(samples)
+        cut = max(0, begin - _LEAD_SAMPLES)
+        if len(ends):
+            heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
+            heard[0] = begin  # slow speech is heard long before the network says so
+            self._listener.words(_timed(words, (heard + (self._spoken - cut)) * (1000 / SAMPLE_RATE)))
+        pcm = pcm16_from_samples(samples[cut:])
+        for start in range(0, len(pcm), CHUNK_SAMPLES):
+            if not self._listener.audio(SAMPLE_RATE, pcm[start : start + CHUNK_SAMPLES].tobytes()):
+                return False
+        self._spoken += len(pcm)
+        return True
+
+
 def _timed(words: Sequence[ReadWord], ends_ms: NDArray[np.float64]) -> list[SpokenWord]:
     told, now = list[SpokenWord](), 0
     for word in words:
@@ -137,15 +159,15 @@ def _timed(words: Sequence[ReadWord], ends_ms: NDArray[np.float64]) -> list[Spok
 
 
 def _audible(samples: NDArray[np.float32]) -> tuple[int, int]:
-    """Return where the sound begins and ends, in samples."""
+    """Return where the audible part of ``samples`` begins and ends."""
     heard = np.flatnonzero(np.abs(samples) > _AUDIBLE)
     return (int(heard[0]), int(heard[-1]) + 1) if len(heard) else (0, len(samples))
 
 
-def _with_output(model: bytes, name: str) -> bytes:
-    """Return an ONNX model with one of its inner values as its last output.
+def with_output(model: bytes, name: str) -> bytes:
+    """Return an ONNX model with its inner value ``name`` as an additional output, the last one.
 
-    What is appended to a message of protocol buffers is merged into it; so no package that knows ONNX is needed.
+    Fields that are appended to a Protocol Buffers message are merged into it, so no ONNX package is needed.
     """
     value_info = _field(1, name.encode())
     graph = _field(12, value_info)
@@ -153,34 +175,34 @@ def _with_output(model: bytes, name: str) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Return a field of a message, of less than 128 bytes."""
+    """Return an encoded field of a Protocol Buffers message; ``content`` must be shorter than 128 bytes."""
     return bytes([number << 3 | 2, len(content)]) + content
 
 
-# Reading: from text to phonemes
+# From text to phonemes
 
-#: Phonemes that the network speaks at once: some 13 s, which bounds the memory for them.
+#: The maximum number of phonemes that the network speaks at once: some 13 s, which bounds its memory.
 MAX_PHONEMES: Final = 200
-#: The package reads no more letters than this of a word that it does not know.
+#: The package reads at most so many letters of an unknown word.
 _MAX_LETTERS: Final = 24
-#: The digits of a longer number are read one by one: it is no quantity, and the package breaks on the longest.
+#: The digits of a longer number are read one by one: it is no quantity, and the package fails on very long numbers.
 _MAX_DIGITS: Final = 15
 _MAX_WORD: Final = 48
 _LONG_LETTERS: Final = re.compile(rf"[^\W\d_]{{{_MAX_LETTERS + 1},}}")
 _LONG_DIGITS: Final = re.compile(rf"\d{{{_MAX_DIGITS + 1},}}")
 _REPEATED_MARKS: Final = re.compile(r"([^\w\s])\1{3,}")
-#: Brackets mean phonemes to the package.
+#: The package takes text in brackets for phonemes.
 _BRACKETS: Final = str.maketrans("[]{}’‘", "()()''")
 #: The beginning and the end of a text are silent phonemes.
 _SILENCE: Final = 0
 _MARKS: Final = frozenset(';:,.!?—…"“”() ')
 _PAUSES: Final = frozenset(";:,.!?—…")
-#: What a word is told without.
+#: The punctuation around a word, which is not reported as part of it.
 _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»–—"
 
 
 class ReadWord(NamedTuple):
-    """A word as it is written; ``first`` and ``last`` are the places of its phonemes."""
+    """A word as it is written; ``first`` and ``last`` are the positions of its phonemes in the ReadPiece."""
 
     text: str
     first: int
@@ -188,14 +210,17 @@ class ReadWord(NamedTuple):
 
 
 class ReadPiece(NamedTuple):
-    """Phonemes by their numbers, and the words in them."""
+    """A part of a text for the network: the numbers of its phonemes, and the words that they form."""
 
     ids: list[int]
     words: list[ReadWord]
 
 
 class _Word(NamedTuple):
-    """A word to be spoken. ``written`` is "" where it goes on with the word before, None where nothing is written."""
+    """A word to be spoken.
+
+    ``written`` is "" if the word continues the written word before it, None if it stands for nothing in the text.
+    """
 
     written: str | None
     ids: list[int]
@@ -204,7 +229,7 @@ class _Word(NamedTuple):
 
 
 class HibariReader:
-    """Turns a text into the phonemes that the network speaks, and keeps where each word is in them.
+    """A converter of text to the phonemes that the network speaks, with the position of each word in them.
 
     Uses the rules and the dictionary of the package hibari-tts.
     """
@@ -218,7 +243,7 @@ class HibariReader:
         self._ids = msgspec.json.decode(vocabulary, type=dict[str, int])
 
     def pieces(self, text: str) -> Iterator[ReadPiece]:
-        """Yield ``text`` in pieces of MAX_PHONEMES or one word, nothing where nothing in it can be spoken."""
+        """Yield ``text`` in pieces of at most MAX_PHONEMES, or of one word. Text that cannot be spoken is skipped."""
         written, plain = _plain_words(text)
         # It joins what marks part.
         normal = [part for word in self._normalize(" ".join(plain)).split() for part in _parts(word, _MAX_WORD)]
@@ -233,11 +258,11 @@ class HibariReader:
                 yield self._joined(piece)
 
     def _pronounced(self, words: Sequence[str]) -> list[str]:
-        """Return the phonemes of each word."""
+        """Return the phonemes of each word; "" for a word on which the package fails."""
         try:
             return self._phonemes(words)
         except Exception:
-            # The package breaks on some that are no words. It has to meet each alone to leave out those only.
+            # The package fails on some that are no words. They are only found if it gets each word alone.
             return [self._alone(word) for word in words]
 
     def _alone(self, word: str) -> str:
@@ -247,7 +272,10 @@ class HibariReader:
             return ""
 
     def _phonemes(self, words: Sequence[str]) -> list[str]:
-        """Return the phonemes of each word. Raises what the package raises, and ValueError for other words."""
+        """Return the phonemes of each word.
+
+        Raises the exceptions of the package, and ValueError if it finds a different number of words.
+        """
         spoken, current = [], ""
         for token in self._g2p.phonemize_tokens(self._g2p.tokenize(" ".join(words))):
             current += token.phonemes or ""
@@ -282,9 +310,9 @@ class HibariReader:
 
 
 def _plain_words(text: str) -> tuple[list[str], list[str]]:
-    """Return the words as they are written and as the package is to read them.
+    """Return the words of ``text``, as they are written and as the package is to read them, in two lists.
 
-    One that is cut up has its whole written form at its first part, and "" at the others.
+    If a word is split for the package, its first part has the whole written form, and the other parts have "".
     """
     written, plain = [], []
     for word in text.split():
@@ -295,7 +323,10 @@ def _plain_words(text: str) -> tuple[list[str], list[str]]:
 
 
 def _plain(word: str) -> str:
-    """Return ``word`` without what takes the package long, or breaks it."""
+    """Return ``word`` for the package: without brackets, unprintable characters and repeated marks.
+
+    Long numbers and words, which the package would read slowly or fail on, are split by blanks.
+    """
     word = "".join(filter(str.isprintable, unicodedata.normalize("NFC", word))).translate(_BRACKETS)
     word = _REPEATED_MARKS.sub(r"\1\1\1", word)
     word = _LONG_DIGITS.sub(lambda found: " ".join(found[0]), word)
@@ -308,7 +339,7 @@ def _parts(word: str, length: int) -> list[str]:
 
 
 def _told_as(written: Sequence[str], plain: Sequence[str], normal: Sequence[str]) -> list[str | None]:
-    """Return for each word of ``normal``, which ``plain`` became, what is written for it."""
+    """Return the written form of each word of ``normal``, the package's normalised form of ``plain``; see ``_Word``."""
     if plain == normal:
         return list(written)
     told: list[str | None] = [None] * len(normal)
@@ -322,7 +353,7 @@ def _told_as(written: Sequence[str], plain: Sequence[str], normal: Sequence[str]
 
 
 def _cut(words: Sequence[_Word]) -> Iterator[Sequence[_Word]]:
-    """Cut at pauses, where there are any, into pieces that the network can speak."""
+    """Yield ``words`` in pieces that the network can speak, cut at pauses if possible."""
     begin, pause, length = 0, 0, 0
     for place, word in enumerate(words):
         if length + len(word.ids) > MAX_PHONEMES and place > begin:
@@ -336,14 +367,14 @@ def _cut(words: Sequence[_Word]) -> Iterator[Sequence[_Word]]:
         yield words[begin:]
 
 
-# What the package reads text with, its dictionaries packed: 12 MB of memory instead of 80
+# The package's conversion from text to phonemes (G2P), with packed dictionaries: 12 MB of memory instead of 80
 
-#: The last part of the tagger's file, and by far the largest.
+#: The key of the last part of the tagger's file, by far the largest.
 _TAGGER_WEIGHTS: Final = b',"weights":'
 
 
 def hibari_g2p(*, british: bool = False) -> Any:
-    """Return a ``G2P`` of the package whose dictionaries are packed; it pronounces the same."""
+    """Return a ``G2P`` of the package whose dictionaries are PackedEntries. Its results are the same."""
     from hibari.g2p import G2P
     from hibari.g2p.lexicon import Lexicon
     from hibari.g2p.tagger import Tagger
@@ -362,7 +393,7 @@ def hibari_g2p(*, british: bool = False) -> Any:
 
 
 class _UnknownWords:
-    """Pronounces words that no dictionary has, by a network of the package, which the first of them loads."""
+    """A function from words that are in no dictionary to phonemes, by a network that is loaded for the first word."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -380,7 +411,7 @@ class _UnknownWords:
         return phonemes
 
     def run(self, _: None, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """What the package calls of its own runtime."""
+        """Run the network. The package calls this method, as it would that of an ONNX Runtime session."""
         assert self._network is not None
         return self._network.computed(["ids"], inputs)
 
@@ -395,23 +426,23 @@ def _unzipped(name: str) -> bytes:
 
 _JSON_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _JSON_ENTRY: Final = re.compile(_JSON_STRING + rb":(?:" + _JSON_STRING + rb"|\{(?:" + _JSON_STRING + rb'|[^"{}])*\})')
-#: Entries that are searched from the first to the last.
+#: The number of entries in a block, which is searched linearly.
 _BLOCK_ENTRIES: Final = 64
-#: Values that are kept as objects: most words are said again soon.
+#: The number of decoded values that are cached: most words are used again soon.
 _KEPT_VALUES: Final = 2048
 
 
 class PackedEntries:
-    """A large JSON object that is searched in its own text, which takes a sixth of the memory of a dict.
+    """A large JSON object as a read-only dict that keeps the JSON text, in a sixth of the memory of a dict.
 
-    What ``get`` finds is not to be changed. Not for several threads.
+    Callers must not change the values that ``get`` returns. Not thread-safe.
     ``text`` is UTF-8 without white space between the entries, and escapes only what JSON must. Each value is a string,
     or an object of strings and numbers. There is at least one entry.
     """
 
     def __init__(self, text: bytes) -> None:
         entries = sorted(_JSON_ENTRY.findall(text))
-        #: Text does not contain the bytes of line ends, which JSON escapes.
+        #: JSON escapes line ends, so they can separate the entries.
         self._blocks = [
             b"\n".join([b"", *entries[start : start + _BLOCK_ENTRIES], b""])
             for start in range(0, len(entries), _BLOCK_ENTRIES)
@@ -419,12 +450,12 @@ class PackedEntries:
         self.get = lru_cache(_KEPT_VALUES)(self._found)
 
     def _found(self, name: str) -> Any:
-        """Return the value of the entry ``name``, None where there is none."""
+        """Return the value of the entry ``name``; None if there is no such entry."""
         try:
             sought = b"\n" + msgspec.json.encode(name) + b":"
         except UnicodeEncodeError:  # half a character is in no dictionary
             return None
-        # No byte of UTF-8 is as large: this is behind every entry of that name.
+        # UTF-8 does not contain the byte FF, so this sorts after every entry of that name.
         block = self._blocks[max(0, bisect_right(self._blocks, sought + b"\xff") - 1)]
         start = block.find(sought)
         if start < 0:

@@ -1,4 +1,4 @@
-"""SpeechEngine: an engine for ``Task.SPEECH`` over a Voice, which reads text aloud while it still arrives."""
+"""SpeechEngine: an engine for ``Task.SPEECH`` over a Voice, which reads text aloud while the text still arrives."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
-#: Speaks pieces of text: writes audio. A voice that counts its own usage ends with a Finished.
+#: Speaks the pieces of a text: writes their audio. A voice that counts its own usage writes a Finished at the end.
 Speak: TypeAlias = Callable[[AsyncIterator[str], OutputWriter], Awaitable[None]]
 
 
 class Voice(Protocol):
-    """What speaks for any number of requests, and what is known of it; all but ``hosts`` is final once started."""
+    """A voice that serves any number of requests. Its attributes, except ``hosts``, are final after the start."""
 
     name: str
     #: The name of the model, or of the voice that speaks unless another is asked for.
     model: str
-    #: The names of the other machines that do the work.
+    #: The names of the other machines that receive the text.
     hosts: tuple[str, ...]
-    #: Whether it takes the memory that is free when it starts: nothing else may start at the same time.
+    #: Whether it allocates memory by what is free when it starts, so that nothing else may start at the same time.
     measures_memory: bool
 
     @property
     def state(self) -> EngineState:
-        """The state, once started."""
+        """The state, after the start."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class Voice(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load what speaks. Idempotent. Raises EngineFailed where it cannot speak."""
+        """Load the voice. Idempotent. Raises EngineFailed if it cannot speak."""
         ...
 
     async def stop(self) -> None:
@@ -70,15 +70,15 @@ class Voice(Protocol):
         ...
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
-        """Speak the pieces that ``text`` yields, for ``request``; see ``Speak``.
+        """Write the audio of the pieces that ``text`` yields to ``out``; see ``Speak``. Raises InvalidValue.
 
-        A voice that speaks a clause at a time has ``clause_by_clause`` cut the text. Raises InvalidValue.
+        A voice that speaks a clause at a time uses ``clause_by_clause`` to cut the text.
         """
         ...
 
 
 class SpeechEngine:
-    """Speaks with ``voice``: a synthesiser, a Talker, or a server. Once started, it has the name of the voice."""
+    """An engine that speaks with ``voice``: a synthesiser, a Talker, or a server. After the start, it has its name."""
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice
@@ -122,7 +122,7 @@ class SpeechEngine:
 
 
 async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak) -> None:
-    """Read the input of a request aloud, and count the usage where ``speak`` does not."""
+    """Read the input of a request aloud with ``speak``, and write a Finished with the usage unless ``speak`` does."""
     if OutputModality.AUDIO not in request.modalities:
         raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
     read, answer = WordCounter(), AnswerText(request.sampling)
@@ -143,7 +143,7 @@ async def read_aloud(request: GenerationRequest, out: OutputWriter, speak: Speak
 
 
 class _MeasuredSpeech(OutputFilter):
-    """Measures the audio of a voice, and notes whether the voice ends the answer itself."""
+    """An OutputWriter that measures the audio of a voice, and notes whether the voice writes a Finished."""
 
     def __init__(self, out: OutputWriter) -> None:
         super().__init__(out)
@@ -161,7 +161,7 @@ class _MeasuredSpeech(OutputFilter):
 async def _text_of(
     request: GenerationRequest, share: MediaShare, read: WordCounter, answer: AnswerText
 ) -> AsyncGenerator[str, None]:
-    """Yield what is to be read aloud, as it arrives. Parts are separated by newlines, which end sentences."""
+    """Yield the text to be read aloud, as it arrives. Parts are separated by newlines, which end sentences."""
     last: int | None = None
     async with aclosing(decode_request(request, {Modality.TEXT}, share=share)) as parts:
         async for part in parts:
@@ -190,15 +190,19 @@ async def clause_by_clause(
     language: str = "",
     latin_only: bool = False,
     tells_words: bool = False,
+    slow: bool = False,
 ) -> None:
-    """Write the audio of ``text``, which ``speak`` makes of one clause after the other.
+    """Cut ``text`` into clauses, and write the audio that ``speak`` makes of each of them, in order.
 
-    A voice that reads English alone, as its ``language`` says, gets numbers in words. The times of words count from the
-    beginning of their clause; here they are placed in the whole. Unless the voice ``tells_words``, audio tells where
-    clauses end in the text. One that is ``latin_only`` raises InvalidValue for text without a Latin letter.
+    A voice whose ``language`` is English gets numbers in words. ``speak`` counts the times of words from the beginning
+    of their clause; they are converted to times from the beginning of the audio. Unless the voice ``tells_words``, the
+    audio has the ends of clauses in the text. If it is ``latin_only``, text without a Latin letter raises InvalidValue.
+    If it is ``slow``, the first clause is as short as possible, even if the text is complete.
     """
     reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
     comma_after, begin_after_sec = first_clause_of(request.input)
+    if slow:
+        comma_after = 0
     spoken = _SpokenClauses(language, comma_after) if reads_numbers else None
     splitter = spoken or ClauseSplitter(first_comma_after=comma_after)
     spoken_ms = 0.0
@@ -221,7 +225,7 @@ async def clause_by_clause(
 
 
 class _SpokenClauses(ClauseSplitter):
-    """Splits English text into clauses after its numbers were put into words."""
+    """A ClauseSplitter for English text, whose numbers it first puts into words."""
 
     def __init__(self, language: str, first_comma_after: int) -> None:
         super().__init__(first_comma_after=first_comma_after)

@@ -1,6 +1,6 @@
-"""What a speech synthesiser is to the voice worker, and the messages between that and the server.
+"""Synthesiser, the interface of speech synthesisers in the voice worker, and the worker's messages with the server.
 
-Imports little: the worker starts fast.
+Imports little, so that the worker starts fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class NoVoice(Exception):
 
 
 class SpokenWord(NamedTuple):
-    """A word and its place in milliseconds from the start of the audio."""
+    """A word and its times, in milliseconds from the start of the audio."""
 
     text: str
     start_ms: int
@@ -26,43 +26,53 @@ class SpokenWord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VoiceFacts:
-    """``synthesiser`` and ``source`` are for people, ``voices`` for requests, the default first."""
+    """A description of a synthesiser.
+
+    ``synthesiser`` and ``source`` (where it was found) are for people; ``voices`` are names for requests, the default
+    first.
+    """
 
     synthesiser: str
     source: str
     voices: tuple[str, ...] = field(default=())
     #: The language of each voice (RFC 5646).
     languages: Mapping[str, str] = field(default_factory=dict)
-    #: Whether it speaks only what is written in Latin letters.
+    #: Whether it can only speak text in Latin letters.
     latin_only: bool = False
+    #: The CPU time that a second of speech took on this machine; 0 where it is so little that nobody measured.
+    pace: float = 0.0
 
 
 class SynthesisListener(Protocol):
-    """Gets the audio and the words of a text while it is being spoken."""
+    """A receiver of the audio and the words of a text while the text is being spoken."""
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
-        """The next samples, little-endian; says whether to go on."""
+        """Take the next samples, little-endian; return whether to go on."""
         ...
 
     def words(self, words: list[SpokenWord]) -> None:
-        """Words of the audio so far or to come, in order."""
+        """Take the next words, in order; their audio may be earlier or later."""
         ...
 
 
 class Synthesiser(Protocol):
-    """One process has one, and speaks one text at a time: the libraries keep global state."""
+    """A speech synthesiser. A process has one, which speaks one text at a time: the libraries keep global state."""
 
     @property
     def facts(self) -> VoiceFacts: ...
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None: ...
 
+    def interrupt(self) -> None:
+        """End the text that is being spoken soon, where that would take long; nobody listens. From another thread."""
+        ...
 
-# Messages between the server and the voice worker. The job is the number of a text; 0 is none.
+
+# Messages between the server and the voice worker. A job is the number of a text; 0 means none.
 
 
 class Speak(msgspec.Struct, frozen=True, tag=True):
-    """Speak ``text``; what was made and Done follow."""
+    """Order to speak ``text``; the worker answers with SpokenPcm and SpokenWords, and then Done."""
 
     job: int
     voice: str
@@ -71,34 +81,34 @@ class Speak(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Speak no more of the job; Done follows all the same."""
+    """Order to stop speaking a job; the worker still answers with Done."""
 
     job: int
 
 
 class VoiceReady(msgspec.Struct, frozen=True, tag=True):
-    """The first message of the worker; without ``facts`` it is the only one: there is no voice, for this ``reason``."""
+    """The first message of the worker; if ``facts`` is None the only one: there is no voice, because of ``reason``."""
 
     facts: VoiceFacts | None
     reason: str = ""
 
 
 class SpokenPcm(msgspec.Struct, frozen=True, tag=True):
-    """The next samples of the job; the body is pcm16, little-endian."""
+    """The next samples of a job; the body of the message is pcm16, little-endian."""
 
     job: int
     sample_rate: int
 
 
 class SpokenWords(msgspec.Struct, frozen=True, tag=True):
-    """Words of the job, with their places from the start of its audio."""
+    """The next words of a job, with their times from the start of its audio."""
 
     job: int
     words: list[SpokenWord]
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The job has ended, by itself or after Cancel; before the end of its text where there was a ``failure``."""
+    """The end of a job: by itself, after Cancel, or, if ``failure`` is set, by an error."""
 
     job: int
     failure: str = ""

@@ -1,11 +1,11 @@
-"""VoiceProcess: speaks clause by clause with hibari or espeak-ng, in a process of its own."""
+"""VoiceProcess: a Voice that speaks clause by clause, with hibari, Kokoro or espeak-ng in a separate process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,8 @@ from omni_ws.engine.tts.synthesiser import (
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.profiler import events
-from omni_ws.weights.cache import fetched_file
+from omni_ws.weights.cache import fetched_file, weights_cache
+from omni_ws.weights.sources import pinned_weights
 
 log = logging.getLogger(__name__)
 
@@ -43,59 +44,62 @@ WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
 #: hibari takes a second of CPU time to start, and a busy machine far longer.
 START_TIMEOUT = 30.0
-#: A clause is spoken some hundred times faster than it is heard; a worker that is silent for so long hangs.
+#: A clause is synthesised some hundred times faster than it is played; a worker without output for so long hangs.
 SILENCE_TIMEOUT = 10.0
+#: A clause of Kokoro takes nearly as long as it lasts, so both are so many times longer for it.
+KOKORO_TIMEOUTS = 6.0
+#: The CPU time of a second of speech, in seconds, with which a voice is refused: it would stutter.
+SLOWEST_PACE = 1.0
 
-#: So many deaths without a finished job in between, and the voice counts as broken.
+#: After so many deaths of the worker without a finished job in between, the voice counts as broken.
 UNHEALTHY_AFTER = 3
 
-#: So many are languages rather than persons, and the first is no name to tell.
-MANY_VOICES = 20
+#: A synthesiser with at least so many voices has languages rather than persons, and its default is not worth naming.
+MANY_VOICES = 60
 
 HOW_TO_GET_ONE = install_command("espeak")
 
 
 class _Job:
-    """A clause to be spoken, and what has been spoken of it."""
+    """A clause to be spoken, and its audio so far."""
 
     def __init__(self, asked: Speak) -> None:
         self.asked = asked
-        #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
+        #: Unbounded, so that a slow reader delays no other job; the length of the clause limits its size.
         self.output: Channel[AudioOutput] = Channel(0, cost=lambda spoken: len(spoken.samples))
         self.withdrawn = False
-        #: Words that were told and wait for audio, and the rate of the audio so far; 0 before the first.
+        #: Words that wait for the next audio, and the sample rate of the audio so far, 0 before the first.
         self._words: tuple[Word, ...] = ()
         self._sample_rate = 0
 
     def withdraw(self) -> None:
-        """Put out nothing more: nobody listens."""
+        """Drop all further audio: nobody reads it."""
         self.withdrawn = True
 
     def take_words(self, words: list[SpokenWord]) -> None:
-        """Keep words for the next audio."""
+        """Keep ``words`` until the next audio."""
         self._words += tuple(Word(*word) for word in words)
 
     def take_audio(self, samples: Samples, sample_rate: int) -> None:
-        """Put out audio, with the words that were told before it."""
+        """Queue audio as an output, with the words that came before it."""
         self._sample_rate = sample_rate
         words, self._words = self._words, ()
         if not self.withdrawn:
             self.output.put_nowait(AudioOutput(samples, sample_rate, words))
 
     def end(self) -> None:
-        """Put out the last words of the text, which may be told after its last sample."""
+        """Queue the last words, which may come after the last audio, and end the outputs."""
         if self._words and self._sample_rate and not self.withdrawn:
             self.output.put_nowait(AudioOutput(NO_SAMPLES, self._sample_rate, self._words))
         self.output.close()
 
 
 class VoiceProcess:
-    """A Voice, hibari or espeak-ng: owns the worker process, gives it one job at a time, and starts it again.
+    """A Voice (hibari, Kokoro or espeak-ng): gives its worker process one job at a time, and restarts it if it dies.
 
-    It speaks for any number of callers; their texts take turns in the order in which they came. Where ``choice`` is
-    AUTO and there is no synthesiser, it starts all the same, and can do nothing. ``default_voice`` is one of the voices
-    of the synthesiser, None for its usual one; ``file`` is what hibari speaks from, None for the one in the cache of
-    weights.
+    It serves any number of callers; their texts are spoken in the order of arrival. If ``choice`` is AUTO and there is
+    no synthesiser, it starts nevertheless, but cannot speak. ``default_voice`` is one of the voices of the synthesiser,
+    None for its usual one; ``file`` is hibari's file or Kokoro's folder, None for what the cache of weights has.
     """
 
     hosts: tuple[str, ...] = ()
@@ -106,18 +110,19 @@ class VoiceProcess:
     ) -> None:
         self.name = "synthesis"
         self.model = choice.value
-        #: What speaks; None before ``start`` and where there is no voice.
+        #: The description of the synthesiser; None before ``start``, and if there is no voice.
         self.facts: VoiceFacts | None = None
         #: Why there is no voice.
         self.reason = ""
         self._choice = choice
         self._default_voice = default_voice
         self._file = file
+        self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
         self._next_number = 1
         self._child: Child | None = None
-        #: Whether the process has said that it is ready: it may take longer to start than to speak.
+        #: Whether the process has reported that it is ready. It may take longer to start than to speak.
         self._ready = False
         self._keeper: asyncio.Task[None] | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -146,7 +151,7 @@ class VoiceProcess:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """The default first; empty where there is no voice."""
+        """The names of the voices, the default first; empty if there is no voice."""
         if self.facts is None:
             return ()
         default = self.facts.voices[0] if self._default_voice is None else self._named(self._default_voice)
@@ -154,7 +159,7 @@ class VoiceProcess:
 
     @property
     def languages(self) -> Mapping[str, str]:
-        """The language of each voice."""
+        """The language of each voice, by its name."""
         return {} if self.facts is None else self.facts.languages
 
     @property
@@ -165,12 +170,12 @@ class VoiceProcess:
         return {**wider, **first}
 
     def _named(self, voice: str) -> str:
-        """Return the name of a voice, which may be given by its language."""
+        """Return the name of ``voice``, which may be given by its language."""
         return voice if voice in self.languages else self.aliases.get(voice, voice)
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the worker; None while none runs."""
+        """The process ID of the worker; None while none runs."""
         return None if self._child is None else self._child.pid
 
     @property
@@ -179,25 +184,26 @@ class VoiceProcess:
 
     @property
     def jobs(self) -> int:
-        """Texts that are being spoken or wait for it."""
+        """The number of clauses that are being spoken or wait."""
         return len(self._waiting) + (self._current is not None and not self._current.withdrawn)
 
     def describe(self) -> tuple[str, ...]:
         if self.facts is None:
             return (f"voice: none ({self.reason}): answers are text only; to hear them, {HOW_TO_GET_ONE}",)
         name = f" {self.voices[0]}" if len(self.facts.voices) < MANY_VOICES else ""
-        return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source})",)
+        pace = f", {self.facts.pace:.2f} s of CPU time for a second of speech" if self.facts.pace else ""
+        return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source}{pace})",)
 
     async def start(self) -> None:
-        """Find a voice and start its worker. Finding none is no error, unless one was asked for by name."""
+        """Find a synthesiser and start its worker. Raises EngineFailed if there is none and ``choice`` is not AUTO."""
         if self._choice is VoiceChoice.NONE:
             self.reason = "switched off"
             return
-        if self._choice is VoiceChoice.HIBARI:
+        if (find := _FILES.get(self._choice)) is not None:
             try:
-                self._file = await asyncio.to_thread(hibari_file, self._file)
+                self._file = await asyncio.to_thread(find, self._file)
             except NoVoice as reason:
-                raise EngineFailed(f"no voice hibari: {reason}") from None
+                raise EngineFailed(f"no voice {self._choice}: {reason}") from None
         try:
             self.facts = await self._launch()
         except NoVoice as reason:
@@ -205,6 +211,13 @@ class VoiceProcess:
             if self._choice is not VoiceChoice.AUTO:
                 raise EngineFailed(f"no voice {self._choice}: {self.reason}") from None
             return
+        if self.facts.pace > SLOWEST_PACE:
+            pace = self.facts.pace
+            await self.stop()
+            raise EngineFailed(
+                f"no voice {self._choice}: it would stutter: a second of speech takes this machine {pace:.1f} s of CPU "
+                "time, at best; --tts hibari takes a fiftieth of that"
+            )
         if self.voices[0] not in self.languages:
             name, known = self.facts.synthesiser, ", ".join(self.facts.voices)
             await self.stop()
@@ -214,7 +227,7 @@ class VoiceProcess:
         self._keeper = asyncio.create_task(keeping, name="voice worker")
 
     async def stop(self) -> None:
-        """End the worker; speech under way fails with EngineFailed. Idempotent."""
+        """End the worker; jobs in progress fail with EngineFailed. Idempotent."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -224,14 +237,14 @@ class VoiceProcess:
         self._fail_all("the engine has stopped")
 
     def check(self, voice: str) -> str:
-        """Return the name of a voice. Raises InvalidValue for one that is not there."""
+        """Return the name of ``voice``. Raises InvalidValue if there is no such voice."""
         name = self._named(voice)
         if name not in self.languages:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
         return name
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
-        """See Voice. Raises UnsupportedParameter where there is none."""
+        """See Voice. Raises UnsupportedParameter if there is no voice."""
         if self.facts is None:
             (reason,) = self.describe()
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
@@ -244,15 +257,16 @@ class VoiceProcess:
             language=self.languages[voice],
             latin_only=self.facts.latin_only,
             tells_words=True,
+            slow=self.facts.pace > 0,
         )
 
     async def say(
         self, text: str, *, voice: str | None = None, speed: float = 1.0
     ) -> AsyncGenerator[AudioOutput, None]:
-        """Speak one clause, ``speed`` times as fast as the voice does by itself; words count from its beginning.
+        """Yield the audio of one clause; the times of words count from its beginning.
 
-        Closing the iterator takes the job back, at once and wherever it stands.
-        Raises EngineFailed where there is no voice or the worker dies with this text.
+        ``speed`` is relative to the voice's own. Closing the generator cancels the job, whether it waits or is being
+        spoken. Raises EngineFailed if there is no voice, or the worker dies while it speaks this text.
         """
         if self._keeper is None:
             raise EngineFailed("there is no voice")
@@ -288,19 +302,19 @@ class VoiceProcess:
                 self._child.send(Cancel(job.asked.job))
 
     def _watch(self) -> None:
-        """A sign of life: the clock starts anew while a job runs."""
+        """Restart the timer that detects a hanging worker, if a job runs."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
         if self._current is not None:
-            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT, self._kill_silent)
+            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT * self._patience, self._kill_silent)
 
     def _kill_silent(self) -> None:
         if self._child is not None:
             self._child.kill()
 
     async def _until_death(self) -> str:
-        """Take what the worker says, until it dies; a text that it was speaking then is not tried again."""
+        """Receive the worker's messages until it dies, and return why. The job that it was speaking then fails."""
         assert self._child is not None
         try:
             while True:
@@ -333,7 +347,7 @@ class VoiceProcess:
             job.output.fail(EngineFailed(message))
 
     async def _launch(self) -> VoiceFacts:
-        """Start a worker, and return what it says of its voice. Raises NoVoice, and EngineFailed."""
+        """Start a worker, and return its description of the synthesiser. Raises NoVoice or EngineFailed."""
         file = () if self._file is None else (str(self._file),)
         try:
             child = await Child.start("the voice worker", WORKER_MODULE, self._choice.value, *file, kinds=FromWorker)
@@ -341,7 +355,7 @@ class VoiceProcess:
             raise EngineFailed("the voice worker does not start") from error
         self._child = child
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(START_TIMEOUT * self._patience):
                 said, _ = await child.receive()
             assert isinstance(said, VoiceReady)
             if said.facts is None:
@@ -381,25 +395,18 @@ class VoiceProcess:
                 self._give_next()
 
 
-# The voice hibari: whether this machine has what it needs. Loads none of its packages.
+# The neural voices: whether this machine has what they need. Loads none of their packages.
 
-#: Its network and its rules are no interface: another version may not fit.
+#: The package's network and rules are no public interface: another version may not work.
 VERSION: Final = "0.2.1"
 
 
 def hibari_file(file: Path | None = None) -> Path:
-    """Return the file of the voice: ``file``, else the one in the cache of weights. Fetches nothing.
+    """Return the file of the voice: ``file``, or else the one in the cache of weights. Downloads nothing.
 
-    Blocks: it reads the file whole where it has not been seen before. Raises NoVoice, which says what to do.
+    Blocks: it reads the whole file the first time. Raises NoVoice, whose message says what to do.
     """
-    try:
-        installed = version("hibari-tts")
-    except PackageNotFoundError:
-        installed = ""
-    if not installed or not all(map(find_spec, ("hibari", RUNTIME))):
-        raise NoVoice(f"its packages are not installed: {install_command('hibari')}")
-    if installed != VERSION:
-        raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command('hibari')}")
+    _check_packages("hibari", "hibari", RUNTIME)
     if file is not None:
         if not file.is_file():
             raise NoVoice(f"there is no file {file}")
@@ -407,3 +414,30 @@ def hibari_file(file: Path | None = None) -> Path:
     if (fetched := fetched_file("hibari")) is None:
         raise NoVoice(f"its weights are not on this machine: {fetch_command('hibari')}")
     return fetched
+
+
+def kokoro_folder(folder: Path | None = None) -> Path:
+    """Return the folder of Kokoro's weights, like ``hibari_file``."""
+    _check_packages("kokoro", "hibari", RUNTIME, "onnxruntime")
+    found = folder or weights_cache().find(pinned_weights()["kokoro"])
+    if found is None:
+        raise NoVoice(f"its weights are not on this machine: {fetch_command('kokoro')}")
+    return found
+
+
+def _check_packages(extra: str, *packages: str) -> None:
+    """Raise NoVoice where packages of an extra are missing, or there is another hibari-tts."""
+    try:
+        installed = version("hibari-tts")
+    except PackageNotFoundError:
+        installed = ""
+    if not installed or not all(map(find_spec, packages)):
+        raise NoVoice(f"its packages are not installed: {install_command(extra)}")
+    if installed != VERSION:
+        raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command(extra)}")
+
+
+_FILES: Final[Mapping[VoiceChoice, Callable[[Path | None], Path]]] = {
+    VoiceChoice.HIBARI: hibari_file,
+    VoiceChoice.KOKORO: kokoro_folder,
+}

@@ -1,6 +1,6 @@
-"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker espeak``, or ``hibari FILE``.
+"""The voice worker, the process that speaks: ``python -m …voice_worker espeak``, ``hibari FILE`` or ``kokoro FOLDER``.
 
-A process of its own, because the synthesisers keep global state, may crash, and one of them is GPLv3.
+It is a separate process because the synthesisers keep global state, may crash, and one of them is GPLv3.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from omni_ws.engine.tts.synthesiser import (
 
 
 class _Worker:
-    """Speaks one text at a time. A cancellation is seen while a text is being spoken."""
+    """The worker's loop: it speaks one job at a time. A Cancel takes effect while the job is being spoken."""
 
     def __init__(self) -> None:
         self.link = ServerLink(ToWorker, at_once=self._note_cancellation)
-        #: One job is under way at a time, so the newest cancellation is the only one that can matter.
+        #: The job that was cancelled last. One job runs at a time, so earlier cancellations do not matter.
         self._cancelled = 0
         self._job = 0
+        self._synthesiser: Synthesiser | None = None
 
     def run(self, synthesiser: Synthesiser) -> None:
+        self._synthesiser = synthesiser
         while True:
             asked, _ = self.link.receive()
             assert isinstance(asked, Speak)
@@ -61,31 +63,37 @@ class _Worker:
     def _note_cancellation(self, asked: Any) -> bool:
         if isinstance(asked, Cancel):
             self._cancelled = asked.job
+            if self._synthesiser is not None and asked.job == self._job:
+                self._synthesiser.interrupt()
             return True
         return False
 
 
-def _synthesiser(file: str | None) -> Synthesiser:
-    """Hibari, where there is a file for it, else espeak-ng. Raises NoVoice."""
-    if file is not None:
-        # What hibari needs takes a second to import, which no other voice waits for.
-        from omni_ws.engine.tts.hibari import Hibari
+def _synthesiser(name: str, file: str | None) -> Synthesiser:
+    """Return the neural voice ``name`` if there is a ``file`` for it, or else espeak-ng. Raises NoVoice."""
+    if file is None:
+        return Espeak()
+    # What these need takes a second to import, for which no other voice should wait.
+    if name == "kokoro":
+        from omni_ws.engine.tts.kokoro import Kokoro
 
-        return Hibari(Path(file))
-    return Espeak()
+        return Kokoro(Path(file))
+    from omni_ws.engine.tts.hibari import Hibari
+
+    return Hibari(Path(file))
 
 
 def main() -> None:
-    """Speak until the standard input ends."""
+    """Run the voice worker until its standard input ends."""
     share_heaps(1)
     worker = _Worker()
     try:
-        synthesiser = _synthesiser(sys.argv[2] if len(sys.argv) > 2 else None)
+        synthesiser = _synthesiser(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
     except NoVoice as reason:
         worker.link.send(VoiceReady(None, str(reason)))
         return
     worker.link.send(VoiceReady(synthesiser.facts))
-    # Loading takes more than what was loaded.
+    # Loading takes more memory than the loaded voice.
     return_freed_memory()
     worker.run(synthesiser)
 

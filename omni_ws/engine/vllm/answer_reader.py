@@ -29,10 +29,10 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "re
 
 
 class AnswerReader:
-    """Reads the ``choice``-th answer to a request, piece by piece.
+    """A reader of the ``choice``-th answer to a request, piece by piece.
 
-    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token`` makes
-    them of tokens and vLLM's entries of log-probabilities. They are None if not requested. With ``names_end`` the
+    ``splitter`` finds tool calls and thought in the text. ``logprobs`` assigns tokens to text, and ``name_token``
+    creates the TokenLogprob of a token from vLLM's entry. They are None if not requested. With ``names_end`` the
     log-probabilities include the token that ends the answer. With ``wanted`` False the content is dropped: vLLM
     generates at least one token even if a request only wants an echo of its prompt.
     """
@@ -135,7 +135,7 @@ T = TypeVar("T")
 
 
 class AlignedTokens(Generic[T]):
-    """Holds back an item for each token of one answer, such as a log-probability, until the token's text is sent.
+    """A queue with an item for each token of one answer, such as a log-probability, until the token's text is sent.
 
     vLLM reports a token when it is sampled, but the text later, if several tokens form a character or a stop string may
     have begun. vLLM's own detokenizer tells where the text of each token ends.
@@ -232,7 +232,7 @@ _MOST_HELD_BACK: Final = 1024
 
 
 class SpokenTokens:
-    """Finds the spoken tokens of one answer, piece by piece: tokens whose text is passed on as text of the answer.
+    """A filter that finds the spoken tokens of one answer: tokens whose text is passed on as text of the answer.
 
     Tool calls and thought, which ``splitter`` takes out of the text, are not spoken, nor is text that a stop string
     cuts off. A token is held back as long as its text. The last token of an answer is never spoken: it is the end
@@ -268,7 +268,7 @@ class SpokenTokens:
 
     @property
     def _takes_out(self) -> bool:
-        """Whether the model is generating thought or a tool call."""
+        """Whether the model is generating thought or a tool call, which ``splitter`` takes out of the text."""
         return self._thinking or (self._splitter is not None and self._splitter.called)
 
     def _of_text(self, aligned: AlignedTokens[Placed], text: str) -> tuple[Placed, ...]:

@@ -24,12 +24,12 @@ from omni_ws.errors import EngineFailed, InvalidValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The properties of a checkpoint."""
+    """The properties of a model's checkpoint, read after the model was loaded."""
 
     form: PromptForm
     #: The input modalities besides text.
     media: frozenset[Modality]
-    #: Of input audio, in Hz.
+    #: The sample rate of input audio, in Hz.
     sample_rate: int
     #: The maximum number of audio segments in a prompt.
     most_audio: int
@@ -124,7 +124,7 @@ def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modalit
 
 
 class _Renderer:
-    """Renders prompts with vLLM's own implementation of templates and placeholders.
+    """A renderer of prompts, by vLLM's own implementation of templates and placeholders.
 
     It asks the model for vLLM's renderer each time, since the model's process, and the renderer with it, may be
     replaced.
@@ -285,7 +285,7 @@ class OmniModel:
 
     @property
     def name(self) -> str:
-        """The model as clients see it."""
+        """The name of the model, as clients see it."""
         return Path(self.model).name if Path(self.model).is_dir() else self.model
 
     @property

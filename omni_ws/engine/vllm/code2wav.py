@@ -63,7 +63,7 @@ class Code2Wav:
         return self._chunks.audio_ms
 
     async def run(self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: OutputWriter) -> None:
-        """Decode clause after clause, up to the end of ``source``."""
+        """Decode each clause, and write its audio to ``outputs``, up to the end of ``source``."""
         async with self._chunks.reading(source):
             while await self._chunks.has_more():
                 await self._decode_clause(outputs)
@@ -99,10 +99,10 @@ _SMOOTHING = 0.1
 
 
 class DecodeQueue:
-    """Decodes windows in batches. All methods belong to one event loop; ``decode`` runs in the queue's thread.
+    """A queue of windows to be decoded in batches, for use on one event loop. The queue's thread does the decoding.
 
-    ``decode`` gets up to ``batch`` windows at once. A request submits one window at a time, so the queue has no limit
-    of its own.
+    The function ``decode`` gets up to ``batch`` windows. The queue needs no limit, as a request submits one window at a
+    time.
 
     ``ms_per_frame`` is the average time from submission to result per frame of a window, in milliseconds; 0 before the
     first measurement.
@@ -140,7 +140,7 @@ class DecodeQueue:
         return samples
 
     async def close(self) -> None:
-        """Wait for the current batch; the windows behind it fail. Idempotent."""
+        """Wait for the current batch; the waiting windows fail. Idempotent."""
         self._closed = True
         while self._waiting:
             _, done = self._waiting.popleft()

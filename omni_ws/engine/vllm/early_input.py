@@ -44,7 +44,7 @@ _STREAMED_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyOrigin:
-    """Submits the prompts of one request to vLLM, early parts and the complete prompt alike.
+    """The submission of one request's prompts to vLLM, of early parts and the complete prompt alike.
 
     Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
     ``feed`` sends hidden states to the Talker, and chooses the salt of prompts whose states it needs; None if the model
@@ -133,7 +133,7 @@ class EarlyBudget:
         return True
 
     def give_back(self, tokens: int) -> None:
-        """Return a slot and its tokens."""
+        """Return a slot and its cache tokens to the budget."""
         self.slots += 1
         self.tokens += tokens
 
@@ -180,7 +180,7 @@ class StreamedPrompt:
     async def _computed(self, prompt: Any) -> bool:
         """Wait until the model has computed ``prompt``; returns False if vLLM ended the request.
 
-        When interrupted, the state of the request is unknown, and its slot is released.
+        If the wait is interrupted, the state of the request is unknown, so its slot is released.
         """
         try:
             await self._next.put((prompt, self._origin.with_rows(prefill_parameters()), False))
@@ -217,7 +217,7 @@ class StreamedPrompt:
             await self._origin.model.forget_media()
 
     def _tell(self, prompt: Any) -> None:
-        """Tell the feed the next piece of the prompt."""
+        """Pass the next piece of the prompt to the TalkerFeed, if there is one."""
         if self._origin.feed is None:
             return
         if self.given.tokens:
@@ -248,7 +248,7 @@ class StreamedPrompt:
 
 
 class WarmedPrefix:
-    """Computes parts of the prompt ahead, so that the complete prompt finds them in the prefix cache.
+    """The early computation of parts of a prompt, so that the complete prompt finds them in the prefix cache.
 
     Used as a StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
     """
@@ -298,7 +298,7 @@ VIDEO_FRAMES: Final = 32
 
 
 class InputParts:
-    """Adds the parts of an input to ``draft``; audio at ``sample_rate`` Hz, in segments of ``shortest_segment_ms`` up.
+    """The parts of an input, which it adds to ``draft``; audio, at ``sample_rate`` Hz, is cut by an AudioSegmenter.
 
     Parts arrive one after the other, so only the last one is incomplete. The memory of media in the prompt is reserved
     in ``room``.
@@ -344,7 +344,7 @@ class InputParts:
         return self._speech is not None or self._video is not None
 
     def close_part(self) -> None:
-        """Complete the current part."""
+        """Complete the current part, and add the rest of it to the draft."""
         speech, self._speech = self._speech, None
         video, self._video = self._video, None
         if speech is not None:
@@ -361,7 +361,7 @@ class InputParts:
 
 
 class VideoSampler:
-    """Selects frames evenly from a video of unknown length.
+    """An even selection of frames from a video of unknown length.
 
     It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of the frames that it keeps is
     reserved in ``room``.
@@ -427,7 +427,7 @@ PAUSE_RATIO: Final = 10 ** (-30 / 20)
 
 
 class AudioSegmenter:
-    """Cuts speech in progress into segments that a model can process before the speech ends.
+    """A splitter of speech in progress into segments that a model can process before the speech ends.
 
     It cuts one part of the input: mono samples at ``sample_rate`` Hz. A segment ends in the middle of the first pause
     after ``shortest_ms``, or after ``longest_ms`` without a pause. The cuts depend on the samples alone, not on how

@@ -73,7 +73,7 @@ def shared_by_owner(request: GenerationRequest) -> str | None:
 
 
 class VllmEngine:
-    """The engine. Requests share cached prefixes if ``cache_salt`` returns the same value for both.
+    """The vLLM engine. Requests share cached prefixes if ``cache_salt`` returns the same value for both.
 
     ``readouts`` enables readouts of the residual stream for token sessions. ``trace_root`` is the folder for traces of
     torch's profiler; None disables them. Raises ConfigurationError.
@@ -373,7 +373,7 @@ class VllmEngine:
 async def _forced_speech(
     request: GenerationRequest, voice: OmniVoice, parts: ThinkerParts, text: AsyncIterator[str], out: OutputWriter
 ) -> None:
-    """Speak with an omni model's own voice. Raises InvalidValue."""
+    """Read ``text`` aloud with an omni model's own voice, see ForcedAnswer. Raises InvalidValue."""
     speaking = voice.stages(
         voice=request.voice, sampling=request.stage_sampling.get("talker"), parameters=request.stage_params
     )
@@ -428,7 +428,7 @@ class RequestStages:
         return (SpeechPart(own), SpeechPart(vocoder)) if goes_on else (own, vocoder)
 
     def finished(self) -> Finished:
-        """Return the end of the request, once all answers have ended."""
+        """Return the Finished of the request, after all answers have ended."""
         reasons = self._thinker.finish_reasons
         several = reasons if len(reasons) > 1 else ()
         return Finished(reasons[0], self.usage, several, warnings=self._thinker.warnings)
@@ -467,7 +467,7 @@ def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> d
 
 
 class TorchTrace:
-    """Traces all ``models`` and ``processes``, one trace at a time.
+    """The traces of all ``models`` and ``processes``, one at a time.
 
     ``models`` are pairs of a model and the operator's arguments; the models were started with ``traced_arguments``.
     """
@@ -542,7 +542,7 @@ class TorchTrace:
 
 
 async def _stopped(model: LanguageModel | StepProcess) -> None:
-    """End the trace of a model, and write it."""
+    """End the trace of a model or process, and wait until it is written."""
     if isinstance(model, StepProcess):
         await model.trace(None)
     else:

@@ -65,7 +65,7 @@ _DEFAULT_ARGS: Final[Mapping[str, Any]] = {
 
 
 def prepare_environment() -> None:
-    """Set the environment that vLLM reads when it is imported. To be called before that."""
+    """Set the environment variables that vLLM reads when it is imported. Call it before the import of vLLM."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if _SOCKETS not in os.environ:
@@ -75,7 +75,7 @@ def prepare_environment() -> None:
 
 
 def use_first_model_runner() -> None:
-    """Make vLLM use its first model runner, on whose internals the workers rely. To be called before vLLM's import."""
+    """Make vLLM use its first model runner, on whose internals our workers rely. Call it before the import of vLLM."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 
@@ -99,7 +99,7 @@ def check_vllm() -> None:
 
 
 class LanguageModel:
-    """A model with its vLLM process.
+    """A model that vLLM runs in a separate process.
 
     ``role`` names it in messages. ``args`` are vLLM's engine arguments, which are passed on unchanged; ``setting`` is
     the configuration key that holds them, for messages. ``prepare`` is awaited after each load, also after a restart.
@@ -336,7 +336,8 @@ class _Running(NamedTuple):
 def _watched(llm: AsyncLLM) -> _Running:
     """Return the client with a small process that kills the model's processes when this one dies.
 
-    They would not notice that this process has died, and occupy the GPU. ``_shut_down`` dismisses the small process.
+    Otherwise the model's processes would not notice the death of this one, and keep the GPU. ``_shut_down`` ends the
+    small process.
     """
     reaper = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _REAPER_SCRIPT, *(str(process.pid) for process in _processes(llm))],
@@ -397,7 +398,7 @@ def _no_argument(name: str, known: tuple[str, ...]) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the message of the first cause, in one line."""
+    """Return the message of the innermost cause of ``error``, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:500] or type(error).__name__
@@ -466,7 +467,7 @@ Take: TypeAlias = "Callable[[RequestOutput], bool]"
 
 
 class ModelOutputs(AsyncIterator["RequestOutput"]):
-    """Iterates over vLLM's outputs for one prompt, which is submitted when the first output is asked for.
+    """An iterator over vLLM's outputs for one prompt, which is submitted when the first output is requested.
 
     ``submit`` calls ``AsyncLLM.add_request``, ``translate`` maps vLLM's exceptions, and ``on_end`` is awaited at the
     end of a submitted request, with whether any output arrived. ``aclose`` aborts a request that still runs; call it
@@ -532,7 +533,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
         return output
 
     def hand_to(self, consume: Take | None) -> None:
-        """Let ``consume`` take outputs while the iteration waits; with None all outputs go through the iteration."""
+        """Pass outputs to ``consume`` while the iteration waits; with None, pass all outputs through the iteration."""
         self._consume = consume
 
     def expect_output(self) -> None:
@@ -621,7 +622,7 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
 
 
 class OutputGroups:
-    """Lets outputs of all requests to a model wait for the next outputs, with one timer.
+    """A timer that groups outputs: it lets outputs of all requests to a model wait for the next outputs.
 
     A model computes all its requests in the same steps, so their outputs come at the same times. A fast model generates
     more tokens a second, for several answers, than anybody reads, hears or plays. Then sending each token by itself
@@ -633,7 +634,7 @@ class OutputGroups:
 
     @staticmethod
     def now() -> float:
-        """The time of the event loop."""
+        """Return the time of the event loop, in seconds."""
         return asyncio.get_running_loop().time()
 
     def hold(self, outputs: ModelOutputs) -> None:

@@ -44,7 +44,7 @@ _VOCODER: Final = "omni_ws.engine.omni.slot_talker:vocoder"
 
 
 class OmniVoice:
-    """Owns the processes of Talker and vocoder, and creates the stages that speak an answer.
+    """The owner of the processes of Talker and vocoder, which creates the stages that speak an answer.
 
     ``sessions`` is how many answers can be spoken at the same time. ``positions`` limits the prompt and the speech of
     an answer together, in positions of the Talker. ``kept_bytes`` limits the memory of the hidden states that are kept
@@ -64,7 +64,7 @@ class OmniVoice:
 
     @property
     def state(self) -> EngineState:
-        """OK while both processes serve."""
+        """OK while both processes are running and ready."""
         states = {process.state for process in self.processes}
         if not states or EngineState.STARTING in states:
             return EngineState.STARTING
@@ -138,13 +138,13 @@ class OmniVoice:
             log.info("the %s takes %.2f GB and serves %d answers at a time", process.role, took, process.ready.slots)
 
     async def stop(self) -> None:
-        """End both processes. Idempotent."""
+        """End both processes, and close the channel for hidden states. Idempotent."""
         processes, self.processes = self.processes, ()
         await asyncio.gather(*(process.stop() for process in processes))
         await self.rows.channel.stop()
 
     def thinker_share(self) -> float | None:
-        """Return the share of a GPU's memory left to the Thinker; None without a GPU, or if it is set. Blocks."""
+        """Return the share of a GPU's memory for the Thinker; None without a GPU, or if the operator set it. Blocks."""
         total = _gpu_bytes()
         if total is None or SHARE in self.model.args:
             return None

@@ -80,7 +80,7 @@ class PromptDraft:
                 self._shorten_to(most)
 
     def _frame(self) -> None:
-        """Render the template around the input. Media of the input are numbered behind those of the history."""
+        """Render the template around the input. Media of the input are numbered after those of the history."""
         begun = [place for place in self._places if place[0] >= 0]
         media = self.media[len(self.media) - len(begun) :]
         context = replace(self.context, history=(*self.context.history, *self._results))
@@ -138,7 +138,7 @@ class PromptDraft:
         return True
 
     def costs_history(self, tokens: int) -> bool:
-        """Whether a prompt of so many tokens, besides its media, is too long for the whole history."""
+        """Whether a prompt of ``tokens`` tokens and its media is too long to keep the whole history."""
         if self.limit is None or not self.context.history:
             return False
         return tokens + self._media_tokens > self.limit.prompt
@@ -234,7 +234,7 @@ class PromptDraft:
 
 #: Marks the position of the input in the rendered template; private-use characters that do not occur in text.
 _MARKER: Final = "\U000f0a11\U000f0a12"
-#: Marks a control token as text: it is inserted behind the token's first character, and removed when the text is
+#: Marks a control token as text: it is inserted after the token's first character, and removed when the text is
 #: tokenised. Unicode reserves this code point for internal use.
 _ONLY_TEXT: Final = "\ufdd0"
 #: A position between words, across which byte-pair tokenizers do not merge.
@@ -484,7 +484,7 @@ class Media:
 class Excerpt:
     """A contiguous part of a prompt: its tokens, and the media of the placeholders in it, in order.
 
-    ``end`` is the position behind a part that further input cannot change, in characters of the template's head and the
+    ``end`` is the position after a part that further input cannot change, in characters of the template's head and the
     input.
     """
 
@@ -506,7 +506,7 @@ class Excerpt:
         return prompt
 
     def after(self, given: Given) -> Excerpt | None:
-        """Return the rest of this excerpt behind ``given``; None if the excerpt does not start with ``given``."""
+        """Return the rest of this excerpt after ``given``; None if the excerpt does not start with ``given``."""
         count = len(given.tokens)
         if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
             return None
@@ -529,7 +529,7 @@ class Given:
 
     @property
     def whole(self) -> Excerpt:
-        """The received part as one prompt."""
+        """The part that the model has received, as one prompt."""
         return Excerpt(self.tokens, tuple(self.media))
 
 
@@ -558,7 +558,7 @@ class PromptLimit:
 
 @dataclass(slots=True)
 class HistoryTrim:
-    """Decides which turns of ``history`` a prompt leaves out: the oldest, and whole turns only.
+    """The decision which turns of ``history`` a prompt leaves out: the oldest, and whole turns only.
 
     ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
 
@@ -629,7 +629,7 @@ _AUDIO_TOKENS_PER_SEC: Final = 25
 
 
 class MediaSizes:
-    """Estimates how many tokens media take, from the averages of the media that vLLM has processed.
+    """An estimate of how many tokens media take, from the averages of the media that vLLM has processed.
 
     vLLM expands placeholders when it processes a prompt, so the length of a prompt with media is only known afterwards.
     The first image and the first video are estimated as 0 tokens. Methods may be called from any thread.
@@ -640,7 +640,7 @@ class MediaSizes:
         self._seen: dict[Modality, tuple[int, int]] = {}
 
     def of(self, media: Media) -> int:
-        """Return about how many tokens ``media`` takes."""
+        """Return the estimated number of tokens of ``media``."""
         if (seen := self._seen.get(media.modality)) is not None:
             return math.ceil(_amount(media) * seen[0] / seen[1])
         if media.modality is Modality.AUDIO:

@@ -54,7 +54,7 @@ def refused_args(args: Mapping[str, Any], required: Mapping[str, Any], *, purpos
 
 
 class Readouts:
-    """The readouts of one model. ``engine_args`` enable them; vLLM then runs without compiled graphs."""
+    """The readouts of one model. ``engine_args`` enable them in vLLM, and disable its compiled graphs."""
 
     engine_args: Mapping[str, Any] = {
         "worker_extension_cls": "omni_ws.engine.vllm.workers.ReadoutWorker",
@@ -121,7 +121,7 @@ class ReadoutVectors:
 
 
 def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
-    """Read both files. Raises ConfigurationError if they are missing, malformed or inconsistent."""
+    """Return the vectors in two files. Raises ConfigurationError if they are missing, malformed or inconsistent."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -150,7 +150,7 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
 def save_vectors(
     matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
 ) -> None:
-    """Write both files. ``matrices`` has a matrix for each layer, with a row for each concept."""
+    """Write vectors to two files. ``matrices`` has a matrix for each layer, with a row for each concept."""
     from safetensors.numpy import save_file
 
     layers = sorted(matrices)

@@ -65,8 +65,9 @@ _LEAST_TOKENS: Final = 32
 #: Audio is not cached, as no utterance comes twice. A step has to take the audio of a whole utterance, which is 1,500
 #: tokens for Whisper.
 _DEFAULT_ARGS: Final[Mapping[str, Any]] = {"mm_processor_cache_gb": 0, "max_num_batched_tokens": 4096}
-#: How much of a text with names to expect is looked at: more than a model has room for. Around it stand so many tokens.
+#: The most characters of an expected text that are tokenised: more than a model has room for.
 _MOST_EXPECTED_CHARACTERS: Final = 2000
+#: The room for the tokens before and after that text.
 _TOKENS_AROUND: Final = 8
 _ENGLISH_ONLY: Final = "<|startoftranscript|><|notimestamps|>"
 
@@ -137,7 +138,7 @@ class VllmRecogniser(LanguageModel):
         return bool(self._class.supports_explicit_language_detection) and not self._english_only
 
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
-        """Return the language that is spoken."""
+        """Return the language that is spoken in ``pcm``, as the model detects it."""
         parameters = self._parameters(1)
         tokenizer = self.llm.get_tokenizer()
         parameters.allowed_token_ids = self._class.get_language_token_ids(tokenizer)
@@ -164,7 +165,7 @@ class VllmRecogniser(LanguageModel):
         self._config = self._class.get_speech_to_text_config(model_config, "transcribe")
         if round(self._config.sample_rate) != SAMPLE_RATE:
             raise ConfigurationError([f"{model_config.model} needs audio at {self._config.sample_rate} Hz"])
-        # What other models make of a prompt differs; for some it replaces the instruction to write down.
+        # Other models use a prompt in other ways; for some it replaces the instruction to transcribe.
         self._expects = issubclass(self._class, WhisperForConditionalGeneration)
         self._english_only = model_config.try_get_generation_config().get("is_multilingual") is False
         self._languages = frozenset({"en"} if self._english_only else self._class.supported_languages)
@@ -193,7 +194,10 @@ class VllmRecogniser(LanguageModel):
         return prompt
 
     def _before(self, expected: str) -> str:
-        """What makes Whisper expect what the text names: its last tokens, as far as there is room. None is special."""
+        """Return a prompt that makes Whisper expect what the text names: the end of the text, as far as there is room.
+
+        Special tokens in the text are read as plain text.
+        """
         tokenizer = self.llm.get_tokenizer()
         text = expected[-_MOST_EXPECTED_CHARACTERS:].replace("<|", "< |")
         room = self.llm.model_config.max_model_len // 2 - _TOKENS_AROUND

@@ -288,7 +288,7 @@ def _with_few_blanks(constraint: Any, model: LanguageModel) -> Any:
 
 
 def _limit_blanks(tag: Any) -> None:
-    """Limit the blanks in every schema of a structural tag."""
+    """Modify a structural tag so that every JSON Schema in it allows at most one blank between parts."""
     if isinstance(tag, list):
         for inner in tag:
             _limit_blanks(inner)
@@ -325,7 +325,7 @@ class AnswerParts(NamedTuple):
 
 
 class AnswerSplitter:
-    """Separates the text of one answer from its tool calls and from thought, while it is being generated."""
+    """A splitter of one answer, while it is generated, into its text, its tool calls and its thought."""
 
     def __init__(self, use: ParserUse, parser: Any) -> None:
         self._use = use
@@ -336,7 +336,7 @@ class AnswerSplitter:
 
     @property
     def called(self) -> bool:
-        """Whether a call has begun."""
+        """Whether a tool call has begun."""
         return bool(self._begun)
 
     def read(self, text: str, tokens: Sequence[int], prompt: Sequence[int], *, finished: bool) -> AnswerParts:

@@ -21,7 +21,7 @@ from omni_ws.errors import EngineFailed
 
 
 class SnacDecoder:
-    """Decodes windows synchronously. For use by one thread at a time, such as a DecodeQueue's.
+    """A synchronous decoder of windows. For use by one thread at a time, such as a DecodeQueue's.
 
     ``noise_seed`` makes SNAC's noise a function of the position in the clause, so that windows agree about the samples
     they share; None disables it. ``model`` is modified: its encoder is dropped, its weight parametrisations are
@@ -120,7 +120,7 @@ class SnacDecoder:
 
 
 class PositionalNoise(nn.Module):  # type: ignore[misc]
-    """Replaces one of SNAC's noise blocks, with the same weights.
+    """A replacement for one of SNAC's noise blocks, with the same weights.
 
     SNAC draws random noise anew for each window. Here it is a hash of the position in the audio, which is the same in
     every window.

@@ -1,4 +1,4 @@
-"""Thinker: builds a prompt from the input while that arrives, and generates the answer."""
+"""Thinker: the Stage that builds a prompt while its input arrives, and generates the answer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ThinkerParts:
     thread: SoleThread
     #: The checkpoint's default sampling parameters.
     sampling: Mapping[str, Any]
-    #: Of input audio, in Hz.
+    #: The sample rate of input audio, in Hz.
     sample_rate: int
     #: The least length of a segment of input audio, see AudioSegmenter.
     shortest_segment_ms: int
@@ -439,7 +439,7 @@ class Thinker:
     async def _submit(
         self, work: EarlyWork, draft: PromptDraft, whole: Excerpt
     ) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
-        """Submit the complete prompt, with less of the history when it turns out to be too long.
+        """Submit the complete prompt, with less of the history if it turns out to be too long.
 
         Returns the prompt, the work that submitted it, and the outputs.
         """

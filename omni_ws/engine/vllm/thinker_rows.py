@@ -76,9 +76,9 @@ _ARRIVAL_SEC: Final = 10.0
 
 
 class TalkerFeed:
-    """Puts the TalkerItems of one request into ``sink``, as soon as their tokens and rows have arrived.
+    """The feed of one request's TalkerItems into ``sink``, as soon as their tokens and rows have arrived.
 
-    The caller tells the prompt with ``append`` and ``replace``, and the spoken tokens of the answer with ``say``. The
+    The caller passes the prompt to ``append`` and ``replace``, and the spoken tokens of the answer to ``say``. The
     rows arrive from vLLM's worker, for requests with sampling parameters of ``with_rows``. At the end of the context
     manager, the rows are kept for the next request of ``conversation``. ``salt`` is the cache salt of prompts whose
     states the Talker does not read.
@@ -123,7 +123,7 @@ class TalkerFeed:
         return self._prompt.salt if media or self._rows.every_state else self._text_salt
 
     def with_rows(self, parameters: SamplingParams) -> SamplingParams:
-        """Return ``parameters`` with which the worker sends the rows of the prompt that was last told."""
+        """Return ``parameters`` with which the worker sends the rows of the current prompt."""
         if not self._wanted.any():
             return parameters
         extended = parameters.clone()
@@ -185,12 +185,12 @@ class TalkerFeed:
         self._changed.set()
 
     async def finish(self) -> None:
-        """Wait until the whole answer was handed on, then put its end."""
+        """Wait until the whole answer was put into the sink, then put an AnswerEnd."""
         await self.all_handed_on()
         self._put(AnswerEnd())
 
     async def all_handed_on(self) -> None:
-        """Wait until the prompt and all spoken tokens were handed on. Raises EngineFailed if rows do not arrive."""
+        """Wait until the prompt and all spoken tokens are in the sink. Raises EngineFailed if rows do not arrive."""
         try:
             async with asyncio.timeout(_ARRIVAL_SEC):
                 while self._handed_on < len(self._tokens) or self._said:
@@ -378,10 +378,10 @@ def _grown(old: NDArray[Any], shape: tuple[int, int], kind: np.dtype[Any]) -> ND
 
 @dataclass(slots=True)
 class KeptPrompt:
-    """The rows of one prompt, and the numbers that identify its tokens.
+    """The hidden states of one prompt, a row for each token, and a number for each token that identifies it.
 
-    Prompts with the same ``salt`` share cached prefixes. ``identity`` has a number for each place. Two prompts have the
-    same number at a place only if they have the same token, or the same media, there.
+    Prompts with the same ``salt`` share cached prefixes. Two prompts have the same number in ``identity`` at a position
+    only if they have the same token, or the same image, video or audio, there.
     """
 
     salt: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -394,9 +394,9 @@ class KeptPrompt:
         return self.identity.nbytes + self.table.nbytes + _OVERHEAD_BYTES
 
     def follow(self, identity: NDArray[np.int64]) -> int:
-        """Change to the prompt of ``identity``; returns the length of the prefix that both prompts share.
+        """Replace the prompt by that of ``identity``; return the length of the prefix that both prompts share.
 
-        Rows behind that prefix are forgotten.
+        Rows after that prefix are dropped.
         """
         same = shared_prefix(self.identity, identity)
         if same < len(self.identity):

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class _ReadFromCache(Exception):
-    """Positions to be read out were found in the prefix cache, and therefore not computed."""
+    """Raised if positions to be read out were found in the prefix cache, and therefore not computed."""
 
 
 class TokenGenerator(TokenEngine):
-    """Token sessions of a running model. ``channel`` is None if readouts are disabled.
+    """The TokenEngine of a model that runs on vLLM. ``channel`` is None if readouts are disabled.
 
     vLLM cannot compute a prompt without generating a token after it, so a list that fills the context is refused.
     """
@@ -141,7 +141,7 @@ class TokenGenerator(TokenEngine):
 
 @dataclass(slots=True)
 class _Call:
-    """One call: its parameters for vLLM, and the conversion of vLLM's outputs."""
+    """One TokenGeneration: its parameters for vLLM, and the conversion of vLLM's outputs."""
 
     generation: TokenGeneration
     model_ends: frozenset[int]
@@ -167,7 +167,7 @@ class _Call:
 
     @property
     def reads_out_prompt(self) -> bool:
-        """Whether readouts of the list are requested."""
+        """Whether readouts of the session's token list are requested."""
         first = self.generation.readout_ranges.first
         return first is not None and first < self.length
 
@@ -297,7 +297,7 @@ _ARRIVAL_SEC: Final = 10.0
 
 
 class ReadAhead:
-    """Iterates over vLLM's outputs; ``until`` reads one output ahead, and so notices a failure while it waits."""
+    """An iterator over vLLM's outputs; ``until`` reads one output ahead, and so notices a failure while it waits."""
 
     def __init__(self, outputs: ModelOutputs) -> None:
         self._outputs = outputs
@@ -349,7 +349,7 @@ def _union(generation: TokenGeneration, length: int) -> Iterator[int]:
 
 
 def _with_single_pads(tokens: list[int], images: Sequence[TokenImage]) -> list[int]:
-    """Return the list with a single pad in each vision block."""
+    """Return the token list with a single pad token in each vision block."""
     single: list[int] = []
     copied = 0
     for image in images:

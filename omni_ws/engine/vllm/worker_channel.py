@@ -135,7 +135,7 @@ class ReadoutCollector:
                 waiting.set_result(None)
 
     def worker_left(self) -> None:
-        """Do nothing: who waits for a readout also waits for vLLM's outputs, which fail."""
+        """Do nothing: whatever waits for a readout also waits for vLLM's outputs, which fail."""
 
     def arrival(self, position: int) -> asyncio.Future[None]:
         """Return a future that is done once the readout of ``position`` has arrived."""

@@ -27,7 +27,7 @@ from omni_ws.engine.vllm.worker_channel import SentReadouts, SentRows
 
 
 class ReadoutWorker:
-    """Projects the residual stream: a mixin of vLLM's worker (``worker_extension_cls``) with its ``model_runner``.
+    """A mixin of vLLM's worker (``worker_extension_cls``) that projects the residual stream of its ``model_runner``.
 
     A request asks with ``{"readout": {"key": "prompt-0-1f2e3d4c", "ranges": [(0, 12)]}}``. Each run of consecutive
     positions in a step is one message. vLLM has to run eagerly, since compiled graphs do not support hooks.
@@ -52,7 +52,7 @@ class ReadoutWorker:
 
 
 class _Readout:
-    """The hooks of one worker, and its connection to the server."""
+    """The hooks of one ReadoutWorker, and its connection to the server."""
 
     def __init__(
         self, runner: Any, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int
@@ -140,9 +140,9 @@ def _decoder_layers(model: Any) -> Any:
 
 #: The key in ``extra_args`` with which requests ask for rows.
 ASKED: Final = "rows"
-#: The most rows of a message: the server does other things between two of them.
+#: The maximum number of rows in a message: between messages the server can do other work.
 _ROWS_AT_ONCE: Final = 256
-#: The steps whose rows may wait to be sent. Beyond it the model waits for the server.
+#: The number of steps whose rows may wait to be sent. Beyond it the model waits for the server.
 _STEPS_AHEAD: Final = 16
 
 
@@ -175,7 +175,7 @@ def _state_layer(runner: Any) -> int | None:
 
 
 class RowsWorker(ReadoutWorker):
-    """Sends the Thinker's hidden states, from which the Talker speaks. A mixin of vLLM's worker.
+    """A mixin of vLLM's worker that sends the Thinker's hidden states, from which the Talker speaks.
 
     It is also a ReadoutWorker, as vLLM takes only one mixin. A request asks with ``{"rows": "<key of the request>"}``.
     The Talker of Qwen2.5 reads the model's output; the Talker of Qwen3 reads an auxiliary output of the same forward,
@@ -205,7 +205,7 @@ class _Message(NamedTuple):
 
 
 class _Rows:
-    """The wrapped forward of one worker, and its connection to the server."""
+    """The wrapped forward function of one RowsWorker, and its connection to the server."""
 
     def __init__(self, runner: Any, address: str, tokens: NDArray[np.int64] | None) -> None:
         self._runner = runner
@@ -321,7 +321,7 @@ class AskedRows:
 
 
 class StepWatch:
-    """Watches the steps of vLLM's model ``runner`` for requests that ask for their rows.
+    """A watch on the steps of vLLM's model ``runner`` for requests that ask for their rows.
 
     A request asks with the key ``name`` in the ``extra_args`` of its sampling parameters. Other requests cost one
     look-up.
@@ -340,9 +340,9 @@ class StepWatch:
         runner.execute_model = execute_model
 
     def asked(self) -> Iterator[AskedRows]:
-        """Yield the rows of the step that is about to run. To be called once, where the model's forward is called.
+        """Yield the rows of the step that is about to run. Call it once for each step, just before the model's forward.
 
-        Only there, after input preparation, are the rows in the order in which the model gets them. A forward outside
+        Only then, after input preparation, are the rows in the order in which the model gets them. A forward outside
         a step, as when the runner warms up, has no rows.
         """
         scheduled, self._scheduled = self._scheduled, None

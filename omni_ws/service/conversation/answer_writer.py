@@ -58,17 +58,17 @@ from omni_ws.wire.server_frames import ResponseStartedFrame, unset
 _ANSWERS: Final = frozenset({TextOutput, AudioOutput, ToolCallOutput, ThoughtOutput})
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
 
-#: Writes the outputs of an answer: ``Engine.generate``, but for greetings.
+#: A function that writes the outputs of an answer: ``Engine.generate``, or one that says a greeting.
 Generate: TypeAlias = Callable[[GenerationRequest, OutputWriter], Awaitable[None]]
 
 
 class AnswerWriter:
-    """The OutputWriter of an engine: writes the answer to one request into the outbox, output by output.
+    """The OutputWriter that an engine gets for one request: puts the answer into the outbox, output by output.
 
-    What needs no wait is written inside the engine's own call. Anything else is queued, with what comes behind it, and
-    a task sends it: while the outbox is full, the answer or the one that it interrupts is held, audio is not due or is
-    encoded in a thread. It records in the request what was sent. The final is the request queue's: a cancelled answer
-    gets it before its engine has wound up.
+    An output that need not wait is sent within the engine's own call. An output has to wait while the outbox is full,
+    the answer or the one that it interrupts is held, audio is not due, or a thread encodes audio. It is then queued, as
+    are all that follow it, and a task sends them. The writer records in the request what was sent. It does not send the
+    final: the request queue does, as a cancelled answer has its final before the engine's call has ended.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AnswerWriter:
         transcribes: bool = False,
         transcribes_first: bool = False,
     ) -> None:
-        """``held`` is the answer that the request interrupted; until it has words, nothing of its own is written.
+        """``held`` is the answer that the request interrupted: until the request has words, its own answer waits.
 
         ``transcribes`` and ``transcribes_first``: see EngineCapabilities.
         """
@@ -90,7 +90,7 @@ class AnswerWriter:
         self._held = held
         self._transcribes = transcribes
         self._transcribes_first = transcribes_first
-        #: Whether everything that was said is written down before the first output of the answer, which is to come.
+        #: Whether the engine transcribes all of the input before it answers, and has not begun to answer.
         self._answers_last = transcribes_first and request.config.task is Task.CHAT
         self._observed = observed
         self._outbox = outbox
@@ -98,24 +98,24 @@ class AnswerWriter:
         self._writes = "text" in request.config.modalities
         self._speaks = "audio" in request.config.modalities
         self._audio_format = request.output_format
-        #: By modality, the first output.
+        #: The time of the first output of each modality.
         self._begun = request.timeline.first_outputs
         #: Outputs that wait, and their cost in bytes. Nothing may overtake them.
         self._waiting: deque[EngineOutput] = deque()
         self._waiting_bytes = 0.0
-        #: Sends them; None while there are none.
+        #: The task that sends the outputs that wait; None while there are none.
         self._sending: asyncio.Task[None] | None = None
-        #: What failed in it.
+        #: The exception that ended that task.
         self._failure: BaseException | None = None
-        #: Set once fewer wait, for those who wait for that now.
+        #: Set when fewer outputs wait; None while nobody waits for that.
         self._fewer: asyncio.Event | None = None
-        #: How the answer ended; nothing is taken any more once it has.
+        #: How the answer ended, and whether it has: no more outputs are accepted then.
         self._finished = Finished(FinishReason.STOP, Usage())
         self._over = False
-        #: Ends the engine's call when it expires; None while there is none.
+        #: A time-out around the engine's call, rescheduled to end the call early; None while no call runs.
         self._making: asyncio.Timeout | None = None
         self._context: contextvars.Context | None = None
-        #: Up to here the audio was made in another server.
+        #: Milliseconds of the audio that another server made before: they are not sent again.
         self._made_ms = request.entry.made_ms if request.restored else 0
         self._speech = SpeechOutput(
             self._audio_format,
@@ -127,9 +127,10 @@ class AnswerWriter:
     async def answer(
         self, generate: Generate, history: tuple[Message, ...], *, earlier: EarlierParts | None = None
     ) -> Finished:
-        """Write the whole answer. A failure becomes the error of the request, unless that was cancelled before.
+        """Run ``generate``, send the whole answer, and return how it ended.
 
-        Where the answer is cut off, what was said in the request is heard to its end, and nothing is written.
+        A failure becomes the error of the request, unless the request was cancelled before. Once the answer is cut off,
+        nothing of it is sent, and the rest of the user's speech is still transcribed.
         """
         request = self._request
         events.current_request.set(request.request_id)
@@ -161,7 +162,7 @@ class AnswerWriter:
         return finished or Finished(FinishReason.ERROR, Usage())
 
     async def _write_all(self, making: Awaitable[None]) -> Finished:
-        """Run the engine, send what it writes, and return the Finished. Raises what the engine raises."""
+        """Await the engine's call ``making``, send its outputs, and return how it ended. Raises what it raises."""
         try:
             async with asyncio.timeout(None) as self._making:
                 await making
@@ -187,13 +188,13 @@ class AnswerWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the client does not read, or much waits for other reasons."""
+        """Whether the engine should pause: the outbox is full, or OUTPUT_BYTES of outputs wait here."""
         if self._outbox.full_since is None and self._waiting_bytes < OUTPUT_BYTES:
             return False
         return not self._over and not self._request.cut.made
 
     def write(self, output: EngineOutput) -> None:
-        """See OutputWriter."""
+        """Send an output, or queue it if it has to wait; see OutputWriter."""
         if self._sending is None and not self._over and self._send_now(output):
             return
         if self._over or not self._wanted:
@@ -205,7 +206,7 @@ class AnswerWriter:
             self._sending = asyncio.create_task(sending, name="outputs", context=self._context)
 
     async def drain(self) -> None:
-        """See OutputWriter."""
+        """Wait until the writer is not ``full``; see OutputWriter."""
         while self.full:
             if self._waiting_bytes >= OUTPUT_BYTES:
                 self._fewer = self._fewer or asyncio.Event()
@@ -233,7 +234,7 @@ class AnswerWriter:
             self._sending = None
 
     async def _send(self, output: EngineOutput) -> None:
-        """Send an output that waited, once that is possible."""
+        """Wait until an output that was queued can be sent, and send it."""
         request, held = self._request, self._held
         if not self._wanted:
             return
@@ -260,12 +261,12 @@ class AnswerWriter:
                 await self._write(output)
 
     def _end(self, finished: Finished) -> None:
-        """Take nothing more: this is how the answer ended."""
+        """Accept no more outputs: the answer has ended as ``finished`` says."""
         self._over, self._finished = True, finished
         self._waiting.clear()
 
     def _stop_engine(self) -> None:
-        """Take nothing more, and cancel the engine's call if it has not ended."""
+        """Accept no more outputs, and end the engine's call if it has not ended."""
         self._over = True
         self._waiting.clear()
         self._waiting_bytes = 0.0
@@ -276,29 +277,29 @@ class AnswerWriter:
 
     @property
     def _wanted(self) -> bool:
-        """Whether the request is still being answered, or heard to its end."""
+        """Whether outputs are still wanted: of an answer, which may be held, or of the transcription after a cut."""
         return self._request.answering or self._request.silent or self._request.cut.made
 
     def _hear_on(self, output: EngineOutput) -> bool:
-        """Take what is said in a request whose answer is cut off. Returns whether that was all."""
+        """Take only transcripts and failures of a request whose answer is cut off. Returns whether none can follow."""
         match output:
             case TranscriptOutput():
                 self._request.hear(output)
             case PartFailed(error=error):
                 self._request.warnings.append(error)
             case TextOutput() | AudioOutput() | ToolCallOutput() | ThoughtOutput():
-                # The engine does not know that nobody wants its answer, before which it has written all down.
+                # An engine that transcribes all before it answers has done so: its answer begins here, and is unwanted.
                 return self._answers_last
         return False
 
     def _note_answer(self, output: EngineOutput) -> None:
-        """All of the input is written down where the engine answers after that."""
+        """Note that all words of the input are known, if the answer of an engine that transcribes first begins."""
         if self._answers_last and type(output) in _ANSWERS:
             self._answers_last = False
             self._request.know_words(WordsKnown.ALL)
 
     def _send_now(self, output: EngineOutput) -> bool:
-        """Send an output behind which none waits. Returns False, and nothing is done, where that has to wait."""
+        """Send an output while no other one waits. Returns False, having done nothing, if the output has to wait."""
         if self._outbox.full_since is not None or not self._request.may_write:
             return False
         if self._held is not None and not self._held.decided:
@@ -339,7 +340,7 @@ class AnswerWriter:
             self._put_output(output)
 
     async def _room(self) -> bool:
-        """Wait until there is room, and the answer is not held. Returns whether it may be written: it has not ended."""
+        """Wait until the outbox has room and the answer is not held. Returns whether it may still be sent."""
         request, outbox = self._request, self._outbox
         while not request.cut.made and (request.silent or outbox.full):
             await (request.released() if request.silent else outbox.room())
@@ -348,7 +349,7 @@ class AnswerWriter:
     # Nothing below waits: there is room in the outbox.
 
     def _put_output(self, output: EngineOutput) -> None:
-        """Queue an output other than audio."""
+        """Put an output other than audio into the outbox."""
         request = self._request
         match output:
             case TextOutput():
@@ -375,7 +376,7 @@ class AnswerWriter:
                 pass
 
     def warn(self, error: OmniError) -> None:
-        """Tell the client, once, of something in its input that the request goes on without."""
+        """Send the client a warning about input that the request goes on without; only one of each type of error."""
         request = self._request
         if not any(type(warning) is type(error) for warning in request.warnings):
             error.about(request_id=request.request_id, ref=request.session.ref_of(error.sequence_id))
@@ -400,7 +401,7 @@ class AnswerWriter:
             self._put(chunk)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
-        """Queue audio that ``_speech`` has just encoded, which may be none, unless it was made in another server."""
+        """Put audio that ``_speech`` has just encoded into the outbox, unless another server has made it before."""
         request, speech = self._request, self._speech
         if self._made_ms and speech.end_ms <= self._made_ms:
             return
@@ -436,12 +437,15 @@ class AnswerWriter:
 
 
 def _deaf(request: Request) -> bool:
-    """Whether recognition has failed on a request that the engine answers without it."""
+    """Return whether speech recognition failed for a request, which the engine answers without its words."""
     return any(warning.param == "asr" for warning in request.warnings)
 
 
 class _Unmade(OutputFilter):
-    """Drops what was made of the answer before, in another server, but for audio."""
+    """An OutputFilter that drops the text, transcripts and tool calls that another server made of the answer before.
+
+    Audio passes, as AnswerWriter drops it by its position.
+    """
 
     def __init__(self, out: OutputWriter, request: Request) -> None:
         super().__init__(out)
@@ -468,7 +472,7 @@ class _Unmade(OutputFilter):
 
 
 def started_frame(request: Request) -> ResponseStartedFrame:
-    """The frame that announces the answer to a request that has started."""
+    """Return the frame that announces the answer to a request that has started."""
     assert request.started is not None
     return ResponseStartedFrame(
         request_id=request.request_id,
@@ -481,7 +485,7 @@ def started_frame(request: Request) -> ResponseStartedFrame:
 
 
 def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequencer: OutputSequencer) -> OutputChunk:
-    """The output of a transcript, with the next number."""
+    """Return a transcript as an output chunk, with the next number."""
     return OutputChunk(
         request_id=request.request_id,
         sequence_id=sequencer.take_number(request.request_id),
@@ -496,7 +500,7 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
 
 
 def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputChunk:
-    """What had not been sent of a request as it had its final, in one, with the next number; it may be nothing."""
+    """Return the transcripts that were not sent before the final, joined in one chunk, whose text may be empty."""
     unsent = request.take_unsent()
     return OutputChunk(
         request_id=request.request_id,
@@ -514,7 +518,7 @@ def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputCh
 def final_chunk(
     request: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
 ) -> FinalChunk:
-    """The final, with the next number. The engine's own ``finished`` counts unless the answer was cut short."""
+    """Return the final, with the next number. ``finished`` is the engine's own end; None if there was none."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         words = request.words if request.spoke else WordsKnown.ALL
         return FinalChunk(
@@ -549,11 +553,11 @@ _LEAST_SLEEP_MS: Final = 0.5
 
 
 class SpeechOutput:
-    """Encodes the samples of one answer in the format ``target``, places the audio on the time line and paces it.
+    """The encoder of one answer's audio: encodes samples as ``target``, tracks positions in the answer, and paces it.
 
-    With ``max_lead_ms`` no audio is returned earlier than that before its playback is due; with None, at once.
-    ``due_ms`` tells in how many milliseconds the audio at a place of the answer will be played, and ``released`` waits
-    while the playback is held.
+    Audio is returned at most ``max_lead_ms`` before its playback is due; with None, at once. ``due_ms`` returns in how
+    many milliseconds the audio at a position of the answer (in milliseconds) will be played, and ``released`` waits
+    while the answer is held.
     """
 
     def __init__(
@@ -564,7 +568,7 @@ class SpeechOutput:
         max_lead_ms: float | None,
         released: Callable[[], Awaitable[None]],
     ) -> None:
-        #: Where the latest audio begins in the answer, and where it ends.
+        #: Where in the answer the latest audio begins, and where it ends.
         self.start_ms: float = 0
         self.end_ms: float = 0
         self._target = target
@@ -578,7 +582,7 @@ class SpeechOutput:
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
 
     def encode_now(self, samples: Samples | Pcm16, sample_rate: int) -> bytes | None:
-        """Encode samples as ``encode`` does. None, and nothing is sent, where that would wait."""
+        """Encode samples as ``encode`` does. Returns None, having done nothing, if that would have to wait."""
         if not self._is_raw or len(samples) > _INLINE_SAMPLES:
             return None
         if self._max_lead_ms is not None and self._ahead_ms(self.end_ms) >= _LEAST_SLEEP_MS:
@@ -606,7 +610,7 @@ class SpeechOutput:
         return await self._place(payload, len(samples) * 1000 / sample_rate)
 
     def _open(self, sample_rate: int) -> None:
-        """Open the encoder with the first samples."""
+        """Create the encoder, for the first samples. Raises ValueError if there is one, for another sample rate."""
         if self._encoder is not None:
             raise ValueError("the sample rate must not change within an answer")
         self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
@@ -640,18 +644,18 @@ class SpeechOutput:
         return payload
 
     def _ahead_ms(self, start_ms: float) -> float:
-        """Milliseconds until audio at ``start_ms`` may be sent; 0 or less when it is due."""
+        """Return the milliseconds until audio at ``start_ms`` may be sent; 0 or less if it may be now."""
         return 0 if self._max_lead_ms is None else self._due_ms(start_ms) - self._max_lead_ms
 
 
-#: A longer text is measured by its own length: to find out what is read of it would take too long.
+#: Of a longer text, every character counts as read aloud: to find the parts that are would take too long.
 MAX_MEASURED_CHARACTERS: Final = 1 << 15
 
 
 def read_aloud(text: str) -> Sequence[SpokenSpan]:
-    """The pieces of a text that a voice reads: the measure by which it is shared out over its sound.
+    """Return the spans of a text that a voice reads, by whose lengths the text is distributed over its audio.
 
-    Code and addresses take no time.
+    Code and addresses, which are not read, take no time.
     """
     if len(text) > MAX_MEASURED_CHARACTERS:
         return read_all(text)

@@ -92,20 +92,20 @@ class ConfigurationRules:
     turn_detection_types: Sequence[TurnDetectionType] = ()
     #: Whether this kind of session can begin with a greeting.
     greeting: bool = False
-    #: The default of ``instructions`` where answers are spoken.
+    #: The default of ``instructions`` if answers are spoken.
     spoken_instructions: str = ""
 
 
 class Configuration:
     """The configuration of one session: the client's fields merged over the defaults. ``effective`` is the result.
 
-    What the client sent is charged to ``account``, for as long as anybody holds a configuration that has it.
+    The memory of what the client sent is charged to ``account`` while a SessionConfig that contains it is referenced.
     """
 
     def __init__(self, rules: ConfigurationRules, account: ByteBudget | None = None) -> None:
         self.rules = rules
         self._account = account
-        #: What each configuration that is held is charged with, by its identity.
+        #: By ``id()`` of each configuration in use: a weak reference to it, and the bytes that it is charged with.
         self._charged: dict[int, tuple[weakref.ref[SessionConfig], int]] = {}
         self._modalities = rules.capabilities.input_modalities
         self._wanted: dict[str, Any] = {}
@@ -114,8 +114,8 @@ class Configuration:
     def apply(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Merge a partial configuration, and return the effective one. Unknown fields are ignored.
 
-        Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, PayloadTooLarge or
-        EngineOverloaded where there is no room for it, and changes nothing then.
+        Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, and PayloadTooLarge or
+        EngineOverloaded if there is no memory for it. Nothing is changed then.
         """
         wanted = self._merged(patch)
         resolved = self._resolve(wanted)
@@ -124,7 +124,7 @@ class Configuration:
         return resolved
 
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """What ``apply`` would return, and raise. Nothing is changed."""
+        """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises."""
         config = self._resolve(self._merged(patch))
         changed = {
             name: value for name in FIELDS if (value := getattr(config, name)) is not getattr(self.effective, name)
@@ -134,11 +134,11 @@ class Configuration:
 
     @property
     def wanted(self) -> Mapping[str, Any]:
-        """All that the client has set; ``apply`` makes the same configuration of it."""
+        """All fields that the client has set. A new Configuration to which they are applied has the same result."""
         return self._wanted
 
     def close(self) -> None:
-        """Charge nothing any more. Idempotent."""
+        """Refund all that is charged, and charge nothing from now on. Idempotent."""
         charged, self._charged, account, self._account = self._charged, {}, self._account, None
         if account is not None:
             account.give(sum(size for _, size in charged.values()))
@@ -162,17 +162,18 @@ class Configuration:
         if len(encoded) > MAX_CONFIGURATION_BYTES:
             raise InvalidValue(f"the configuration must not exceed {MAX_CONFIGURATION_BYTES} bytes")
         try:
-            check_values(encoded)  # it is looked through with each change
+            check_values(encoded)  # all of it is read again with each change
         except InvalidFrame:
             raise InvalidValue(f"the configuration must not have more than {MAX_MESSAGE_VALUES} values") from None
         return wanted
 
     def input_settings(self) -> InputSettings:
-        """The input settings of a request that opens now."""
+        """Return the input settings of a request that opens now."""
         return input_settings(self.effective)
 
     @property
     def listening(self) -> ListeningSettings:
+        """The settings of turn detection, with the format of the input audio."""
         audio = self.effective.input_audio
         return ListeningSettings(
             self.effective.turn_detection, AudioFormat(audio.format, audio.sample_rate, audio.channels)
@@ -264,7 +265,7 @@ class Configuration:
 
 
 def input_settings(config: SessionConfig) -> InputSettings:
-    """The input settings of a request with this configuration."""
+    """Return the input settings of a request with this configuration."""
     audio = config.input_audio
     return InputSettings(
         start_policy=start_policy(config),
@@ -289,7 +290,7 @@ def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | Non
 
 
 def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: frozenset[str]) -> dict[str, Any]:
-    """The defaults that turn detection changes. Raises UnsupportedParameter where there is no turn detection.
+    """Return the defaults that turn detection changes. Raises UnsupportedParameter if it is not supported here.
 
     ``given`` are the fields that the client or the operator has set.
     """
@@ -315,7 +316,7 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 
 
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
-    """Raise an error that names the first field that the engine, or this version, cannot honour."""
+    """Raise an error that names the first field that the engine or this server does not support."""
     if not config.modalities:
         raise InvalidValue("modalities must have at least one of text and audio", param="modalities")
     for modality in config.modalities:
@@ -387,7 +388,7 @@ def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: fr
 
 
 def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
-    """Check the format of audio, and the MIME type of images and video, whose bytes tell the rest."""
+    """Check a chunk's ``format``: the audio format, or the MIME type of an image or video. Text must have none."""
     assert chunk.format is not None
     if chunk.modality is Modality.AUDIO:
         audio = config.input_audio

@@ -84,13 +84,13 @@ from omni_ws.wire.session_config import SessionConfig
 
 #: Requests whose configuration is known after their end.
 MAX_CONFIGURATIONS: Final = 64
-#: What conversations share until one has options of its own.
+#: The options of all conversations that were given none; one object, as there may be thousands.
 _NO_OPTIONS: Final = AnswerOptions()
 
 
 @dataclasses.dataclass(slots=True)
 class _Speech:
-    """A speech turn, and the request that it opens at once, has opened or joined, which may have ended since."""
+    """A speech turn, and the request that it is about to open, has opened or has joined; that may have ended since."""
 
     turn_id: str
     request_id: str | None = None
@@ -102,7 +102,7 @@ class _Speech:
 
 
 class SavedConversation(msgspec.Struct, kw_only=True):
-    """A conversation in a form that can be written to bytes. Nothing else of it has to survive.
+    """A conversation in a form that can be written to bytes: all that another server needs to continue it.
 
     Times are on the clock that showed ``now``.
     """
@@ -111,7 +111,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     configuration: Mapping[str, Any]
     options: AnswerOptions
     given: bool
-    #: Those of the latest requests, where they are kept.
+    #: Those of the latest requests, if they are kept.
     configurations: dict[str, SessionConfig]
     input: SavedInput
     #: The request whose input is open, and the input whose rest is discarded.
@@ -125,7 +125,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
 
 
 class Conversation:
-    """One session's input, requests and answers. The client has got whatever ``run`` raises.
+    """One session's input, requests and answers. An error that ``run`` raises was sent to the client before.
 
     ``admit`` is called for each request that opens, and raises an OmniError to refuse it.
 
@@ -153,7 +153,7 @@ class Conversation:
         self.configuration = configuration
         self.outbox = outbox
         self.limits = limits
-        #: What the session holds: all who hold anything for it charge this.
+        #: The budget of the session: everything that holds input or output for it charges this.
         self.account = budget
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
@@ -170,7 +170,7 @@ class Conversation:
         self._reason_at_end = FinishReason.CANCELLED
         self._attached: Attachment = NOBODY
         self._now = now
-        #: The time of the client, see ``watch_time``, and when it is due.
+        #: The timer of the client's time, see ``watch_time``, and when it fires.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._admit = admit or (lambda: None)
@@ -215,13 +215,13 @@ class Conversation:
     # what carries it
 
     def attach(self, attachment: Attachment) -> None:
-        """Notify ``attachment`` from now on, in place of the one before."""
+        """Notify ``attachment`` of output, room and time from now on, in place of the one before."""
         self._attached = attachment
         self.outbox.attach(attachment)
         self.watch_time()
 
     def detach(self) -> None:
-        """Notify nobody until the next ``attach``. The client's time does not run meanwhile."""
+        """Notify nobody until the next ``attach``. The client's time-outs stand still meanwhile."""
         self.attach(NOBODY)
         self._stop_watching()
 
@@ -253,7 +253,7 @@ class Conversation:
         self.options = options
 
     def greet(self) -> None:
-        """Answer with the configured greeting, if there is one and no request has opened."""
+        """Say the configured greeting, if there is one and no request has opened yet."""
         config = self.configuration.effective
         if config.greeting.strip() and not self.queue.opened:
             request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
@@ -281,7 +281,7 @@ class Conversation:
             self._raise_refused_text()
 
     def _receive_result(self, chunk: InputChunk, now: float) -> None:
-        """Take the result of a tool. Of one that is not wanted, only the number and the end of the input count."""
+        """Take the result of a tool. If it is not wanted, only its number and its end of the input count."""
         number, stream = chunk.sequence_id, self.stream
         if number is not None and number < stream.reorder.next_sequence_id:
             self._handle(stream.receive_chunk(chunk, now=now))  # a duplicate
@@ -310,13 +310,13 @@ class Conversation:
         self.watch_time()
 
     def finish(self) -> None:
-        """End the input of the request that is open."""
+        """End the input of the open request, if there is one."""
         self._handle(self.stream.finish(now=self._now()))
         self.watch_time()
         self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Cancel the named request, or with None the one whose answer runs and the one whose input is open.
+        """Cancel the request ``request_id``; with None, the one being answered and the one whose input is open.
 
         Without a name, or with that of the request whose input is open, a cancel is a position in the input: all input
         before that position is dropped.
@@ -353,13 +353,13 @@ class Conversation:
     def report_playback(
         self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
     ) -> None:
-        """See Ledger.report."""
+        """Note how much of the audio the client has played; see Ledger.report."""
         self.ledger.report(played_ms, now=self._now(), request_id=request_id, sequence_id=sequence_id)
 
     def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
-        """The client has played so much of this answer, and plays nothing more of it.
+        """Note that the client has stopped playing an answer after ``heard_ms``.
 
-        Returns the text that it heard; None where the answer is not over, or too long ago.
+        Returns the text that it heard; None if the answer is not over, or too long ago.
         """
         entry = self.ledger.find(request_id)
         if entry is None:
@@ -368,13 +368,13 @@ class Conversation:
         return self.ledger.heard_text(entry) if entry.finished else None
 
     def truncate_history(self, request_id: str) -> int:
-        """See Ledger.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
+        """Drop the end of the history, see History.truncate. Raises SessionConflict while any request is open."""
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
         return self.ledger.history.truncate(request_id)
 
     def ref_of(self, request_id: str) -> str | None:
-        """The client's name for a request that has had its final; None where it has none."""
+        """Return the client's name for a request that has had its final; None if it has none."""
         return self.ledger.history.name_of(request_id)
 
     def drain(self) -> None:
@@ -384,7 +384,7 @@ class Conversation:
     # saved
 
     def saved(self) -> SavedConversation:
-        """All of it, at any moment between two calls. ``limits.keeps_input`` has to hold for open requests."""
+        """Return the whole conversation as a value. If requests are open, ``limits.keeps_input`` must hold."""
         current, receiving = self.stream.current, self.receiving
         discarding = None if current is None or (receiving and receiving.session is current) else current.saved()
         return SavedConversation(
@@ -403,9 +403,10 @@ class Conversation:
         )
 
     def restore(self, saved: SavedConversation) -> None:
-        """Go on where another conversation was saved. To be called before ``run``, and before any input.
+        """Continue a conversation that was saved. Call it before ``run``, and before any input.
 
-        Raises what ``configure`` raises; LookupError, ValueError and msgspec.DecodeError for what was not saved so.
+        Raises what ``configure`` raises; LookupError, ValueError and msgspec.DecodeError for anything else than the
+        result of ``saved``.
         """
         now = self._now()
         if saved.configuration:
@@ -466,7 +467,7 @@ class Conversation:
 
     @property
     def has_content(self) -> bool:
-        """Whether any byte of input has arrived, if only behind a gap, or beside the stream."""
+        """Whether any byte of input has arrived, even if it waits behind a gap, or came beside the stream."""
         return self.given or bool(self.stream.received_bytes or self.stream.held_bytes)
 
     @property
@@ -475,24 +476,24 @@ class Conversation:
         return any(request.state is RequestState.FAILED for request in self.queue.requests)
 
     def input_full(self) -> bool:
-        """Whether the transport must stop reading until the attachment's ``input_may_continue``."""
+        """Return whether the transport must stop reading until the attachment's ``input_may_continue``."""
         request = self.receiving
         can_be = self.stream.diverting or (request is not None and request.answering)  # the hot path
         return can_be and self._flow.is_full()
 
     def take_ack(self) -> InputAckFrame:
-        """An acknowledgement of all input so far, with the credit for more."""
+        """Return an acknowledgement of all input so far, with the credit for more."""
         return self._flow.take_ack()
 
     # the time of the client: of its silence, of a gap in its input, and of output that it does not read
 
     def get_timer(self) -> float | None:
-        """When the client's time is up; None if never."""
+        """Return when the client's time is up; None if never."""
         times = (self.stream.get_timer(), self.outbox.get_timer())
         return min((when for when in times if when is not None), default=None)
 
     def watch_time(self) -> None:
-        """Watch the client's time where it may be up earlier than before, while anything is attached.
+        """Set the timer for the client's time, if it may be up earlier than before, while anything is attached.
 
         Later times need no call, so that nothing is armed for a frame: the timer looks again when it is due.
         """
@@ -523,7 +524,7 @@ class Conversation:
             self._timer = None
 
     def hold_time(self, held: bool, *, now: float) -> None:
-        """Let the times of silence and gap stand still, or go on: what the client sends is not read, or is again."""
+        """Stop the clocks of silence and gaps while the client's input is not read (``held``), or let them go on."""
         if held:
             self.stream.hold_clocks(now=now)
         else:
@@ -531,12 +532,12 @@ class Conversation:
             self.watch_time()
 
     def suspend_time(self, suspended: bool) -> None:
-        """Let silence end nothing for now, or again: at once where it has lasted too long meanwhile."""
+        """Suspend the time-out for the client's silence, or resume it; it fires at once if it has passed meanwhile."""
         self.stream.suspended = suspended
         self.watch_time()
 
     def time_gaps(self) -> None:
-        """See InputStream."""
+        """Let a gap time out from now on, because the end of the input is known; see InputStream.time_gaps."""
         self.stream.time_gaps(now=self._now())
         self.watch_time()
 
@@ -564,7 +565,7 @@ class Conversation:
         self._reason_at_end = FinishReason.ERROR
 
     def end(self) -> None:
-        """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
+        """Write the finals of all requests, and release everything. Needed only if ``run`` never ran. Idempotent."""
         self._stop_watching()
         self._flow.notify_observers()
         self.queue.end_all(self._reason_at_end)
@@ -601,7 +602,7 @@ class Conversation:
         self._flow.offer()
 
     def offer_input(self) -> None:
-        """Input may continue: after ``input_full`` was true, or since there is credit for a whole chunk again."""
+        """Tell the attachment that input may continue: it was full, or there is credit for a whole chunk again."""
         self._attached.input_may_continue()
 
     # what the turn listener asks and tells, always from the event loop
@@ -612,15 +613,15 @@ class Conversation:
         return self.ledger.playing(self._now())
 
     def engine_is_behind(self) -> bool:
-        """Whether the engine is behind with the request whose input is open. Then ``TurnListener.go_on`` follows."""
+        """Return whether the engine is behind with the request whose input is open; ``TurnListener.go_on`` follows."""
         return self._flow.engine_is_behind()
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
-        """Handle what the input means for requests, in order."""
+        """Handle the events of input that the turn listener has admitted, in order."""
         self._handle(events)
 
     def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
-        """Speech has begun, and where it ``is_input``, it joins the request that is open, or opens one, next."""
+        """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
         opens = is_input and self.receiving is None and self.stream.current is None
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
         if is_input and self.receiving is not None:
@@ -628,7 +629,7 @@ class Conversation:
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
-        """The speech that began last has ended."""
+        """Report that the speech that began last has ended."""
         speech, self._speech = self._speech, None
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
@@ -643,13 +644,13 @@ class Conversation:
         self.outbox.put_nowait(identified(error, where="listening for turns"))
 
     def turn_listener_progressed(self) -> None:
-        """A piece of audio was processed: a listener that was full may have room."""
+        """Let input continue, as audio was processed: a listener that was full may have room."""
         self._flow.offer()
 
     # requests whose input is whole, beside the stream of the input
 
     def note_given(self) -> None:
-        """The client has given content that is not in the stream."""
+        """Note that the client has given content that is not in the stream."""
         self.given = True
 
     def respond(
@@ -661,11 +662,11 @@ class Conversation:
         answer_kept: bool = True,
         context: tuple[Message, ...] | None = None,
     ) -> str:
-        """Answer input as it is, by a configuration of its own, behind the open requests, without interrupting any.
+        """Open a request of complete input with a configuration of its own. It interrupts no open request.
 
         ``input_kept`` and ``answer_kept`` say what of it enters the history. ``context`` is what the engine sees in
-        place of the history; None for the history. Returns the id of the request, whose outputs and final follow as
-        those of any other, also where it is refused or has no input.
+        place of the history; None for the history. Returns the id of the request, whose final follows in any case, even
+        if the request is refused or has no input.
         """
         audio = self.configuration.input_settings().audio
         session = RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT, audio=audio))
@@ -718,7 +719,7 @@ class Conversation:
                     pass  # for a request that was refused as it opened
 
     def _refuse_text(self, error: InvalidValue) -> None:
-        """Send the error beside the answers; over HTTP, keep it for the response to the body that had the text."""
+        """Send the error of refused text; in a single request (HTTP), keep it for ``_raise_refused_text``."""
         if self.stream.single_request:
             self._refusal = self._refusal or error
         else:
@@ -738,7 +739,7 @@ class Conversation:
         self._admit_request(request, interrupts=interrupts)
 
     def _new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
-        """A request that opens now, to be admitted."""
+        """Return a request that opens now, to be admitted."""
         speech = self._speech if by_speech else None
         request_id = (speech and speech.request_id) or new_id("req_")
         request = self._make_request(request_id, session, config, by_speech=by_speech, options=self.options)
@@ -775,13 +776,13 @@ class Conversation:
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:
-        """The configuration in effect for a request, which may have ended; of one long ago, what is in effect now."""
+        """Return the configuration of a request, which may have ended; for one long ago, the one in effect now."""
         return self._configurations.get(request_id, self.configuration.effective)
 
     def _admit_request(self, request: Request, *, interrupts: bool, held: int = 0) -> None:
-        """Queue a request, or end it with the error that it is refused with.
+        """Queue a request, or end it at once with the error that refuses it.
 
-        ``held`` are the bytes of an input that is whole: those of a stream are counted as they come.
+        ``held`` is the size in bytes of input that came whole: input of the stream is charged as it comes.
         """
         try:
             if held:
@@ -801,7 +802,7 @@ class Conversation:
         self._update_answering()
 
     def _check_room(self, *, waits: bool) -> None:
-        """Raise the error that refuses a request that opens now."""
+        """Raise the error that refuses a request that opens now, if there is one."""
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
@@ -810,7 +811,7 @@ class Conversation:
         self._admit()
 
     def _input_ended(self, request: Request, error: OmniError | None) -> None:
-        """The input of a request is complete, or was empty."""
+        """Note that the input of a request has ended; ``error`` is set if it was empty."""
         self._flow.notify_observers()
         request.timeline.mark_input_ended()
         if request is self.receiving:
@@ -833,7 +834,7 @@ class Conversation:
         self._update_order()
 
     def _update_order(self) -> None:
-        """While no input is open, chunks that arrive ahead of a gap are treated as the next request will be."""
+        """Apply the configured ``out_of_order`` to the stream. It changes only while no input is open."""
         self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
 
     def _update_answering(self) -> None:

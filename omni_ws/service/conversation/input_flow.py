@@ -1,4 +1,4 @@
-"""Flow control of the input of a conversation, by pauses and by credit."""
+"""Flow control of the input of a conversation: pauses in reading, and credit in acknowledgements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class InputFlow:
-    """Decides when a transport pauses its input, and what it acknowledges."""
+    """The flow control of one conversation's input: decides when a transport pauses, and what it acknowledges."""
 
     def __init__(self, stream: InputStream, observed: ObservedSession, conversation: Conversation) -> None:
         #: Set once turn detection is configured.
@@ -26,16 +26,17 @@ class InputFlow:
         self._stream = stream
         self._observed = observed
         self._conversation = conversation
-        #: Whether the client waits for ``offer_input``, and whether that depends on its credit alone.
+        #: Whether the transport waits for ``offer_input``; and whether the credit that the client knows of is less than
+        #: a whole chunk.
         self._wanted = False
         self._credit_was_low = False
 
     def listen(self, listener: TurnListener) -> None:
-        """Turn detection is configured."""
+        """Take the queue of ``listener`` into account from now on, as turn detection is configured."""
         self.listener = listener
 
     def is_full(self) -> bool:
-        """Whether the engine is behind with the request that receives input, or the listener with its audio."""
+        """Return whether the engine is behind with the request that receives input, or the listener with its audio."""
         if self.engine_is_behind():
             return True
         if self.listener is None or not self.listener.full:
@@ -44,7 +45,7 @@ class InputFlow:
         return True
 
     def engine_is_behind(self) -> bool:
-        """Whether the engine is behind with the request that receives input. Asking for that makes ``offer`` follow."""
+        """Return whether the engine is behind with the request that receives input. If so, ``offer`` follows later."""
         receiving = self._conversation.receiving
         if receiving is None or not receiving.answering or not receiving.input_full:
             return False
@@ -52,7 +53,7 @@ class InputFlow:
         return True
 
     def take_ack(self) -> InputAckFrame:
-        """The acknowledgement that is due, with the credit in bytes."""
+        """Return an acknowledgement of the input so far, with the credit in bytes."""
         ack, receiving = self._stream.received(), self._conversation.receiving
         self.notify_observers()
         credit = self._credit
@@ -78,11 +79,11 @@ class InputFlow:
 
     @property
     def _whole_chunk(self) -> int:
-        """The credit below which a client may have to wait with a chunk."""
+        """The size of the largest chunk: a client with less credit may have to wait before it sends a chunk."""
         return min(self._stream.limits.max_chunk_bytes, self._stream.limits.max_held_bytes)
 
     def notify_observers(self) -> None:
-        """Report how much input was accepted, also where the end of a request or session precludes an ack."""
+        """Report how much input was accepted. Also called as a request or session ends, when no ack may follow."""
         if not self._observed.listening:
             return
         stream, reorder = self._stream, self._stream.reorder
@@ -91,7 +92,7 @@ class InputFlow:
         )
 
     def taken(self, request: Request, size: float) -> None:
-        """The engine has taken ``size`` bytes of a request."""
+        """Note that the engine has taken ``size`` bytes of a request's input."""
         if request.given is None:  # else it is held to the end of the request
             self._stream.taken(request.session, int(size))
         if self._wanted and request.queued_bytes <= INPUT_QUEUE_BYTES / 2:
@@ -100,7 +101,7 @@ class InputFlow:
             self.renew_credit()
 
     def offer(self) -> None:
-        """Let the input continue, if anything waits for that."""
+        """Let the input continue, if the transport waits for that."""
         if self._wanted:
             self._wanted = False
             if self.listener is not None:
@@ -110,7 +111,7 @@ class InputFlow:
             self.renew_credit()
 
     def renew_credit(self) -> None:
-        """Acknowledge at once where there is credit for a whole chunk again, and the client knows of less."""
+        """Have the input acknowledged if there is credit for a whole chunk again, and the client knows of less."""
         if self._credit_was_low and self._credit >= self._whole_chunk:
             self._credit_was_low = False
             self._conversation.offer_input()

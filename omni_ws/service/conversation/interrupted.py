@@ -1,4 +1,4 @@
-"""Answers that speech interrupted, turns whose answer was cut off, and what the next message begins with then."""
+"""Answers that speech interrupts: held ones, and those cut off, whose turns are still transcribed and remembered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_HOLD_SEC: Final = 10.0
 
 
 class HeldAnswer:
-    """The answer to ``request``, held until it is known whether the turn that interrupted it, of ``by``, has words.
+    """The answer to ``request``, held until it is known whether ``by``, the turn that interrupted it, has words.
 
     A mere acknowledgement ("yeah", "I see") does not count as words, unless the answer has just asked a question.
 
@@ -42,32 +42,32 @@ class HeldAnswer:
     def __init__(self, request: Request, by: Request, *, give_up: Callable[[], None]) -> None:
         self.request = request
         self.by = by
-        #: Settled transcripts of the turn that were not taken for words.
+        #: Settled transcripts of the turn that are mere acknowledgements so far.
         self._passed_over: list[TranscriptOutput] = []
-        #: Whether it is known how the turn ended for this answer.
+        #: Whether the answer is no longer held: it goes on, or was cancelled.
         self.decided = False
-        #: Whether the turn begins only when all is known that was said before.
+        #: Whether ``look_later`` was called.
         self.looked_at_later = False
         self._give_up = give_up
         self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, give_up)
 
     def look_later(self, look: Callable[[], None]) -> None:
-        """Look at the turn again when all is known that was said before."""
+        """Call ``look`` once the question of the held answer is known: the engine may begin with the turn then."""
         self.looked_at_later = True
         self.request.when_question_known(look)
 
     def decide(self) -> None:
-        """It is not held any more."""
+        """Note that the answer is no longer held: it goes on, or is cancelled."""
         self.decided = True
         self._limit.cancel()
 
     def take_passed_over(self) -> list[TranscriptOutput]:
-        """What was said before the turn turned out to have words."""
+        """Return, and forget, the mere acknowledgements with which the turn began."""
         passed_over, self._passed_over = self._passed_over, []
         return passed_over
 
     def judge(self, output: EngineOutput, *, transcribes_first: bool) -> bool | None:
-        """Whether the turn has words, by this output of its answer; None where that does not tell.
+        """Return whether the turn has words, judging by this output of its answer; None if that remains open.
 
         If it has, the held answer is given up. ``transcribes_first``: see EngineCapabilities.
         """
@@ -80,7 +80,7 @@ class HeldAnswer:
         return words
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
-        """Whether all that was said so far is a mere acknowledgement. What is settled of it is passed over."""
+        """Return whether the turn so far is a mere acknowledgement; if it is and is settled, keep the transcript."""
         said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])
         if not is_acknowledgement(said) or self.request.asks:
             return False
@@ -103,30 +103,32 @@ def _has_words(output: EngineOutput, *, only_after_transcripts: bool) -> bool | 
             return None
 
 
-# Turns whose answer was cut off, until all that was said in them is known.
+# Turns whose answer was cut off, until all of their words are known.
 
 #: How long the final of an interrupted request waits for its settled transcript, and the next answer with it.
 FINAL_WAITS_SEC: Final = 3.0
-#: Turns of one session that are written down at the same time. Whoever interrupts more often is not waited for.
+#: Cut turns of one session that are transcribed at the same time. If there are more, the words of the oldest are not
+#: waited for.
 MOST_WRITTEN_DOWN: Final = 16
 
 
 class Due(Enum):
-    """What is to be done about a cut turn now."""
+    """A step that is due for a cut turn."""
 
     #: Its recognition has taken too long: settle for what there is.
     GIVE_UP = "give up"
     #: Its words are known: they enter the history.
     WORDS = "words"
+    #: Its final is written.
     FINAL = "final"
-    #: The words became known after the final.
+    #: Its words became known after its final: they are sent in a late transcript.
     LATE_WORDS = "late words"
 
 
 @dataclass(slots=True, eq=False)
 class _CutTurn:
     request: Request
-    #: When the final is due at the latest, and when its words are not waited for any more.
+    #: The latest time for its final, and the time after which its words are not waited for.
     final_by: float
     known_by: float
     known: bool = False
@@ -135,29 +137,29 @@ class _CutTurn:
     late: bool = False
 
     def know(self) -> None:
-        """Nothing more is being written down."""
+        """Note that its transcription has ended, so that no more of its words will become known."""
         self.known, self.late = True, self.has_final
 
     def hurry(self, now: float) -> None:
-        """Its final is due at once."""
+        """Make its final due at once."""
         self.final_by = min(self.final_by, now)
 
     def give_up(self, now: float) -> None:
-        """Its words are not waited for."""
+        """Stop waiting for its words."""
         self.known_by = now
 
     def end(self) -> None:
-        """Its final is written."""
+        """Note that its final is written."""
         self.has_final = True
 
 
 class CutTurns:
-    """Decides when the finals and the late transcripts of cut turns are due. Has no clock: ``now`` is an argument.
+    """The cut turns of a session: decides when their finals and late transcripts are due.
 
-    Finals come in the order in which the requests opened. That of an interrupted request waits for its words, for
-    FINAL_WAITS_SEC at most; that of one that a client cancelled comes at once, and takes those before it along. Words
-    that become known later follow. They enter the history in the order of the requests, too. After ``patience`` seconds
-    they are given up.
+    Finals, and words in the history, come in the order in which the requests opened. The final of an interrupted
+    request waits for its words, for FINAL_WAITS_SEC at most; the final of a request that a client cancelled is due at
+    once, and so are all finals before it. Words that become known after the final are sent late; after ``patience``
+    seconds they are given up. There is no clock in here: ``now`` is an argument.
     """
 
     __slots__ = ("_turns", "patience")
@@ -174,7 +176,10 @@ class CutTurns:
         return any(turn.request is request for turn in self._turns)
 
     def add(self, request: Request, *, known: bool, at_once: bool, now: float) -> None:
-        """The answer to a request was cut off. ``known``: nothing of what was said is still being written down."""
+        """Add a request whose answer was cut off.
+
+        ``known``: none of its speech is still being transcribed. ``at_once``: its final is due now.
+        """
         turn = _CutTurn(request, now if at_once else now + FINAL_WAITS_SEC, now + self.patience, known)
         self._turns.append(turn)
         self._turns.sort(key=lambda one: one.request.number)
@@ -185,13 +190,13 @@ class CutTurns:
             one.give_up(now)
 
     def hurry(self, request: Request, *, now: float) -> None:
-        """Let the final of a request come at once, and those before it."""
+        """Make the final of a request due at once, and those of the requests before it."""
         for turn in self._turns:
             if turn.request.number <= request.number:
                 turn.hurry(now)
 
     def known(self, request: Request) -> bool:
-        """All is known that was said in a request. Returns False where nobody waits for that any more."""
+        """Record that the transcript of a request is complete. Return False if nobody waits for it any more."""
         for turn in self._turns:
             if turn.request is request and not turn.known:
                 turn.know()
@@ -199,37 +204,37 @@ class CutTurns:
         return False
 
     def give_all_up(self, *, now: float) -> None:
-        """The session ends: nothing is waited for."""
+        """Make everything due at once, as the session ends."""
         for turn in self._turns:
             turn.give_up(now)
             turn.hurry(now)
 
     def unwritten(self) -> list[Request]:
-        """The requests whose final is written, and whose words are not known yet."""
+        """Return the requests whose final is written, and whose words are not known yet."""
         return [turn.request for turn in self._turns if turn.has_final and not turn.known]
 
     def pending_before(self, request: Request) -> list[Request]:
-        """Earlier requests whose words the history does not have yet, in their order."""
+        """Return the cut turns before ``request`` whose words the history does not have yet, in order."""
         earlier = [turn.request for turn in self._turns if turn.request.number < request.number]
         return [one for one in earlier if not one.remembered]
 
     def before(self, request: Request) -> bool:
-        """Whether anything of earlier requests comes before what a request has to say.
+        """Return whether ``request`` must wait for earlier cut turns before anything of it is sent.
 
-        That is their finals, and, where the request sees what they say, their words.
+        It waits for their finals and, if it sees the history, for their words.
         """
         sees = request.sees_history
         earlier = [turn for turn in self._turns if turn.request.number < request.number]
         return any(not turn.has_final or (sees and not turn.known) for turn in earlier)
 
     def get_timer(self) -> float | None:
-        """When ``due`` has something to tell; None while it waits for words alone."""
+        """Return when time makes something ``due`` next; None if nothing depends on time."""
         first_final = next((turn.final_by for turn in self._turns if not turn.has_final), math.inf)
         when = min((turn.known_by for turn in self._turns if not turn.known), default=math.inf)
         return None if when == first_final == math.inf else min(when, first_final)
 
     def due(self, *, now: float) -> Iterator[tuple[Due, Request]]:
-        """Tell what is to be done now, each thing once."""
+        """Yield the steps that are due now with their requests, each once, in the order in which to do them."""
         for turn in tuple(self._turns):
             if not turn.known and now >= turn.known_by:
                 turn.know()
@@ -250,15 +255,15 @@ class CutTurns:
                 self._turns.remove(next_one)
 
     def _final_due(self, now: float) -> _CutTurn | None:
-        """The turn whose final is next, where it is due."""
+        """Return the turn whose final is next, if that final is due."""
         first = next((turn for turn in self._turns if not turn.has_final), None)
         return first if first is not None and (first.known or now >= first.final_by) else None
 
 
 class EarlierTurns(EarlierParts):
-    """What a message begins with that was said before, in turns to which nothing was heard as an answer.
+    """The words of earlier turns to which no answer was heard: the user's next message begins with them.
 
-    That is a message of the history, and what is said in requests that may still be written down.
+    ``said`` is such a message of the history; ``requests`` are later ones, which may still be being transcribed.
     """
 
     def __init__(self, said: Message | None, requests: Iterable[Request]) -> None:

@@ -1,4 +1,4 @@
-"""What a listener says who wants the speaker to go on: "yeah", "I see", "mm-hm"; and whether the speaker has asked."""
+"""Recognises mere acknowledgements of a listener ("yeah", "I see", "mm-hm"), and questions of the speaker."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Final
 
-#: Whoever says more has something to say.
+#: A text of more words is no mere acknowledgement.
 MOST_WORDS: Final = 6
-#: A sentence of which fewer words were heard is not what the listener answers: that takes a moment.
+#: If fewer words of a sentence were heard, the listener answers the sentence before it: to react takes a moment.
 _LEAST_HEARD_WORDS: Final = 3
 
 _BETWEEN_WORDS: Final = re.compile(r"[^\w']+|_")
@@ -18,12 +18,12 @@ _QUESTION_MARKS: Final = re.compile(r"[?？؟]")
 
 
 def is_acknowledgement(text: str) -> bool:
-    """Whether a text consists of phrases of acknowledgements.txt alone, such as "yeah, I see"."""
+    """Return whether a text consists of phrases of acknowledgements.txt alone, such as "yeah, I see"."""
     words = _words(text)
     if not words or len(words) > MOST_WORDS:
         return False
     known, longest = _known()
-    begins = {0}  # the places up to which phrases of the list can stand behind one another
+    begins = {0}  # the places up to which the words can be divided into phrases of the list
     for place in range(len(words)):
         if place in begins:
             ends = range(place + 1, min(place + longest, len(words)) + 1)
@@ -32,7 +32,7 @@ def is_acknowledgement(text: str) -> bool:
 
 
 def asks(text: str, heard: int) -> bool:
-    """Whether the last sentence that was heard of ``text``, up to the place ``heard``, is a question."""
+    """Return whether the last sentence of ``text`` that was heard is a question; ``heard`` characters were heard."""
     sentences = [found for found in _SENTENCE.finditer(text) if found[0].strip() and found.start() < heard]
     if len(sentences) > 1:
         last = sentences[-1]
@@ -47,7 +47,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _known() -> tuple[frozenset[tuple[str, ...]], int]:
-    """The phrases by their words, and the most words of one."""
+    """Return the phrases of acknowledgements.txt, each as a tuple of words, and the number of words of the longest."""
     lines = files(__package__).joinpath("acknowledgements.txt").read_text(encoding="utf-8").splitlines()
     phrases = frozenset(_words(line) for line in lines if line.strip() and not line.startswith("#"))
     return phrases, max(map(len, phrases))

@@ -1,4 +1,4 @@
-"""What a session sends, what each message costs, how it is saved, and the limits of a conversation."""
+"""The messages that a session sends, their cost in bytes, their saved form, and the limits of a conversation."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from omni_ws.wire.server_frames import (
     encode_frame,
 )
 
-#: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes
-#: leaves out the overhead of a chunk, and chunks may be tiny.
+#: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes does
+#: not count the overhead of a chunk, and chunks may be tiny.
 MAX_WAITING_CHUNKS: Final = 1 << 18
-#: Results of tools in one request, which are kept by their ids until it ends, also where they are empty.
+#: Tool results that one request may have. Their ids are kept until it ends, so that even empty results take memory.
 MAX_TOOL_RESULTS: Final = 1 << 10
-#: How long a turn whose answer was cut off may be written down.
+#: Seconds that speech recognition of a turn may take after the answer to the turn was cut off.
 ASR_TIMEOUT_SEC: Final = 30.0
 
 
@@ -46,7 +46,7 @@ class ConversationLimits:
     max_pending_requests: int = 4
     #: Tokens, by ``estimate_tokens`` and a rate of speech, of the history that the engine gets; 0 for none.
     max_history_tokens: int = 4096
-    #: Seconds that recognition of a turn may take whose answer was cut off.
+    #: See ASR_TIMEOUT_SEC.
     asr_timeout_sec: float = ASR_TIMEOUT_SEC
     #: Whether requests keep their input to their end, so that the session can be saved at any time.
     keeps_input: bool = False
@@ -91,7 +91,7 @@ ERROR_OVERHEAD_BYTES: Final = 512
 
 
 def message_cost(message: ServerMessage) -> int:
-    """The bytes that a message is charged with while it is held; an estimate, cheap to make."""
+    """Return the bytes that a message is charged with while it is held: an estimate that is cheap to make."""
     if type(message) is OutputChunk:
         size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
         if message.logprobs:
@@ -113,21 +113,21 @@ def message_cost(message: ServerMessage) -> int:
 
 
 class SavedError(Struct):
-    """An error by its code, with all that it says."""
+    """An error in a form that can be written to bytes: its code, and the attributes of the exception."""
 
     code: str
     fields: dict[str, Any]
 
     @classmethod
     def of(cls, error: OmniError) -> SavedError:
-        """All of ``error`` that its client may read: not its cause, and not what only the operator may read of it."""
+        """Return the saved form of ``error``, without its cause and without the details that only the operator sees."""
         fields = vars(error).copy()
         if isinstance(error, EngineFailed):
             fields |= {"private": "", "logged": None}
         return cls(error.code, fields)
 
     def restored(self) -> OmniError:
-        """Raises KeyError for a code that this server does not know."""
+        """Return the error. Raises KeyError for a code that this server does not know."""
         kind = _KINDS_OF_ERRORS[self.code]
         error = kind.__new__(kind, self.fields["message"])
         vars(error).update(self.fields)
@@ -147,9 +147,10 @@ class _SavedFinal(Struct, kw_only=True):
 
 
 class SavedMessage(Struct):
-    """A message of the server, by the name of its class.
+    """A message of the server in a form that can be written to bytes.
 
-    ``errors`` are those that it is or has, in their order; None stands for the next of ``warnings``.
+    ``kind`` is the name of its class, ``content`` has its fields in MessagePack. ``errors`` has the error that the
+    message is, or its warnings in order, with None in place of each one that is in ``warnings`` instead.
     """
 
     kind: str
@@ -159,7 +160,7 @@ class SavedMessage(Struct):
 
     @classmethod
     def of(cls, message: ServerMessage) -> SavedMessage:
-        """The message as it is now."""
+        """Return the saved form of ``message``."""
         kind = type(message).__name__
         match message:
             case OmniError():
@@ -174,7 +175,7 @@ class SavedMessage(Struct):
         return cls(kind, msgspec.msgpack.encode(message))
 
     def restored(self) -> ServerMessage:
-        """Raises LookupError, ValueError or msgspec.DecodeError for what ``of`` does not make on this server."""
+        """Return the message. Raises LookupError, ValueError or msgspec.DecodeError if it did not come from ``of``."""
         if self.kind == "OmniError":
             (error,) = self._errors()
             return error

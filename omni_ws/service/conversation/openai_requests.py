@@ -28,11 +28,11 @@ from omni_ws.wire.openai_responses import ResponseOptions
 def configure(
     conversation: Conversation, patch: ConfigurationPatch, *, samples: bool = False, whole_input: bool = False
 ) -> AudioFormat:
-    """Applies the body's fields, and returns the audio format of the response.
+    """Apply the body's fields to the conversation, and return the audio format of the response.
 
-    ``samples``: the response encodes its audio as files, so the conversation produces pcm16. ``whole_input``: the
-    input arrives all at once. Raises an InvalidRequest that names the field of the body, as every later error of the
-    conversation does.
+    ``samples``: the response encodes the audio itself, as a file, so that the conversation produces pcm16.
+    ``whole_input``: the input arrives all at once. Raises an InvalidRequest that names the field of the body, as every
+    later error of the conversation does.
     """
     with _client_names(conversation):
         config = conversation.configure(patch.fields, field_names=patch.name_in_body)
@@ -48,7 +48,7 @@ def configure(
 
 @contextmanager
 def ended_on_error(conversation: Conversation) -> Iterator[None]:
-    """Ends a conversation, and reports that to its observers, where the block raises: it will never run."""
+    """End a conversation, and report that to its observers, if the block raises: the conversation will never run."""
     try:
         yield
     except BaseException:
@@ -60,9 +60,9 @@ def ended_on_error(conversation: Conversation) -> Iterator[None]:
 def prepare_answer(
     conversation: Conversation, request: ChatRequest, history: Iterable[Message], *, read_whole: bool = False
 ) -> None:
-    """Adds the earlier messages to the history, and sets the options of the answer.
+    """Add the earlier messages to the history, and set the options of the answer.
 
-    ``read_whole``: nothing of it is sent before its end.
+    ``read_whole``: nothing of the answer is sent before its end.
     Raises an InvalidRequest for what the engine does not support.
     """
     capabilities = conversation.engine.capabilities
@@ -77,7 +77,7 @@ def prepare_answer(
 
 
 def earlier_texts(history: Iterable[HistoryMessage]) -> list[Message]:
-    """A history of text alone. Raises UnsupportedParameter, naming the message that has something else."""
+    """Return the messages of a history of text alone. Raises UnsupportedParameter if one has anything else."""
     messages: list[Message] = []
     for one in history:
         if one.parts or one.audio_id is not None:
@@ -87,7 +87,10 @@ def earlier_texts(history: Iterable[HistoryMessage]) -> list[Message]:
 
 
 def earlier_message(one: HistoryMessage, parts: Sequence[InputChunk]) -> Message:
-    """A message of the history with ``parts`` in their order, of which audio is ``speech``."""
+    """Return a message of the history with the content ``parts``, in their order.
+
+    A Message has at most one text, one piece of speech and one picture: further parts become its ``more`` messages.
+    """
     bare = Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id)
     found: list[Message] = []
     for part in parts:
@@ -117,7 +120,7 @@ def _estimated_ms(part: InputChunk) -> float:
 def checked_options(
     conversation: Conversation, answer: AnswerFields, asked: AnswerOptions | None = None
 ) -> AnswerOptions:
-    """The fields of ``answer`` over ``asked``. Raises UnsupportedParameter."""
+    """Return ``asked`` with the fields of ``answer`` set. Raises UnsupportedParameter if the engine lacks an option."""
     options = replace(
         asked or AnswerOptions(),
         logprobs=answer.logprobs,
@@ -139,7 +142,7 @@ def checked_options(
 
 
 def chat_options(request: ChatRequest, *, model: str) -> ResponseOptions:
-    """How the response is rendered: its id, its model, and the parts that the client asked for."""
+    """Return how to render the response: its id, its model, and the parts that the client asked for."""
     return ResponseOptions(
         completion_id="chatcmpl-" + (request.request_id or new_id("")),
         created=int(time.time()),
@@ -156,7 +159,7 @@ def chat_options(request: ChatRequest, *, model: str) -> ResponseOptions:
 
 @contextmanager
 def _client_names(conversation: Conversation) -> Iterator[None]:
-    """An error that the block raises names its field as the body did."""
+    """Rename the field in an error that the block raises to the name that the body has for it."""
     try:
         yield
     except OmniError as error:
@@ -166,7 +169,7 @@ def _client_names(conversation: Conversation) -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _check_encodable(target: AudioFormat) -> None:
-    """Raises UnsupportedFormat before the request runs; the encoder itself would raise it at the first audio."""
+    """Raise UnsupportedFormat before the request runs; the encoder itself would raise it at the first audio."""
     if target.is_raw or target.encoding is AudioEncoding.WAV:
         return
     try:

@@ -1,7 +1,7 @@
-"""The output of a session: what its client has yet to take, and what was taken and may be wanted again.
+"""The output of a session: messages that wait for its client, and messages that were sent and may be needed again.
 
-A session speaks through one Attachment at a time: the connection of its client, or a request over HTTP. In between
-nobody is notified of anything.
+A session sends through one Attachment at a time: the connection of its client, or a request over HTTP. While it has
+none, nobody is notified of anything.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ from omni_ws.service.conversation.messages import (
 
 
 class Attachment:
-    """Feeds a session with input and time, and takes its output. All that a session knows of what carries it.
+    """The carrier of a session, such as a connection or an HTTP request: the methods that the session calls on it.
 
-    No method may raise. As it stands here, it does nothing: a session has this one while it has no other.
+    No method may raise. Those of this base class do nothing: a session has NOBODY while nothing carries it.
     """
 
     def write_now(self, output: OutputChunk) -> bool:
-        """Write an output before which none waits. Returns False, and the log queues it, where that must wait.
+        """Write an output to the socket at once. Returns False, having done nothing, if the output has to wait.
 
-        It is called inside the call of the engine, and spares the queue: nothing is done twice for a piece that can go
-        straight to the socket.
+        Called within the engine's own call, and only while no other output waits. After False the log queues the
+        output.
         """
         return False
 
     def output_ready(self) -> None:
-        """No output waited, and now one does, which may be taken at once."""
+        """Called when a message enters the empty queue. It may be taken at once."""
 
     def output_has_room(self) -> None:
-        """The log was full and has room again."""
+        """Called when the log was full and has room again."""
 
     def input_may_continue(self) -> None:
-        """Input that was held back (see ``Conversation.input_full``) may be received again."""
+        """Called when input that was held back (see ``Conversation.input_full``) may be received again."""
 
     def time_is_up(self, error: OmniError) -> None:
-        """The client was silent for too long, has left a gap open, or has not read: that is ``error``."""
+        """Called with the error of a client that was silent, left a gap open, or did not read for too long."""
 
     def saved(self) -> bytes:
-        """What it alone knows of the session, with which another attachment of its kind goes on. It may be asked often.
+        """Return the attachment's own state, with which another one of its kind can go on. May be called often.
 
-        Empty where that is nothing, or where the session cannot be moved.
+        Empty if there is none, or if the session cannot be moved to another server.
         """
         return b""
 
     def replaced(self) -> None:
-        """Another connection has taken over the session."""
+        """Called when another connection has taken over the session."""
 
     def session_over(self, error: OmniError | None) -> None:
-        """The last messages are in the log: send them, close, and ``detach``.
+        """Called when the session has ended, and its last messages are in the log: send them, close, and ``detach``.
 
-        ``error`` is the reason to close with; None where no client is there to read it.
+        ``error`` is the reason to close with; None if there is no client to read it.
         """
 
 
@@ -75,7 +75,7 @@ NOBODY: Final = Attachment()
 
 
 class StoredBytes:
-    """The bytes that all stored answers together may hold: at most ``capacity``, and charged to ``server`` as well.
+    """A budget of bytes for all stored answers together: at most ``capacity``, and charged to ``server`` as well.
 
     When the capacity does not suffice, ``evict`` is called with the number of bytes wanted. It may discard answers.
     """
@@ -87,7 +87,7 @@ class StoredBytes:
         self._evict = evict
 
     def take(self, size: int) -> None:
-        """Charge ``size`` bytes. Raises EngineOverloaded, charging nothing, where they exceed a budget."""
+        """Charge ``size`` bytes. Raises EngineOverloaded, charging nothing, if they exceed a budget."""
         if self.used + size > self.capacity:
             self._evict(size)
         if self.used + size > self.capacity:
@@ -101,15 +101,15 @@ class StoredBytes:
         self.used += size
 
     def give(self, size: int) -> None:
-        """Return ``size`` charged bytes."""
+        """Refund ``size`` charged bytes."""
         self._server.give(size)
         self.used -= size
 
 
 #: Bytes that each session may queue, and keep, even while the server as a whole holds too much.
 FAIR_SHARE_BYTES: Final = 64 * 1024
-#: Outputs that follow another this soon are written together. A server that is paced by a model or a microphone writes
-#: each at once; one that has much to say at once makes fewer system calls.
+#: Outputs that follow another this soon are written together, with fewer system calls. At the pace of a model or a
+#: microphone, each output is written at once.
 COALESCE_SEC: Final = 0.001
 
 
@@ -118,7 +118,7 @@ def _unnoticed(seconds: float = 0) -> None:
 
 
 class KeptMessage(NamedTuple):
-    """A message that was taken, and the bytes that it is charged with."""
+    """A message that was taken from the log and is kept, and the bytes that it is charged with."""
 
     message: ServerMessage
     cost: int
@@ -130,7 +130,7 @@ class KeptMessage(NamedTuple):
 class SavedOutput(msgspec.Struct, kw_only=True):
     """An OutputLog in a form that can be written to bytes.
 
-    What is kept has its numbers, see KeptMessage; ``first`` is the position of what is stored.
+    ``kept`` has messages with their numbers (see KeptMessage); ``first`` is the position of the first stored message.
     """
 
     kept: list[tuple[SavedMessage, int]]
@@ -141,10 +141,11 @@ class SavedOutput(msgspec.Struct, kw_only=True):
 
 
 class OutputLog:
-    """Messages in order, bounded in bytes, from several writers to a reader on the same event loop, and to later ones.
+    """The log of a session's messages, bounded in bytes: several writers, and one reader at a time on the same loop.
 
-    *Waiting.* Output waits for ``room``, then uses ``put_nowait``. Where no other waits, it goes to the reader at once,
-    unless it follows another within COALESCE_SEC: then it is queued, with those that come behind it. Control messages
+    *Waiting.* A writer of output waits for ``room``, then uses ``put_nowait``. If no message waits, the output goes to
+    the reader at once, unless it follows another within COALESCE_SEC: then it is queued, and so are those after it.
+    Control messages
     use ``put_nowait`` alone, which never fails: they may make the log full, and the transport then stops reading the
     client that provokes them. The log is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while all sessions of
     the server together hold more than half of ``budget``; the other half is for input. A client that leaves it full for
@@ -154,8 +155,8 @@ class OutputLog:
     acknowledges them; the oldest make room, and all but FAIR_SHARE_BYTES do while the server holds more than half of
     its budget. ``rewind`` has them wait again, for a client that did not receive them.
 
-    *Stored.* With ``stored``, which is charged for them, they are kept for any number of readers, each at a position of
-    its own. None makes room: ``take`` refuses what is too much.
+    *Stored.* With ``stored``, which is charged for them, messages that were taken are kept for any number of readers,
+    each at a position of its own. Old ones make no room for new ones: ``take`` raises if there is too much.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class OutputLog:
         #: Bytes of the messages that wait, and of those that are kept.
         self.queued = 0
         self.held = 0
-        #: Changed by ``attach``.
+        #: Where messages go; changed by ``attach``.
         self.reader: Attachment = NOBODY
         self._when_full: Callable[[], None] = _unnoticed
         self._when_room: Callable[[float], None] = _unnoticed
@@ -196,19 +197,19 @@ class OutputLog:
         #: The position of the first message that is stored.
         self._first = 0
         self._ended = False
-        #: Wakes those who wait now for what is stored next.
+        #: Set when the next message is stored; None while nobody waits for that.
         self._changed: asyncio.Event | None = None
 
     def attach(self, reader: Attachment) -> None:
-        """Notify ``reader`` from now on, in place of the one before."""
+        """Write to ``reader`` and notify it from now on, in place of the one before."""
         self.reader = reader
 
     def watch_room(self, full: Callable[[], None], room: Callable[[float], None]) -> None:
-        """Call ``full`` each time the log becomes full, and ``room`` as it has room again, with the seconds between."""
+        """Call ``full`` each time the log becomes full, and ``room`` with the seconds until it had room again."""
         self._when_full, self._when_room = full, room
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """Return how many messages wait."""
         return len(self._messages)
 
     @property
@@ -217,7 +218,7 @@ class OutputLog:
         return self.full_since is not None
 
     def put_nowait(self, message: ServerMessage) -> None:
-        """Queue a message, whether the log is full or not. The reader may take it before this returns."""
+        """Queue a message, even if the log is full. The reader may take it before this returns."""
         messages = self._messages
         if type(message) is OutputChunk and not messages:
             now = self._now()
@@ -242,14 +243,14 @@ class OutputLog:
             self.reader.output_ready()
 
     def _keep_written(self, output: OutputChunk) -> None:
-        """Keep an output that never waited."""
+        """Keep an output that was written at once, and charge it."""
         cost = message_cost(output)
         if self.budget is not None:
             self.budget.charge(cost)
         self._keep(output, cost)
 
     def _keep(self, message: ServerMessage, cost: int) -> None:
-        """Keep a message that was taken and is charged already, and drop the oldest beyond the capacity."""
+        """Keep a message that a reader has taken and that is charged already; drop the oldest beyond the capacity."""
         self._kept.append(KeptMessage(message, cost, self._next_output))
         if type(message) in OUTPUTS:
             self._next_output += 1
@@ -258,7 +259,7 @@ class OutputLog:
             self._forget_oldest()
 
     async def room(self) -> None:
-        """Wait until the log is not full, or ``wake_writers``."""
+        """Wait until the log is not full, or ``wake_writers`` is called."""
         looks = False
         while self.full and not looks:
             room = asyncio.get_running_loop().create_future()
@@ -270,7 +271,7 @@ class OutputLog:
                     self._waiting.remove(room)
 
     def wake_writers(self) -> None:
-        """Have all who wait for room look whether they still want it."""
+        """End the wait of all who wait for room, so that they check whether they still need it."""
         self._wake_all(looks=True)
 
     def _wake_all(self, *, looks: bool) -> None:
@@ -280,10 +281,10 @@ class OutputLog:
                 room.set_result(looks)
 
     def take(self) -> ServerMessage | None:
-        """Remove and return the next message that waits; None if there is none. It is kept where messages are.
+        """Remove and return the next message that waits; None if there is none. If the log keeps messages, it is kept.
 
-        Raises, where messages are stored, PayloadTooLarge beyond the capacity and EngineOverloaded beyond a budget.
-        Only output can be refused: other messages are small and end or begin an answer.
+        If messages are stored, raises PayloadTooLarge beyond the capacity and EngineOverloaded beyond a budget, but
+        only for output: other messages are small and end or begin an answer.
         """
         if not self._messages:
             return None
@@ -309,9 +310,9 @@ class OutputLog:
             self._make_room()
 
     def withdraw(self, request_id: str) -> list[OutputChunk]:
-        """Remove the queued outputs of a request and return them, the oldest first; later outputs are renumbered.
+        """Remove the queued outputs of a request and return them, oldest first; outputs after them are renumbered.
 
-        Transcripts stay: what the user said is true however the answer ends.
+        Transcripts stay: they are right however the answer ends.
         """
         withdrawn: list[OutputChunk] = []
         waiting, self._messages = self._messages, deque()
@@ -346,17 +347,17 @@ class OutputLog:
         return self.held if self._stored is None else 0
 
     def acknowledge(self, last_output: int) -> None:
-        """Drop everything up to this output, which the client has received; at most up to the last that was taken."""
+        """Drop the kept messages up to the output ``last_output``, which the client has received."""
         last_output = min(last_output, self._next_output - 1)
         while self._kept and self._kept[0].number <= last_output:
             self._forget_oldest()
 
     def can_rewind(self, last_output: int) -> bool:
-        """Whether this output was taken, and everything behind it is still here."""
+        """Return whether the output ``last_output`` was taken, and the log still has every message after it."""
         return bool(self._kept_capacity) and self._forgotten <= last_output < self._next_output
 
     def rewind(self, last_output: int) -> int:
-        """Queue again everything after this output, except messages of the moment. Requires ``can_rewind``.
+        """Queue again every message after the output ``last_output``, except OF_THE_MOMENT. Requires ``can_rewind``.
 
         Returns the number of outputs that wait now. The write time-out begins anew.
         """
@@ -371,14 +372,14 @@ class OutputLog:
         return sum(type(message) in OUTPUTS for message, _ in self._messages)
 
     def drop_of_the_moment(self) -> None:
-        """Drop the messages that concern a connection that is gone."""
+        """Drop the queued messages OF_THE_MOMENT, whose connection is gone."""
         kept = [(message, cost) for message, cost in self._messages if type(message) not in OF_THE_MOMENT]
         dropped = self.queued - sum(cost for _, cost in kept)
         self._messages = deque(kept)
         self._give_back(dropped)
 
     def close(self) -> None:
-        """Drop everything but what is stored, for good. What a late writer queues is not charged to the budget."""
+        """Close the log, and drop all messages unless they are stored. Messages that come later are not charged."""
         if self._stored is not None:
             self.finish()
             return
@@ -415,11 +416,11 @@ class OutputLog:
         self._append(message, cost)
 
     def store_end(self, message: FinalChunk | OmniError) -> None:
-        """Store how an answer ended that was discarded. Not charged, like the record of the session itself."""
+        """Store the end of an answer whose messages were discarded. It is not charged."""
         self._append(message, 0)
 
     def discard(self) -> None:
-        """Discard what is stored, and store nothing of what is taken from now on. Positions continue. Idempotent."""
+        """Discard the stored messages, and store none from now on. Positions continue. Idempotent."""
         self._first = self.end
         self._kept.clear()
         if self._stored is not None:
@@ -427,13 +428,13 @@ class OutputLog:
         self.held = self._kept_capacity = 0
 
     def finish(self) -> None:
-        """Nothing more will be stored, and nobody is notified of anything. Idempotent."""
+        """Mark the end of the stored messages: those who wait in ``get`` wake, and nobody is notified. Idempotent."""
         self._ended = True
         self.reader, self._when_full, self._when_room = NOBODY, _unnoticed, _unnoticed
         self._wake_readers()
 
     async def get(self, position: int) -> tuple[int, ServerMessage] | None:
-        """Wait for the first message at or after ``position``; return the position behind it, and the message.
+        """Wait for the first stored message at or after ``position``; return the position after it, and the message.
 
         Messages may be discarded before they are read. Returns None if nothing more comes.
         """
@@ -443,7 +444,7 @@ class OutputLog:
         return found
 
     def find(self, position: int) -> tuple[int, ServerMessage] | None:
-        """Return what ``get`` would return without waiting; None where it would wait."""
+        """Return what ``get`` would return without waiting; None if it would wait."""
         index = max(0, position - self._first)
         return (self._first + index + 1, self._kept[index].message) if index < len(self._kept) else None
 
@@ -459,7 +460,7 @@ class OutputLog:
     # saved
 
     def saved(self) -> SavedOutput:
-        """What is kept and what waits, less what concerns one connection only."""
+        """Return the messages that are kept and that wait, except OF_THE_MOMENT, and the counters."""
         return SavedOutput(
             kept=[(SavedMessage.of(one.message), one.number) for one in self._kept],
             waiting=[SavedMessage.of(one) for one, _ in self._messages if type(one) not in OF_THE_MOMENT],
@@ -469,7 +470,7 @@ class OutputLog:
         )
 
     def restore(self, saved: SavedOutput) -> None:
-        """Go on behind what another log has sent. Raises as ``SavedMessage.restored``, and as ``StoredBytes.take``."""
+        """Continue another log. Raises what ``SavedMessage.restored`` and ``StoredBytes.take`` raise."""
         kept = [(told.restored(), number) for told, number in saved.kept]
         costs = [message_cost(message) for message, _ in kept]
         waiting = [(one, message_cost(one)) for one in (told.restored() for told in saved.waiting)]
@@ -488,7 +489,7 @@ class OutputLog:
     # limits
 
     def get_timer(self) -> float | None:
-        """When ``handle_timer`` is due; None while the log has room."""
+        """Return when ``handle_timer`` is due; None while the log has room."""
         return None if self.full_since is None else self.full_since + self._write_timeout
 
     def handle_timer(self, now: float) -> None:
@@ -506,14 +507,14 @@ class OutputLog:
 
     @property
     def _over_limit(self) -> bool:
-        """Whether the limit, which depends on the load of the server, is reached."""
+        """Whether the queued bytes have reached the limit, which depends on the load of the server."""
         if self.queued >= self.capacity:
             return True
         return self.queued > FAIR_SHARE_BYTES and self._is_scarce
 
     @property
     def _is_scarce(self) -> bool:
-        """Whether all sessions together hold more than half of what they may."""
+        """Whether all sessions together hold more than half of the server's budget."""
         return self.budget is not None and self.budget.over_half()
 
 

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestState(Enum):
-    """Where a request stands; see ``Request`` for the transitions."""
+    """The state of a request; see ``Request`` for the transitions."""
 
     #: Collects input; its start policy has not fired.
     OPEN = "open"
@@ -74,12 +74,12 @@ class RequestState(Enum):
     FINISHED = "finished"
 
     def check(self, after: RequestState) -> None:
-        """Raise RuntimeError where ``after`` may not follow this state."""
+        """Raise RuntimeError if ``after`` may not follow this state."""
         if after not in _TRANSITIONS[self]:
             raise RuntimeError(f"illegal transition from {self.name} to {after.name}")
 
 
-#: Those in which its answer is being made and sent.
+#: States in which the answer is being made and sent.
 ANSWERING_STATES: Final = frozenset({RequestState.ANSWERING, RequestState.ANSWERED})
 _TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
     RequestState.OPEN: frozenset(
@@ -107,7 +107,7 @@ _TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
 #: Input that may wait between the socket and the engine, in bytes; beyond it the socket is not read.
 INPUT_QUEUE_BYTES: Final = 1 << 20
 
-#: The overhead of chunks is charged for so many bytes more than wait.
+#: The overhead of waiting chunks is charged this many bytes in advance, so that not every chunk charges the budget.
 _CHARGED_AT_ONCE: Final = 1024 * CHUNK_OVERHEAD_BYTES
 
 #: Maps the name of a field of ``session_config`` to the name that the client used for it.
@@ -115,12 +115,12 @@ FieldNames: TypeAlias = Callable[[str | None], str | None]
 
 
 def as_they_are(param: str | None) -> str | None:
-    """The names of a client that writes ``session_config`` itself."""
+    """Return ``param``: the FieldNames of a client that writes ``session_config`` itself."""
     return param
 
 
 class SavedRequest(msgspec.Struct, kw_only=True):
-    """A request without a final, in a form that can be written to bytes. The ledger has what was said in it."""
+    """A request without a final, in a form that can be written to bytes. Its words are in the saved ledger."""
 
     request_id: str
     number: int
@@ -131,11 +131,12 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     greeting: str
     context: tuple[Message, ...] | None
     seen: tuple[Message, ...] | None
-    #: The format of its audio, whether it starts at its end where it is nothing but results, and its input.
+    #: The format of its audio; whether a request of nothing but tool results starts at its end only; its input.
     audio: AudioFormat
     results_wait: bool
     input: SavedRequestInput
-    #: What started it; None before. What the engine was given since then, and whether that is all.
+    #: What started it, and the number of that chunk; None before. The input that the engine was given since then, and
+    #: whether that is all.
     trigger: StartTrigger | None
     started_by: int | None
     given: list[InputChunk]
@@ -146,7 +147,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     words: WordsKnown
     unsent: list[TranscriptOutput]
     interim: TranscriptOutput | None
-    #: Whether its answer was cut off; why it failed, and what it went on without.
+    #: Whether its answer was cut off; why it failed; its warnings.
     cancelled: bool
     error: SavedError | None
     warnings: list[SavedError]
@@ -154,7 +155,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request, from the chunk that opened it to its final: its state, its input, and what it leaves behind.
+    """One request, from the chunk that opened it to its final: its state, its input, and what it leaves to the history.
 
     ``config`` is the configuration in effect when it opened. The state changes through the methods below only; an
     illegal transition raises RuntimeError:
@@ -184,44 +185,44 @@ class Request:
     owner: str | None = None
     #: Whether its client is on this machine.
     near: bool = False
-    #: The session's id; None where it has this request alone.
+    #: The session's id; None if the session has this request alone.
     conversation: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: Its place in the order in which requests opened.
     number: int = 0
-    #: Made where its answer is cut off, and the engine goes on with what was said.
+    #: Tells the engine that the answer is cut off, and only the transcription goes on.
     cut: Cut = field(default_factory=Cut)
-    #: The audio of the input, for the history where its words are not known; None where no later request needs it.
+    #: The audio of the input, for the history in case its words are not known; None if no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
-    #: The speech turn that opened it, or joined it first.
+    #: The id of the speech turn that opened it, or joined it first.
     turn_id: str | None = None
-    #: Whether an answer may come, or has come: it was neither cancelled nor has it failed.
+    #: Whether it was neither cancelled nor has failed, so that an answer may come, or has come.
     answerable: bool = True
-    #: The text of the answer where it is the greeting; empty for every request of the client.
+    #: The text of the greeting, if this request is the greeting; empty for every request of the client.
     greeting: str = ""
     #: What the engine sees in place of the history; None for the history.
     context: tuple[Message, ...] | None = None
-    #: What it saw of the history as its answer began; None before, and where the session is not to be saved.
+    #: The history that it saw as its answer began; None before, and if the session is not to be saved.
     seen: tuple[Message, ...] | None = None
     #: Whether its input has been nothing but audio.
     only_speech: bool = True
     #: Whether there is audio in its input, and what is known of the words in it.
     spoke: bool = False
     words: WordsKnown = WordsKnown.NOT_YET
-    #: Whether what earlier requests have to say comes first: nothing of this one is written meanwhile.
+    #: Whether the answer waits for earlier requests to send theirs: nothing of it is written meanwhile.
     held_back: bool = False
-    #: Whether its answer is still to be announced: the engine has it, and it is held back; and whether it was.
+    #: Whether the answer is still to be announced to the client, as the engine has the request; and whether it was.
     unannounced: bool = False
     announced: bool = False
-    #: What the engine was given since the start, to be given again; None where the session is not to be saved.
+    #: The input that the engine was given, to be given again after a restore; None if the session is not to be saved.
     given: list[InputChunk] | None = None
-    #: Whether its answer was begun in another server: what was made there is made again, and dropped.
+    #: Whether another server has begun the answer: the engine makes that part again, and it is dropped.
     restored: bool = False
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
-    #: Whether it is, and not held back, nor begun before in another server. Read for each output.
+    #: Whether ``answering``, and not ``held_back``. Read for each output.
     may_write: bool = False
     #: What fired the start policy; None before.
     started: GenerationStarted | None = None
@@ -236,7 +237,7 @@ class Request:
     _released: asyncio.Event = field(default_factory=asyncio.Event)
     #: Called when its words are known.
     _on_words: list[Callable[[], None]] = field(default_factory=list)
-    #: What was said and heard in it.
+    #: Its entry in the ledger: what the user said, and what was sent and heard of the answer.
     entry: LedgerEntry = field(init=False)
     #: Settled transcripts that were not sent yet.
     unsent: list[TranscriptOutput] = field(default_factory=list)
@@ -244,9 +245,9 @@ class Request:
     interim: TranscriptOutput | None = None
     #: Whether the history has what it leaves.
     remembered: bool = False
-    #: Of what it holds besides the bytes that the stream counts; None while that is little.
+    #: The charge for what it holds besides the bytes that the stream counts; None while that is little.
     share: Share | None = None
-    #: What orders the input after the start; None where that is the order of arrival.
+    #: Orders the input after the start by timestamps; None if it stays in the order of arrival.
     _order: TimestampOrder | None = None
     _order_timer: asyncio.TimerHandle | None = None
 
@@ -259,12 +260,12 @@ class Request:
 
     @property
     def ref(self) -> str | None:
-        """The client's name for it, as far as that has come."""
+        """The client's name for the request; None as long as no chunk has brought one."""
         return self.session.ref
 
     @property
     def speaks(self) -> bool:
-        """Whether its input is open, and speech has opened or joined it."""
+        """Whether the user may still be speaking in it: speech has opened or joined it, and its input is open."""
         return self.turn_id is not None and self.session.input_open
 
     # state
@@ -275,7 +276,7 @@ class Request:
         return self.started is not None and self.session.settings.mode is InputMode.SNAPSHOT
 
     def start(self, event: GenerationStarted) -> None:
-        """The start policy has fired: hand the input over to the engine's queue, and wait for the engine."""
+        """Hand the input over to the engine's queue, as the start policy has fired. The request then waits."""
         self._set_state(RequestState.WAITING)
         self.started = event
         if self.given is not None:
@@ -289,22 +290,22 @@ class Request:
             self._order = TimestampOrder(settings.alignment_window_ms, event.chunks)
 
     def begin_answer(self, *, held_back: bool = False) -> None:
-        """The engine gets the request."""
+        """Note that the engine gets the request. ``held_back``: see ``hold_back``."""
         self.held_back = held_back
         self._set_state(RequestState.ANSWERING)
 
     def hold_back(self) -> None:
-        """Something comes before what it has to say."""
+        """Write nothing of the answer until ``let_speak``: something of earlier requests comes first."""
         self.held_back = True
         self._note_silence()
 
     def let_speak(self) -> None:
-        """Nothing comes before it any more."""
+        """Let the answer be written: nothing of earlier requests comes before it any more."""
         self.held_back = False
         self._note_silence()
 
     def hold(self, withdrawn: Sequence[OutputChunk]) -> None:
-        """Speech interrupts the answer, which may go on: nothing of it is sent meanwhile, and it does not end.
+        """Hold the answer, which speech interrupts: until ``go_on`` nothing of it is sent, and it does not end.
 
         ``withdrawn`` are outputs, the latest of the answer, that were taken back from the outbox.
         """
@@ -312,7 +313,7 @@ class Request:
         self.ledger.hold(self.entry, withdrawn, cost=sum(map(message_cost, withdrawn)), now=self.timeline.now())
 
     def go_on(self) -> list[OutputChunk]:
-        """The speech had no words. Returns what has to be sent first, numbered as it was."""
+        """Let a held answer go on, as the speech had no words. Returns the outputs to send first, with old numbers."""
         self._set_state(RequestState.ANSWERING)
         return self.ledger.go_on(self.entry, self.timeline.now())
 
@@ -327,16 +328,19 @@ class Request:
             await self._released.wait()
 
     def await_rest_of_input(self) -> None:
-        """The engine has answered frozen input, and the rest of the input goes on."""
+        """Note that the engine has answered frozen input, while the rest of the input still arrives."""
         self._set_state(RequestState.ANSWERED)
 
     def fail(self, error: OmniError) -> None:
-        """Record why there is no whole answer. ``finish`` must follow, at once or in the order of the queue."""
+        """Record the error that prevents a whole answer. ``finish`` must follow, at once or in the queue's order."""
         self._set_state(RequestState.FAILED)
         self.error, self.answerable = error, False
 
     def cancel(self, *, by: Request | None = None) -> None:
-        """Drop input and error; ``by`` is the request that interrupts this one. ``finish`` must follow, as above."""
+        """Cancel the request, and drop its input and error. ``by`` is the request that interrupts it; None without one.
+
+        ``finish`` must follow, at once or in the order of the queue.
+        """
         if self.state is RequestState.CANCELLED:
             return
         self.timeline.mark_cancelled(None if by is None else by.timeline)
@@ -346,13 +350,13 @@ class Request:
         self.session.cancel()
 
     def hear_on(self) -> None:
-        """The answer is cut off; what was said is written down to its end. ``know_words`` must follow."""
+        """Cut the answer off, and let the engine transcribe the rest of the speech. ``know_words`` must follow."""
         self.cut.make()
         self.end_input()
         self._note_silence()
 
     def finish(self) -> None:
-        """Its final is in the outbox. ``release`` must follow, at once or when its words are known."""
+        """Note that its final is in the outbox. ``release`` must follow, at once or when its words are known."""
         self._set_state(RequestState.FINISHED)
 
     def release(self) -> None:
@@ -362,7 +366,7 @@ class Request:
             self.share.resize(0)
         self._order = None
         self._align()
-        self.meter = UsageMeter()  # through which an engine might hold on to its work
+        self.meter = UsageMeter()  # as the old one may refer to the engine's work
         if self.speech is not None:
             self.speech.release()
 
@@ -382,7 +386,7 @@ class Request:
     # saved
 
     def saved(self) -> SavedRequest:
-        """All that it takes to answer it elsewhere. An answer that is held counts as interrupted."""
+        """Return what another server needs to answer the request. An answer that is held counts as interrupted."""
         started = self.started
         return SavedRequest(
             request_id=self.request_id,
@@ -413,7 +417,7 @@ class Request:
         )
 
     def restore(self, saved: SavedRequest) -> int:
-        """Go on where it was saved, but for the answer, which begins anew. Returns the bytes that wait for the engine.
+        """Take over the state of a saved request; its answer begins anew. Returns the bytes that wait for the engine.
 
         Raises LookupError for an error that this server does not know.
         """
@@ -442,22 +446,26 @@ class Request:
             self.know_words(WordsKnown.NEVER)
         return sum(len(chunk.payload) for chunk in (*saved.given, *saved.input.buffered))
 
-    # told about it
+    # notes of what happens to it
 
     def numbered(self, number: int) -> None:
-        """Its place in the order in which requests opened."""
+        """Note the request's place in the order in which requests opened."""
         self.number = number
 
     def is_whole(self, *, input_kept: bool, answer_kept: bool, context: tuple[Message, ...] | None) -> None:
-        """Its input is whole; what of it and its answer the history keeps, and what the engine sees in its place."""
+        """Note that the input is complete as it opens.
+
+        ``input_kept`` and ``answer_kept``: the history keeps the input, and the answer. ``context`` is what the engine
+        sees in place of the history.
+        """
         kept = {"user": input_kept, "assistant": answer_kept}
         self.entry.leave_out([role for role in kept if not kept[role]])
         self.context = context
 
     def see(self, history: tuple[Message, ...]) -> tuple[Message, ...]:
-        """What its answer sees of ``history``, as it is now: what it saw before, where it was begun in another server.
+        """Return the history for its answer: ``history``, or the earlier one that an answer begun elsewhere has seen.
 
-        The history may change while an answer is made.
+        It is kept to be saved, as the history may change while an answer is made.
         """
         if self.given is None:
             return history
@@ -465,7 +473,7 @@ class Request:
         return self.seen
 
     def greet(self, field_names: FieldNames) -> GenerationStarted:
-        """It has just opened, and is the greeting of its configuration, ready to be answered."""
+        """Make a request that has just opened the greeting of its configuration, start it, and return that event."""
         self.greeting, self.field_names = self.config.greeting, field_names
         started = GenerationStarted(StartTrigger.GREETING, None, ())
         self.start(started)
@@ -473,23 +481,23 @@ class Request:
         return started
 
     def to_announce(self) -> None:
-        """The engine has it, and its answer is to be announced, unless it was."""
+        """Note that the answer is to be announced, unless it was: the engine has the request."""
         self.unannounced = not self.announced
 
     def note_announced(self) -> None:
-        """The client knows of its answer."""
+        """Note that the answer was announced to the client."""
         self.unannounced, self.announced = False, True
 
     def joined_by(self, turn_id: str) -> None:
-        """Speech has opened or joined it: the first counts."""
+        """Note that a speech turn has opened or joined it; only the first turn counts."""
         self.turn_id = self.turn_id or turn_id
 
     def outline(self) -> None:
-        """Its configuration may be long, and it lives on for a while."""
+        """Shorten the configuration, which may be long, as the ended request is referenced for a while."""
         self.config = outline(self.config)
 
     def take_unsent(self) -> list[TranscriptOutput]:
-        """The settled transcripts that are to be sent now."""
+        """Return the settled transcripts that were not sent, and forget them."""
         unsent, self.unsent = self.unsent, []
         return unsent
 
@@ -497,28 +505,28 @@ class Request:
 
     @property
     def sees_history(self) -> bool:
-        """Whether it sees what earlier requests of its session have left."""
+        """Whether the engine sees what earlier requests of the session have left in the history."""
         return self.config.history and self.context is None and self.conversation is not None
 
     @property
     def words_known(self) -> bool:
-        """Whether nothing that was said in it is still being written down."""
+        """Whether none of its speech is still being transcribed."""
         return not self.spoke or self.words is not WordsKnown.NOT_YET
 
     def know_words(self, words: WordsKnown) -> None:
-        """Nothing more is being written down. The first call counts."""
+        """Note that transcription has ended, and which words are known. Only the first call counts."""
         if self.words is WordsKnown.NOT_YET:
             self.words = words
             self._tell_words()
 
     def note_remembered(self) -> None:
-        """The history has what it leaves."""
+        """Note that it has entered the history."""
         self.remembered = True
         self._tell_words()
 
     @property
     def question_known(self) -> bool:
-        """Whether ``question`` stays as it is. Where the answer is cut off, the history decides what that is."""
+        """Whether ``question`` is final. If the answer is cut off, that is so once it has entered the history."""
         return self.words_known and (self.remembered or not self.cut.made)
 
     def _tell_words(self) -> None:
@@ -528,18 +536,18 @@ class Request:
                 call()
 
     def when_question_known(self, call: Callable[[], None]) -> None:
-        """Have a function called, later, when ``question_known``."""
+        """Have ``call`` called when ``question_known`` becomes true."""
         self._on_words.append(call)
 
     async def until_question_known(self) -> None:
-        """Wait for ``question_known``."""
+        """Wait until ``question_known``."""
         if not self.question_known:
             known = asyncio.Event()
             self.when_question_known(known.set)
             await known.wait()
 
     def hear(self, transcript: TranscriptOutput) -> None:
-        """The engine has written something down."""
+        """Take a transcript of the input from the engine."""
         if transcript.interim:
             self.interim = transcript
             return
@@ -548,12 +556,12 @@ class Request:
         self.unsent.append(transcript)
 
     def settle(self) -> None:
-        """No recognition follows the interim transcript: it has to do."""
+        """Settle the interim transcript, if there is one: no better one follows."""
         if self.interim is not None:
             self.hear(replace_struct(self.interim, interim=False))
 
     def interrupts(self, *, by_speech: bool) -> bool:
-        """Whether it ends earlier requests as it opens. Detected speech does so unless turn detection is set not to."""
+        """Return whether it interrupts earlier requests as it opens. ``by_speech``: detected speech opens it."""
         detection = self.config.turn_detection
         spares = by_speech and detection is not None and not detection.interrupt_response
         return self.config.overlap == "interrupt" and not spares
@@ -561,7 +569,7 @@ class Request:
     # input
 
     def keep_speech(self, *, supported: bool) -> None:
-        """Keep the audio of the input for the history; ``supported`` says whether the engine takes it from there."""
+        """Keep the audio of the input for the history. ``supported``: the engine accepts speech in its history."""
         unwanted = None if supported else "the engine does not support speech in its history"
         self.speech = KeptSpeech.of(self.ledger, self.session.settings.audio, unwanted=unwanted)
 
@@ -588,14 +596,14 @@ class Request:
             self._align(self._order.put(chunk, now=asyncio.get_running_loop().time()))
 
     def end_input(self) -> None:
-        """Nothing follows, and nothing waits for it any more."""
+        """End the input, and queue what waited for its timestamp."""
         if self._order is not None:
             self._align(self._order.take_all())
         self.input.close()
         self.input_ended.set()
 
     def _align(self, passed: Sequence[InputChunk] = ()) -> None:
-        """Queue what has passed, and look again when the next chunk has waited for long enough."""
+        """Queue the chunks ``passed``, and set the timer for the next chunk that waits for its time."""
         for chunk in passed:
             self.append(chunk)
         if self._order_timer is not None:
@@ -607,7 +615,7 @@ class Request:
         if self._order is not None:
             # Loops round: a timer may fire a little early.
             self._align(self._order.handle_timer(now=max(due, asyncio.get_running_loop().time())))
-            self.on_input_taken(self, 0)  # where what waited was all that made the input full
+            self.on_input_taken(self, 0)  # the input may have been full only with what waited here
 
     @property
     def queued_bytes(self) -> float:
@@ -627,7 +635,7 @@ class Request:
         return self.input.items + (0 if self._order is None else len(self._order))
 
     def check_held(self) -> None:
-        """Raise PayloadTooLarge for more of what is not counted in bytes than a request may hold."""
+        """Charge the overhead of waiting chunks. Raises PayloadTooLarge for too many chunks or tool results."""
         received, most = self.session.received, MAX_WAITING_CHUNKS
         if received.tool_results > MAX_TOOL_RESULTS:
             raise PayloadTooLarge(f"a request may have at most {MAX_TOOL_RESULTS} tool results")
@@ -640,7 +648,7 @@ class Request:
             self.charge(waiting + _CHARGED_AT_ONCE)
 
     def charge(self, size: int) -> None:
-        """Charge what it holds besides the bytes that the stream counts: ``size`` bytes now.
+        """Charge the memory that the request holds besides the bytes that the stream counts: ``size`` bytes now.
 
         Raises PayloadTooLarge and EngineOverloaded.
         """
@@ -666,30 +674,30 @@ class Request:
 
     @property
     def question(self) -> Message:
-        """What the user says in it, as far as that is known."""
+        """The user's message in it, as far as its words are known."""
         return self.ledger.question(self.entry)
 
     @property
     def leaves_answer(self) -> bool:
-        """Whether the history keeps anything of it but what the user said, now that its answer is cut off or held."""
+        """Whether the history would keep anything besides the user's words, if the answer was cut off now."""
         return self.ledger.leaves_answer(self.entry, self.timeline.now())
 
     @property
     def asks(self) -> bool:
-        """Whether the last sentence that was heard of the answer, which is held, is a question."""
+        """Whether the last sentence that was heard of its held answer is a question."""
         heard = self.ledger.answer_if_cut(self.entry, self.timeline.now())
         return asks(self.entry.said.joined(), len(heard.text))
 
     @property
     def player(self) -> PlayerStatistics:
-        """How the client's player kept up."""
+        """How well the client's playback of the answer kept up."""
         return PlayerStatistics(self.entry.underruns, self.entry.underrun_sec, self.entry.least_lead_ms)
 
     def enter_history(self, *, whole: bool, audio_ms: float = 0) -> None:
         """Enter the history. Call it once: it hands over the kept speech.
 
         ``whole`` says that the engine came to its own end; ``audio_ms`` is the length of the audio as the engine
-        decoded it, 0 where it did not report that.
+        decoded it, 0 if it did not report that.
         """
         entry, kept, speech, unknown = self.entry, self.speech, None, False
         if entry.input_kept and self.spoke and self.words is not WordsKnown.ALL and kept is not None and kept.began:
@@ -701,11 +709,11 @@ class Request:
         self.ledger.finish(entry, whole=whole, cancelled=cancelled, speech=speech, words_unknown=unknown)
 
     def stay_out_of_history(self) -> None:
-        """It failed, and leaves nothing."""
+        """Leave nothing in the history, as the request failed."""
         self.ledger.finish(self.entry, whole=False, remembered=False)
 
     def due_ms(self, start_ms: float) -> float:
-        """Milliseconds until the audio at this place of the answer is played."""
+        """Return the milliseconds until the audio at ``start_ms`` of the answer is played."""
         return self.ledger.due_ms(self.entry, start_ms, self.timeline.now())
 
     # the engine
@@ -717,7 +725,7 @@ class Request:
         earlier: EarlierParts | None = None,
         warn: Callable[[OmniError], None] = lambda error: None,
     ) -> GenerationRequest:
-        """The request as the engine gets it; ``earlier`` is what its message begins with."""
+        """Return the request as the engine gets it; the user's message begins with ``earlier``."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
         return GenerationRequest(
@@ -755,14 +763,14 @@ class Request:
 
     @property
     def without_audio(self) -> bool:
-        """Whether it is by itself, as over HTTP, and all of its input has come, with no audio in it."""
+        """Whether it is the only request of its session, as over HTTP, and its whole input has come, without audio."""
         if self.conversation is not None or self.spoke or self.session.input_open:
             return False
         return not self.session.received.has_audio
 
     @property
     def input_usage(self) -> Usage:
-        """The usage of an answer of which nothing was made."""
+        """The usage of an answer of which nothing was generated."""
         return Usage(input_audio_ms=round(self.session.received.audio_ms))
 
     @property
@@ -772,10 +780,10 @@ class Request:
         return AudioFormat(audio.format, audio.sample_rate)
 
     def usage(self, reported: Usage | None) -> Usage:
-        """The usage for the final.
+        """Return the usage for the final.
 
-        ``reported`` is the engine's own at its end. Where it was cut short, its meter counts; without one, the words of
-        the input and the output do.
+        ``reported`` is that of the engine, at its own end. If the answer was cut short, it is None, and the engine's
+        meter counts; if it has none either, the words of the input and the output do.
         """
         audio_ms = reported.input_audio_ms if reported is not None else round(self.session.received.audio_ms)
         reported = (
@@ -797,20 +805,20 @@ def _payload_bytes(chunk: InputChunk) -> float:
 
 # Speech that is kept for the history.
 
-#: What each chunk of a run counts besides its bytes, until the run is joined.
+#: Charged for each chunk of a run besides its bytes, until the run is joined.
 SPEECH_OVERHEAD_BYTES: Final = 64
 
 
 class KeptSpeech:
-    """Takes the audio chunks of one request, and keeps them until its words are known.
+    """The audio of one request's input, kept for the history until its words are known.
 
     ``audio`` is the format of chunks that name none.
 
-    What is kept is charged to ``budget``, up to half of it: the rest is for input that was not worked on.
+    What is kept is charged to ``budget``, up to half of it: the rest is for input that the engine has not taken.
     """
 
     def __init__(self, audio: AudioFormat, budget: ByteBudget, *, max_tokens: int, unwanted: str | None = None) -> None:
-        """``unwanted`` is the reason why none can be kept, where that is known before any has come."""
+        """``unwanted`` is the reason why no audio can be kept, if that is known before any has come."""
         #: Whether there was any audio.
         self.began = False
         #: Why it is not kept; None while it is.
@@ -827,7 +835,7 @@ class KeptSpeech:
 
     @classmethod
     def of(cls, ledger: Ledger, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
-        """A place for the speech of a request; None where the ledger keeps no history."""
+        """Return a KeptSpeech for a request; None if the ledger keeps no history."""
         history = ledger.history
         if not history.max_tokens:
             return None
@@ -856,9 +864,10 @@ class KeptSpeech:
             self._runs[-1][1].append(payload)
 
     def hand_over(self, *, audio_ms: float) -> Speech | None:
-        """What is kept, for which the taker gives back ``Speech.held_bytes``; None where it is lost.
+        """Return what is kept, and keep it no longer; None if it was lost.
 
-        ``audio_ms`` is its length as the engine decoded it; 0 where that is not known.
+        The caller then owes ``Speech.held_bytes`` to the budget. ``audio_ms`` is the length as the engine decoded it;
+        0 if that is not known.
         """
         if audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000:
             self._lose("it exceeds the history's token limit")
@@ -871,7 +880,7 @@ class KeptSpeech:
         return speech
 
     def release(self) -> None:
-        """Nothing is held any more. Idempotent."""
+        """Drop what is kept, and refund it. Idempotent."""
         self._lose("it was released")
 
     def _lose(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Answers the requests of a conversation one after the other, in the order of their opening, from the greeting on."""
+"""The queue of a conversation's requests: answers one after the other, in the order in which they opened."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from omni_ws.wire.session_config import SessionConfig
 class SavedQueue(msgspec.Struct, kw_only=True):
     """A RequestQueue in a form that can be written to bytes.
 
-    ``late`` are the requests that have had their finals, and whose words were still being written down.
+    ``late`` are the ids of requests that had their finals while their words were still being transcribed.
     """
 
     requests: list[SavedRequest]
@@ -66,26 +66,27 @@ class SavedQueue(msgspec.Struct, kw_only=True):
 
 
 class RequestQueue:
-    """Gives the first request to the engine, and every request exactly one final.
+    """The requests of a conversation: gives the first to the engine, and every request exactly one final.
 
-    Finals are written in the order of the queue, except that of a request that is refused as it opens: it is written at
-    once. So are, in their order, that of a request that is cancelled while it is answered, and those of all requests
-    that another interrupts; the next answer waits until the engine has released the one before.
+    Finals are written in the order of the queue, with exceptions: a request that is refused as it opens, one that is
+    cancelled while it is answered, and all that another request interrupts have their finals at once. The next answer
+    waits until the engine has released the one before.
 
-    Words are not lost with an answer. Where one is cut off before all that was said in its request is written down, the
-    engine goes on with that alone, as a *cut turn* (CutTurns): beside the next request, which begins with those words
-    if the history keeps nothing of the answer, and says nothing before it has them.
+    The user's words are not lost with an answer. If an answer is cut off before all speech of its request is
+    transcribed, the engine goes on with the transcription alone, as a *cut turn* (CutTurns), while it works on the next
+    request. If the history keeps nothing of the answer, the next request's message begins with the words of the cut
+    turn, and its answer waits for them.
 
-    With ``interrupt_resume`` speech holds the answer that it interrupts, and the engine works on its request meanwhile.
-    Where that has words, or anything else happens, the held answer is cancelled before anything of the new one is
-    written. Where it has none, it has its final, and the held answer goes on.
+    With ``interrupt_resume``, speech only holds the answer that it interrupts, and the engine begins with the new
+    request. If the new request has words, or anything else happens, the held answer is cancelled before anything of the
+    new one is written. If it has no words, it has its final, and the held answer goes on.
 
     An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
 
-    ``patience`` is the time in seconds that the words of a cut turn are waited for. ``progressed`` is called when the
-    engine has begun with the first request, or is done with it before its input has ended; ``ended`` when the final of
-    a request is in the output log, and the request has left the queue; ``released`` when nothing works on it any more,
-    which may be long after. None of them may raise.
+    ``patience`` is how many seconds the words of a cut turn are waited for. ``progressed`` is called when the engine
+    has begun with the first request, or is done with it before its input has ended; ``ended`` when the final of a
+    request is in the output log, and the request has left the queue; ``released`` when nothing works on the request any
+    more, which may be long after. None of the three may raise.
     """
 
     def __init__(
@@ -109,9 +110,9 @@ class RequestQueue:
         self._released = released
         self._sequencer = OutputSequencer()
         self._wake = WakeUp()
-        #: The tasks that answer requests: the first, or the one behind an answer that is held or winds up.
+        #: The tasks that answer requests: the first one, and the one after an answer that is held or being cancelled.
         self._answers: dict[Request, asyncio.Task[None]] = {}
-        #: The tasks that write cut turns down.
+        #: The tasks that transcribe cut turns.
         self._hearing: dict[Request, asyncio.Task[None]] = {}
         self._cut = CutTurns(patience)
         self._cut_timer: asyncio.TimerHandle | None = None
@@ -119,11 +120,11 @@ class RequestQueue:
         self._held: HeldAnswer | None = None
         #: Whether ``run`` has ended, or is about to.
         self._stopped = False
-        #: What ends the session.
+        #: The error that ends the session.
         self._failure: BaseException | None = None
-        #: Those without a final. The first that is not cut is being answered, or will be next.
+        #: The requests without a final. The first that is not cut is being answered, or will be next.
         self.requests: list[Request] = []
-        #: How many have opened, the greeting among them.
+        #: How many requests have opened, the greeting included.
         self.opened = 0
         #: Set by ``close``.
         self.closing = False
@@ -135,14 +136,14 @@ class RequestQueue:
 
     @property
     def waiting(self) -> list[Request]:
-        """The requests whose answer is to come, or under way."""
+        """The requests whose answer is under way or still to come."""
         return [request for request in self.requests if request not in self._cut]
 
     @property
     def stopped_by_cancel(self) -> Request | None:
-        """What a cancel without a name stops: the answer that runs, or begins as soon as the loop gets to it.
+        """The request that a cancel without a request id stops: the one whose answer is under way, or about to begin.
 
-        Where none does, the newest turn whose words are still being written down, and its final with them.
+        If there is none, the newest cut turn without a final. None if there is none of either.
         """
         first = next(iter(self.waiting), None)
         if first in self._answers or (first is not None and first.state is RequestState.WAITING and not self._answers):
@@ -151,17 +152,17 @@ class RequestQueue:
 
     @property
     def holding(self) -> Request | None:
-        """The turn that interrupted the answer that is held, and which ends with it at a cancel without a name."""
+        """The turn that interrupted the held answer: a cancel without a request id stops both. None if none is held."""
         return None if self._held is None else self._held.by
 
     def find(self, request_id: str) -> Request | None:
-        """The request of this id; None where it has ended."""
+        """Return the request of this id; None if it has its final."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
     # saved
 
     def saved(self) -> SavedQueue:
-        """The requests without a final, and the numbers. What is still being written down of others is given up."""
+        """Return the requests without a final, and the counters. Transcription after a final is given up."""
         return SavedQueue(
             requests=[request.saved() for request in self.requests],
             opened=self.opened,
@@ -170,7 +171,7 @@ class RequestQueue:
         )
 
     def restore(self, saved: SavedQueue, requests: Iterable[Request]) -> None:
-        """Go on with these requests."""
+        """Continue another queue, with ``requests`` made from ``saved.requests``."""
         self.opened, self._sequencer = saved.opened, OutputSequencer(saved.next_output)
         for request in requests:
             self._sequencer.open(request.request_id)
@@ -184,7 +185,7 @@ class RequestQueue:
     # requests
 
     def open(self, request: Request) -> None:
-        """Let the request have outputs, a final and a place in the history, even if it is never appended."""
+        """Number a request that opens, so that it can have outputs and a final, even if it is never appended."""
         request.numbered(self.opened)
         self.opened += 1
         self._sequencer.open(request.request_id)
@@ -208,7 +209,7 @@ class RequestQueue:
         self._wake.set()
 
     def interrupt(self, *, by: Request) -> None:
-        """Cancel all requests and the playback, or hold the answer, for a new request, which is appended afterwards."""
+        """Cancel all requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows."""
         if self._may_hold(by):
             self._hold(self.waiting[0], by)
             return
@@ -217,16 +218,16 @@ class RequestQueue:
             self.cancel(earlier, by=by)
 
     def wake(self) -> None:
-        """Look at the requests again: the state of one has changed."""
+        """Have the queue look at its requests again, as the state of one has changed."""
         self._begin_beside()
         self._wake.set()
 
     def cancel(self, request: Request, *, by: Request | None = None) -> None:
         """Cancel a queued request; ``by`` is the request that interrupts it, if one does.
 
-        One that is being answered has its final at once, without the outputs that were not sent, unless it is
-        interrupted and its words are still being written down. One that waits, and that a client cancels, has it in its
-        order.
+        A request that is being answered has its final at once, and its unsent outputs are dropped; only if it is
+        interrupted while its words are still being transcribed, the final waits for them. A waiting request that a
+        client cancels has its final in its turn.
         """
         if request in self._cut:
             self._cut.hurry(request, now=self._now())
@@ -251,13 +252,13 @@ class RequestQueue:
         return withdrawn
 
     def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
-        """Write the final of a request, preceded by its error, and release it. Idempotent.
+        """End a request: write its error, if it has one, and its final, and release the request. Idempotent.
 
         ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the engine's own end.
         """
         if request.state is RequestState.FINISHED or request in self._cut:
             return
-        self._let_go(request)  # where the session ends
+        self._let_go(request)  # the session may end while the answer is held
         held = self._held
         if held is not None and held.by is request and not (request.answering and request.only_speech):
             self._give_up()
@@ -284,7 +285,7 @@ class RequestQueue:
         self._wake.set()
 
     def refuse(self, request: Request, error: OmniError) -> None:
-        """End a request at once, because of its input."""
+        """End a request at once with an error of its input."""
         request.fail(error)
         self.end(request, FinishReason.ERROR)
         if (answer := self._answers.get(request)) is not None:
@@ -315,7 +316,7 @@ class RequestQueue:
         self._released(request)
 
     def end_all(self, reason: FinishReason) -> None:
-        """Write the finals of all requests, and wait for nothing any more: the session ends."""
+        """Write the finals of all requests at once, as the session ends."""
         self._cut.give_all_up(now=self._now())
         self._settle()
         for request in tuple(self.requests):
@@ -324,9 +325,9 @@ class RequestQueue:
     # turns that are cut off
 
     def _cut_off(self, request: Request, *, at_once: bool) -> None:
-        """End the answer to a request, which is cancelled; what was said in it is written down where that is possible.
+        """End the answer to a cancelled request, and let the engine transcribe the rest of the speech if it can.
 
-        ``at_once``: its final does not wait for that.
+        ``at_once``: the final does not wait for the transcription.
         """
         answer = self._answers.get(request)
         if hears := self._hears_on(request):
@@ -345,14 +346,14 @@ class RequestQueue:
         self._settle()
 
     def _hears_on(self, request: Request) -> bool:
-        """Whether words of a request that is cut off are still to come from the engine."""
+        """Return whether words of a request that is cut off are still to come from the engine."""
         able = self._engine.capabilities
         if request.words_known or not able.transcripts or request.started is None or request.without_audio:
             return False
         return able.hears_on or able.transcribes_first or request.config.task is Task.TRANSCRIBE
 
     def _settle(self) -> None:
-        """Do what is due about cut turns, and let those behind them speak."""
+        """Do what is due about cut turns, and let requests that waited for them send their answers."""
         for due, request in self._cut.due(now=self._now()):
             match due:
                 case Due.GIVE_UP:
@@ -380,7 +381,7 @@ class RequestQueue:
         self._wake.set()
 
     def _words_over(self, request: Request) -> None:
-        """The engine is done with a cut turn."""
+        """Note that the engine is done with a cut turn."""
         self._hearing.pop(request, None)
         request.know_words(WordsKnown.NEVER)
         if self._cut.known(request):
@@ -388,7 +389,7 @@ class RequestQueue:
         self._wake.set()
 
     def _speak_or_wait(self, request: Request) -> None:
-        """Let a request that has begun write its answer, or have it wait for what comes before."""
+        """Let a request that the engine works on send its answer, or hold it back for cut turns before it."""
         if not request.answering and not request.unannounced:
             return  # the engine has not begun with it
         if self._cut.before(request):
@@ -399,10 +400,10 @@ class RequestQueue:
             self._announce(request)
 
     def _send_transcripts(self, request: Request) -> None:
-        """Send what was settled and not sent."""
+        """Send the settled transcripts of a request that were not sent yet."""
         unsent = request.take_unsent()
         if unsent:
-            self._announce(request)  # where it was held back to its end
+            self._announce(request)  # unless it was held back until it ended, this was done before
         for transcript in unsent:
             self._put_transcript(transcript_chunk(request, transcript, sequencer=self._sequencer))
 
@@ -418,7 +419,7 @@ class RequestQueue:
     # an answer that is held
 
     def _may_hold(self, by: Request) -> bool:
-        """Whether the answer in progress may go on if it turns out that ``by``, which interrupts it, has no words."""
+        """Return whether the answer in progress may go on later, if ``by``, which interrupts it, has no words."""
         detection = by.config.turn_detection
         if detection is None or not detection.interrupt_resume or not by.timeline.by_speech:
             return False
@@ -435,7 +436,7 @@ class RequestQueue:
         self._held = HeldAnswer(request, by, give_up=self._give_up)
 
     def _let_go(self, request: Request) -> HeldAnswer | None:
-        """Hold the answer to this request no more. Returns what was held, None where it was not."""
+        """Stop holding the answer to ``request``. Returns the HeldAnswer; None if the answer was not held."""
         held = self._held
         if held is None or held.request is not request:
             return None
@@ -449,7 +450,7 @@ class RequestQueue:
             self.cancel(self._held.request, by=self._held.by)
 
     def _go_on(self, held: HeldAnswer) -> None:
-        """The turn had no words: send what was not heard again, and let the answer go on."""
+        """Let the held answer go on, as the turn had no words. The audio that was not heard is sent again first."""
         request = held.request
         self._let_go(request)
         for chunk in request.go_on():
@@ -457,7 +458,7 @@ class RequestQueue:
             self._outbox.put_nowait(replace(chunk, sequence_id=number))
 
     def _begin_beside(self) -> None:
-        """Let the engine begin with the turn that interrupted an answer, to learn whether it has words."""
+        """Let the engine begin with the turn that interrupted the held answer, to learn whether it has words."""
         if self._held is None or self._held.by.state is not RequestState.WAITING:
             return
         if self._may_begin(self._held.by):
@@ -504,7 +505,7 @@ class RequestQueue:
         return bool(self.requests or self._answers or self._hearing)
 
     def _advance(self) -> None:
-        """Begin with the next request, where nothing is being answered."""
+        """Begin with the next request, if nothing is being answered."""
         while self._failure is None and not self._answers:
             waiting = self.waiting
             if not waiting or waiting[0].state is RequestState.OPEN:
@@ -520,16 +521,17 @@ class RequestQueue:
                 self._over(first)
 
     def _over(self, request: Request) -> None:
-        """A request has been answered, or will not be."""
+        """End a request that has been answered, or will not be."""
         self.end(request, FinishReason.CANCELLED)
         if request.error is not None and ends_session(request.error):
             self._failure = request.error
         self._wake.set()
 
     def _may_begin(self, request: Request) -> bool:
-        """Whether the engine may begin: all that the request sees is known, but for what its own message begins with.
+        """Return whether the engine may begin with a request: the history that it sees is complete.
 
-        A request of nothing but results of tools waits while the user speaks: its answer would talk over the user.
+        Turns with which its own message begins (EarlierTurns) may still be being transcribed. A request of nothing but
+        tool results waits while the user speaks: its answer would talk over the user.
         """
         if request.session.only_results and any(one.speaks for one in self.waiting):
             return False
@@ -541,7 +543,7 @@ class RequestQueue:
         return not any(earlier.leaves_answer for earlier in pending)
 
     def _begin(self, request: Request) -> None:
-        """Give a request that has started to the engine."""
+        """Have the engine begin with a request whose start policy has fired."""
         request.begin_answer(held_back=self._cut.before(request))
         self._answers[request] = self._start_task(request)
         self._progressed()
@@ -601,7 +603,7 @@ class RequestQueue:
         self.end(request, finished.reason, finished)
 
     def _seen_by(self, request: Request, held: HeldAnswer | None) -> tuple[tuple[Message, ...], EarlierTurns | None]:
-        """The messages of the history that a request sees, and the unanswered turns that its message begins with."""
+        """Return the history that a request sees, and the unanswered turns with which its own message begins."""
         if request.context is not None or not request.config.history:
             return request.context or (), None
         if not request.sees_history:  # it is a session by itself
@@ -621,14 +623,14 @@ class RequestQueue:
         return messages if last is None else messages[:-1], EarlierTurns(last, pending)
 
     async def _rest_of_input(self, request: Request) -> None:
-        """Wait for the end of input that the engine does not use: the usage in the final says how much it was."""
+        """Wait for the end of input that the engine does not use, as the usage in the final includes its size."""
         request.await_rest_of_input()
         self._progressed()
         await request.input_ended.wait()
 
 
 async def _over(answer: asyncio.Task[None]) -> None:
-    """Wait for the end of an answer's task. Cancelled while it waits, cancel the task and wait on."""
+    """Wait for the end of an answer's task. If cancelled meanwhile, cancel that task, and wait for its end."""
     try:
         await asyncio.wait([answer])
     finally:
@@ -642,19 +644,19 @@ async def _over(answer: asyncio.Task[None]) -> None:
 
 
 def greeting_input() -> RequestInput:
-    """The input of a greeting, which never has any."""
+    """Return the input of a greeting, which never gets any chunk."""
     return RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
 
 
 def greeting_configuration(config: SessionConfig) -> SessionConfig:
-    """What is in effect for the greeting of a session that begins with ``config``."""
+    """Return the configuration for the greeting of a session that begins with ``config``."""
     return msgspec.structs.replace(config, task=Task.SPEECH)
 
 
 async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest, out: OutputWriter) -> None:
-    """The text at once, where text is wanted; then the speech of ``engine``, where audio is wanted and it reads aloud.
+    """Write a greeting: its text, if text is wanted, then its speech, if audio is wanted and ``engine`` reads aloud.
 
-    Sampling is for answers that a model makes up: a greeting is never cut.
+    Sampling settings, such as a limit on tokens, are not passed on: they are for text that a model generates.
     """
     text = request.greeting
     writes = OutputModality.TEXT in generation.modalities
@@ -670,7 +672,10 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
 
 
 class _SpokenGreeting(OutputFilter):
-    """The speech of a greeting, whose text is written down with its first audio unless it was ``said`` before."""
+    """An OutputFilter that passes the speech of a greeting. With the first audio its text enters the history.
+
+    Not if it has entered already (``said``).
+    """
 
     def __init__(self, out: OutputWriter, request: Request, *, said: bool) -> None:
         super().__init__(out)
@@ -688,17 +693,17 @@ class _SpokenGreeting(OutputFilter):
 
 
 async def _text_input(text: str) -> AsyncIterator[InputChunk]:
-    """An input of one chunk."""
+    """Yield ``text`` as an input of one chunk."""
     yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)
 
 
 def _name_in_configuration(param: str | None) -> str | None:
-    """To the engine the greeting is the text of an input."""
+    """Return the configuration's name for a field in an engine's error: the greeting is the engine's input text."""
     return "greeting" if param == "text" else param
 
 
 class WakeUp:
-    """An asyncio.Event for a single waiter, without the deque of 760 bytes that each idle session would hold."""
+    """An event like asyncio.Event, for a single waiter: without a deque, of which each session would hold 760 bytes."""
 
     __slots__ = ("_set", "_waiter")
 

@@ -1,4 +1,4 @@
-"""Which results of tools a session takes, and when the input that answers calls is complete."""
+"""Tool results: which ones a session accepts, and when an input has the results of all calls of an answer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from omni_ws.core.request_input import InputState, RequestInput
 from omni_ws.errors import SessionConflict
 from omni_ws.service.conversation.request import Request
 
-#: Where the input of a request is lost, and its results with it.
+#: States in which the input of a request is lost, and the tool results in it.
 _LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
 
 
 class ToolResults:
-    """Takes the results of one session, by what its ledger has of their calls.
+    """The tool results of one session, matched with the calls in its ledger.
 
-    A request of nothing but results starts when its input ends, and that is at the latest when every call of the answer
-    has its result. Other input that joins it makes it a request like any other.
+    A request that has nothing but tool results starts when its input ends: at the latest when every call of the answer
+    has its result. If other input joins it, it is a request like any other.
 
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
@@ -31,13 +31,13 @@ class ToolResults:
         self._ledger = ledger
         #: Calls whose results were taken and wait for their place.
         self._waiting: dict[str, None] = {}
-        #: Calls whose results have joined an input, as long as the ledger may not know of them.
+        #: By call id, the input that the call's result has joined, until the ledger knows the result.
         self._joined: dict[str, RequestInput] = {}
 
     def take(self, chunk: InputChunk) -> bool:
-        """Take a result that has arrived. Returns False for a second one of its call.
+        """Accept a result that has arrived. Returns False if its call has one already.
 
-        Raises SessionConflict where the call is not in the history of the session.
+        Raises SessionConflict if the call is not in the history of the session.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
@@ -53,15 +53,15 @@ class ToolResults:
         return True
 
     def refused(self, chunk: InputChunk) -> None:
-        """A result that was taken is refused after all: it may come again."""
+        """Forget a result that was accepted and then refused for another reason: it may be sent again."""
         self._waiting.pop(chunk.tool_call_id or "", None)
 
     def cancelled(self) -> None:
-        """What waits is dropped."""
+        """Forget the results that wait, which a cancel has dropped."""
         self._waiting.clear()
 
     def restore(self, requests: Iterable[Request], stream: SavedInput) -> None:
-        """Go on with the results in these requests, and those that wait behind a gap."""
+        """Take over the results in restored requests, and those that wait in ``stream`` behind a gap."""
         for request in requests:
             for chunk in (*(request.given or ()), *request.session.saved().buffered):
                 if chunk.tool_call_id is not None:
@@ -70,7 +70,10 @@ class ToolResults:
         self._waiting = dict.fromkeys(one for one in waiting if one is not None)
 
     def complete(self, chunk: InputChunk, request_input: RequestInput) -> bool:
-        """A result has joined this input. Returns whether that is all that the input waits for."""
+        """Note that a result has joined an input. Returns whether the input is complete with it.
+
+        That is: it has nothing but results, and every call of the same answer has one.
+        """
         call_id = chunk.tool_call_id
         assert call_id is not None
         self._waiting.pop(call_id, None)

@@ -53,8 +53,8 @@ listener is then deaf: it discards audio until the format or the settings change
 
 *Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
 request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
-such, for each slice before that is made; where the session has no room for it, decoding fails, and where the server has
-none, it waits. While the engine is behind with the request that the audio joins, nothing more of a piece is unpacked.
+such, for each slice before that is made; if the session has no room for it, decoding fails, and if the server has none,
+it waits. While the engine is behind with the request that the audio joins, nothing more of a piece is unpacked.
 With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
 """
 
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
 
 
 class ListeningState(enum.Enum):
-    """Where the speech of a session stands; see ``TurnListener`` for the transitions."""
+    """The state of turn detection in a session; see ``TurnListener`` for the transitions."""
 
     OFF = "turn detection is off, or not configured yet"
     SILENCE = "no speech"
@@ -108,7 +108,7 @@ class ListeningState(enum.Enum):
     DEAF = "the audio cannot be judged"
 
     def check(self, after: ListeningState) -> None:
-        """Raise RuntimeError where ``after`` may not follow this state."""
+        """Raise RuntimeError if ``after`` may not follow this state."""
         if after is not self and after not in _TRANSITIONS[self]:
             raise RuntimeError(f"illegal transition from {self.name} to {after.name}")
 
@@ -125,7 +125,8 @@ _TRANSITIONS: Final = {
 class SavedListening(Struct, kw_only=True):
     """A TurnListener in a form that can be written to bytes.
 
-    ``audio_ms`` is how much was judged, ``turn_id`` the speech in progress, if any.
+    ``audio_ms`` is how much audio was judged; ``turn_id`` is that of the speech in progress, if any; ``unassigned`` has
+    the input that belongs to no request yet (None: an end of input without a chunk).
     """
 
     audio_ms: int
@@ -133,7 +134,7 @@ class SavedListening(Struct, kw_only=True):
     unassigned: list[InputChunk | None]
 
 
-#: How much audio is worth a thread: in silence, in a turn, and where a turn may end or an answer be interrupted.
+#: How much audio is worth waking a thread: in silence, in a turn, and if a turn may end or an answer be interrupted.
 PIECE_MS: Final = 10 * vad.WINDOW_MS
 TURN_PIECE_MS: Final = 3 * vad.WINDOW_MS
 URGENT_PIECE_MS: Final = vad.WINDOW_MS
@@ -141,7 +142,7 @@ URGENT_PIECE_MS: Final = vad.WINDOW_MS
 MAX_WAITING_BYTES: Final = 1 << 20
 #: The format in which compressed audio joins a request.
 DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
-#: Charged while a slice of compressed audio is made: for the slice, and for what its decoder makes in advance.
+#: Charged while a slice of compressed audio is decoded: for the slice, and for what the decoder produces beyond it.
 SLICE_BYTES: Final = 2 * SLICE_SAMPLES + BURST_BYTES
 #: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
@@ -182,14 +183,14 @@ class TurnListener:
         self._settings: ListeningSettings | None = None
         self._next: ListeningSettings | None = None
         self._configured: ListeningSettings | None = None
-        #: Used by worker threads.
+        #: Decodes and judges the audio; used by a worker thread while ``_piece`` is set.
         self._watch: SpeechWatch | None = None
         #: The audio that a worker thread is judging.
         self._piece: AudioPiece | None = None
         #: The audio of which more slices are to be judged, and how much of it was, in milliseconds.
         self._unfinished: AudioPiece | None = None
         self._sliced_ms = 0.0
-        #: The bytes of either that are held apart from the ring.
+        #: The bytes charged for either of them, besides what is in the ring.
         self._piece_bytes = 0
         #: The audio that is judged up to a pause about which the judge has been asked.
         self._asked: AudioPiece | None = None
@@ -203,17 +204,17 @@ class TurnListener:
         self._turn: RequestInput | None = None
         #: The name of that speech, or of the last.
         self._turn_id = ""
-        #: Length of the complete windows since detection began, and of the audio behind the last of them.
+        #: Milliseconds of complete windows since detection began, and of the audio after the last of them.
         self._judged_ms = 0
         self._rest_ms = 0.0
-        #: When detection began, on the session's time line of audio.
+        #: When detection began, in milliseconds of the session's audio.
         self._offset_ms = 0
-        #: Cancels in the queue, and where the last one before what is judged stands.
+        #: How many cancels are in the queue, and the position (ms since detection began) of the last that took effect.
         self._cancels = 0
         self._cancelled_ms = 0.0
-        #: Whether the open request was spoken to another listener, and ends with a silence here.
+        #: Whether the open request is a turn that began before a restore: more speech or a silence ends it.
         self._may_go_on = False
-        #: Whether a decoder may hold a part of what was judged.
+        #: Whether a decoder may still buffer a part of the audio that it got.
         self._is_decoding = False
         self._closed = False
 
@@ -247,7 +248,7 @@ class TurnListener:
             self._pump()
 
     def cancel(self) -> None:
-        """Drop the input that waits: it belongs to no request."""
+        """Drop the text, images and ends of input that wait; audio before this point opens no request."""
         self._cancels += 1
         if self._queue or self._busy or self._unfinished is not None:
             self._stream.reweigh(-self._queue.withdraw())
@@ -263,7 +264,7 @@ class TurnListener:
             self._close_watch()
 
     def saved(self) -> SavedListening:
-        """Where it stands. Another listener hears again what belongs to no request yet."""
+        """Return the state. It has the audio that belongs to no request yet, for another listener to judge again."""
         ring = [] if self._ring is None else self._ring.chunks
         piece = self._piece or self._unfinished
         being_judged: list[InputChunk | None] = []
@@ -276,9 +277,9 @@ class TurnListener:
         )
 
     def restore(self, saved: SavedListening) -> None:
-        """Go on behind another listener, whose speech in progress is over. What it has opened may go on with more.
+        """Continue another listener, and report its speech in progress as stopped; its request may get more speech.
 
-        What was unassigned is still to be put. To be called once the stream has its open request.
+        Call it after the stream has its open request. The caller then puts ``saved.unassigned``.
         """
         self._offset_ms = saved.audio_ms
         if saved.turn_id is not None:
@@ -286,7 +287,7 @@ class TurnListener:
             self._may_go_on = True
 
     def go_on(self) -> None:
-        """The engine is no longer behind with what was heard, or never will be."""
+        """Continue after a pause: the engine is no longer behind with the request that the audio joins."""
         if self._unfinished is not None and not self._busy:
             self._pump()
 
@@ -337,7 +338,7 @@ class TurnListener:
 
     @property
     def _ready(self) -> bool:
-        """Whether the audio in the queue is worth a thread, or the next item needs none."""
+        """Whether the queue can be processed: its audio is worth waking a thread, or the next item needs no thread."""
         if self._queue.urgent or self._state is _OFF:
             return True
         waiting_ms = self._rest_ms + self._queue.waiting_ms
@@ -406,7 +407,7 @@ class TurnListener:
         return BARGE_IN_BAR if self._owner.is_playing else ORDINARY_BAR
 
     def _judge_rest(self) -> None:
-        """Have the decoder give what it holds, before the end of the input that comes next."""
+        """Judge the audio that the decoder still buffers, before the end of the file, which is next in the queue."""
         assert self._watch is not None
         assert self._source is not None
         self._is_decoding = False
@@ -421,7 +422,7 @@ class TurnListener:
         self._proceed(self._apply_rest)
 
     def _proceed(self, apply: Callable[[], None]) -> None:
-        """Continue on the event loop. Must not raise (see ``SpeechWorkers.submit``)."""
+        """Apply the outcome of a thread on the event loop, then process the queue. Must not raise."""
         if self._closed:
             self._close_watch()
             return
@@ -457,7 +458,7 @@ class TurnListener:
         self._apply(piece, self._watch.go_on())
 
     def _apply(self, piece: AudioPiece, watched: Watched) -> None:
-        """Take what the audio means, up to a pause that the judge has to judge first."""
+        """Apply the starts and ends of speech in ``watched``, up to a pause about which the TurnJudge must be asked."""
         for event in watched.events:
             match event:
                 case SpeechOnset():
@@ -496,11 +497,11 @@ class TurnListener:
             self._stream.reweigh(-dropped)
 
     def _time_of(self, chunk: InputChunk) -> int | None:
-        """When the next slice of a piece was recorded."""
+        """Return the timestamp of the next slice of the piece ``chunk``; None if the piece has none."""
         return None if chunk.timestamp_ms is None else chunk.timestamp_ms + round(self._sliced_ms)
 
     def _free_piece(self, kept: int = 0) -> None:
-        """Hold no more than ``kept`` bytes for the piece in work."""
+        """Reduce the bytes charged for the piece in work to ``kept``."""
         self._stream.reweigh(kept - self._piece_bytes)
         self._piece_bytes = kept
 
@@ -532,7 +533,7 @@ class TurnListener:
         """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
 
         In silence the audio that the next turn may begin with stays in the ring. Returns the number of the last chunk
-        admitted, None where there is none.
+        admitted; None if there is none.
         """
         if self._ring is None:
             return None
@@ -556,14 +557,14 @@ class TurnListener:
         self._stream.reweigh(-self._ring.forget(until_ms))
 
     def _end_input(self, sequence_id: int | None) -> None:
-        """End the input where the client ends it."""
+        """End the input at the end that the client sent, and admit the audio before it if it belongs to a turn."""
         self._assign(None if self._in_turn else self._judged_ms)
         self._turn = None
         self._owner.take_turn_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
         self._end_recording()
 
     def _end_recording(self) -> None:
-        """What follows the end of an input begins with a whole sample; behind a file, it is another recording."""
+        """Drop half a sample, so that the next input begins with a whole one; after a file, start detection afresh."""
         if self._source is not None and self._watch is not None:
             if not self._source.is_raw:
                 self._reset()

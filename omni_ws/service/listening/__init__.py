@@ -1,1 +1,1 @@
-"""Turn detection: finds the spoken turns in the audio of an open microphone. Begin with ``turn_listener``."""
+"""The threads and queues of turn detection, which finds the spoken turns in the audio of an open microphone."""

@@ -1,4 +1,4 @@
-"""What turn detection works with: the threads of all sessions, the queue of each, and the judge of pauses."""
+"""Parts of turn detection: the threads that all sessions share, the input queue of each, and the judge of pauses."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from omni_ws.wire.session_config import TurnDetectionConfig, TurnDetectionType
 
 log = logging.getLogger(__name__)
 
-#: How long audio that is not urgent waits for a round. Long enough to collect several windows, and far below the
-#: default silence that ends a turn.
+#: How long audio that is not urgent waits for a round at most. Long enough to collect several windows, and far below
+#: the default silence that ends a turn.
 ROUND_SEC: Final = 0.24
 #: Sessions in one round. Eight of them occupy a thread for about 5 ms; more would gain little.
 MAX_IN_ROUND: Final = 8
 
-#: Takes the outcome of a piece, on the event loop.
+#: A callback that gets the outcome of a piece, on the event loop.
 Done: TypeAlias = Callable[[Watched | Exception], None]
 _Work: TypeAlias = tuple[StreamPiece, Done, asyncio.AbstractEventLoop]
 
@@ -49,16 +49,16 @@ class SpeechWorkers:
     """
 
     def __init__(self, metrics: Metrics | None = None, *, judge: TurnJudge | None = None) -> None:
-        #: Makes the detector of a session.
+        #: Creates the speech detector of a session.
         self.new_detector: Callable[[], SpeechDetector] = SpeechDetector
-        #: Says whether speakers have finished; None without a model for that.
+        #: Tells in pauses whether the speaker has finished; None without a model for that.
         self.judge = judge
         self._metrics = metrics or Metrics()
         #: Callbacks of the sessions in the next round.
         self._next_round: list[Callable[[], None]] = []
-        #: Whether a round is beginning, whose pieces wait for one another.
+        #: Whether the callbacks of a round are running: the threads are woken after the last one.
         self._in_round = False
-        #: The threads that have work of that round, and were not told.
+        #: The threads that got work of that round and are still to be woken; None if there are none.
         self._asleep: ListeningThreads | None = None
         self._closed = False
 
@@ -69,13 +69,13 @@ class SpeechWorkers:
 
     @property
     def turn_detection_types(self) -> tuple[TurnDetectionType, ...]:
-        """The kinds of turn detection that there are here."""
+        """The kinds of turn detection that this server supports."""
         if not self.available:
             return ()
         return ("server_vad",) if self.judge is None else ("server_vad", "semantic_vad")
 
     def submit(self, piece: StreamPiece, done: Done, lane: Lane) -> None:
-        """Hear a slice of ``piece`` in a thread, then call ``done`` with the outcome on the event loop of the caller.
+        """Judge a slice of ``piece`` in a thread, then call ``done`` with the outcome on the event loop of the caller.
 
         ``done`` must not raise. It is not called for pieces that no thread has taken by ``close``, nor once the loop is
         closed. This takes a callback because a future for each piece of audio would cost as much as the piece itself.
@@ -119,7 +119,7 @@ class SpeechWorkers:
                 threads.wake()
 
     def _run(self, taken: Sequence[_Work]) -> None:
-        """Runs in a thread: hears the pieces that wait, of a round or because all threads were busy."""
+        """Judge pieces together, in a thread: those of a round, or those that waited while all threads were busy."""
         if self._closed:
             return
         begun = time.monotonic()
@@ -131,7 +131,7 @@ class SpeechWorkers:
                 loop.call_soon_threadsafe(done, outcome)
 
     def close(self) -> None:
-        """Begin no more work. Idempotent."""
+        """Begin no more work, and close the judge. Idempotent."""
         self._closed = True
         if self.judge is not None:
             self.judge.close()
@@ -151,12 +151,14 @@ MAX_PIECE_BYTES: Final = 64 * 1024
 
 
 class Mark(enum.Enum):
+    """A position in the input that has a meaning of its own."""
+
     CANCEL = "the input before this mark is cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningSettings:
-    """How to detect turns, and the default format of the audio. ``turns`` is None while turn detection is off."""
+    """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off."""
 
     turns: TurnDetectionConfig | None
     audio: AudioFormat
@@ -168,23 +170,23 @@ Item: TypeAlias = InputChunk | ListeningSettings | Mark | None
 
 @dataclass(frozen=True, slots=True)
 class AudioPiece:
-    """Consecutive audio of one format, and with one name of the client for its request, to be judged at once."""
+    """Consecutive audio that is judged together: of one format, and with one ``ref`` (the client's name for it)."""
 
     source: AudioFormat
     payload: bytes
     first: InputChunk
     last: InputChunk
-    #: Where chunks of the client begin in it, and their numbers.
+    #: The positions in ``payload`` where the client's chunks begin, and the numbers of these chunks.
     borders: tuple[int, ...]
     numbers: tuple[int | None, ...]
 
     def number_at(self, position: int) -> int | None:
-        """The number of the chunk that the byte at this position came with."""
+        """Return the number of the chunk that the byte at ``position`` came in."""
         behind = bisect_right(self.borders, position)
         return self.numbers[behind - 1] if behind else self.first.sequence_id
 
     def as_chunk(self) -> InputChunk:
-        """One chunk with the number of the last, with which all of it has arrived, and the time of the first."""
+        """Return the piece as one chunk, with the number of its last chunk and the timestamp of its first."""
         first = self.first
         return replace(
             self.last, payload=self.payload, timestamp_ms=first.timestamp_ms, format=first.format, end_of_input=False
@@ -192,7 +194,7 @@ class AudioPiece:
 
 
 class ListeningQueue:
-    """Holds input in order and counts its bytes and its milliseconds of audio.
+    """The input of one session that waits for turn detection, in order, with its bytes and milliseconds counted.
 
     A session that stops sending in the middle of a window must not wait forever: the queue joins the rounds of
     ``workers`` while it holds audio. When a round finds that the oldest item has waited for ``MIN_WAIT_SEC``, it sets
@@ -204,10 +206,10 @@ class ListeningQueue:
         self._on_overdue = on_overdue
         #: Whether the first item has waited long enough to be processed, however little audio there is.
         self.overdue = False
-        #: On the loop's clock.
+        #: When the queue last ceased to be empty, on the loop's clock.
         self._waiting_since = 0.0
         self._in_round = False
-        #: Changed by ``expect``. The length of all audio is computed in this format.
+        #: The default format, changed by ``expect``. The length of all audio is computed in this format.
         self.audio = AudioFormat()
         #: Payloads and overhead of all items.
         self.waiting_bytes = 0
@@ -218,7 +220,7 @@ class ListeningQueue:
         self._items: deque[Item] = deque()
 
     def expect(self, audio: AudioFormat) -> None:
-        """Take audio whose chunks name no format for audio of this one."""
+        """Set the format of chunks that name none."""
         self.audio = audio
 
     def __len__(self) -> int:
@@ -226,11 +228,12 @@ class ListeningQueue:
 
     @property
     def input(self) -> list[InputChunk | None]:
-        """Its items but for settings and marks."""
+        """The items except settings and marks; None stands for an end of input without a chunk."""
         return [item for item in self._items if item is None or isinstance(item, InputChunk)]
 
     @property
     def audio_is_next(self) -> bool:
+        """Whether the next item is audio."""
         return bool(self._items) and _is_audio(self._items[0])
 
     def ends_file(self, source: AudioFormat | None) -> bool:
@@ -262,7 +265,7 @@ class ListeningQueue:
             self._join_round()
 
     def take(self) -> Item:
-        """Remove the next item and return it. Raises IndexError where the queue is empty."""
+        """Remove the next item and return it. Raises IndexError if the queue is empty."""
         item = self._items.popleft()
         self.overdue = False
         self._count(item, -1)
@@ -347,21 +350,21 @@ def _is_audio(item: Item) -> bool:
 
 # The judge of pauses.
 
-#: Questions that may wait. One takes some 60 ms, and meanwhile the input of its session waits.
+#: Questions that may wait for the judge. One takes some 60 ms, and meanwhile the input of its session waits.
 MAX_WAITING: Final = 8
 
 
 class TurnModel(Protocol):
-    """Tells from the sound of speech whether the speaker has finished."""
+    """A model that tells from the sound of speech whether the speaker has finished."""
 
     def finished(self, turn: Samples) -> float:
-        """The probability that the speaker of ``turn``, at 16 kHz, has finished. Called from one thread."""
+        """Return the probability that the speaker of ``turn`` (at 16 kHz) has finished. Called from one thread."""
 
 
 class TurnJudge:
-    """The judge of pauses of all sessions, with a thread of its own: no question waits behind other work. Thread-safe.
+    """Judges for all sessions in pauses whether the speaker has finished, in a thread of its own. Thread-safe.
 
-    With ``MAX_WAITING`` questions in its queue it says at once that nobody has finished: turns then end by silence.
+    While ``MAX_WAITING`` questions wait, further ones are answered at once with 0: these turns end by silence.
     """
 
     def __init__(self, model: TurnModel, metrics: Metrics | None = None) -> None:
@@ -371,7 +374,7 @@ class TurnJudge:
         self._room = threading.BoundedSemaphore(MAX_WAITING)
 
     def ask(self, turn: Samples) -> Future[float]:
-        """Ask whether the speaker of ``turn``, whose end is a pause, has finished. Neither raises nor waits."""
+        """Ask for the probability that the speaker of ``turn``, which ends in a pause, has finished. Never waits."""
         if not self._room.acquire(blocking=False):
             self._count("skipped")
             return _no()

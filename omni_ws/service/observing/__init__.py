@@ -1,1 +1,1 @@
-"""Observers of sessions and requests: metrics, logs, traces and profiles. Begin with ``observer``."""
+"""Observers of sessions and requests: metrics, logs, traces and profiles. Read ``observer`` first."""

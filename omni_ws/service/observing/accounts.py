@@ -1,4 +1,4 @@
-"""Metrics and log lines of sessions and requests; and the trace of a client, and whether it is on this machine."""
+"""Metrics and log lines of sessions and requests; and context variables for a client's trace and location."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ _NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
 
 
 class Accounts:
-    """Keeps the metrics of sessions and requests, and the log of both.
+    """The observer that keeps the metrics of sessions and requests, and writes their log lines.
 
-    Register it without ``every_chunk`` and ``every_output``: acknowledgements and outcomes have the same totals. It
-    must observe a server from its start.
+    Register it without ``every_chunk`` and ``every_output``, since acknowledgements and outcomes have the totals, and
+    before the first session opens.
     """
 
     def __init__(self, metrics: Metrics, *, log_content: bool = False) -> None:
-        """Only with ``log_content`` do log lines contain anything that a client or an engine wrote."""
+        """With ``log_content``, log lines contain text of clients and engines; else they contain none."""
         self._metrics = metrics
         self._log_content = log_content
-        #: The open sessions by id; how much input of each has been acknowledged, and what of it the metrics count.
+        #: By id of each open session: its timeline, how much of its input has been acknowledged, and how much of that
+        #: the metrics have counted.
         self._sessions: dict[str, SessionTimeline] = {}
         self._acknowledged: dict[str, InputAcknowledged] = {}
         self._counted: dict[str, InputAcknowledged] = {}
@@ -58,7 +59,7 @@ class Accounts:
             metrics.requests_active.labels(stage).set_function(partial(self._count_in, stage))
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count an observation."""
+        """Count an observation in the metrics, and log the ends of requests and sessions."""
         if type(observation) is InputAcknowledged:
             # By far the most frequent. It is counted when a request ends, or when the metrics are read.
             if session.session_id in self._acknowledged:
@@ -92,7 +93,7 @@ class Accounts:
     def _request_reached(self, timeline: RequestTimeline, step: Step) -> None:
         match step:
             case "policy_fired" | "engine_started":
-                self._count_stage(timeline.stages(timeline.now())[-2])  # that before the one that begins
+                self._count_stage(timeline.stages(timeline.now())[-2])  # the stage before the one that begins
             case "engine_ended":
                 self._count_stage(timeline.stages(timeline.now())[-1])
                 if timeline.cancellations and timeline.engine_end is not None:
@@ -131,7 +132,7 @@ class Accounts:
         self._metrics.stage_seconds.labels(passed.stage).observe(passed.seconds)
 
     def _count_in(self, stage: Stage) -> int:
-        """Requests that are in this stage now."""
+        """Return how many requests are in this stage now."""
         return sum(timeline.stage == stage for timeline in self._unfinished())
 
     def _unfinished(self) -> Iterator[RequestTimeline]:
@@ -145,7 +146,7 @@ class Accounts:
             self._count_input(session_id)
 
     def _count_input(self, session_id: str) -> None:
-        """Count what was acknowledged since the last time."""
+        """Count the input of a session that was acknowledged since the last call."""
         old, new = self._counted[session_id], self._acknowledged[session_id]
         self._counted[session_id] = new
         metrics, before, after = self._metrics, old.reordering, new.reordering
@@ -178,12 +179,12 @@ class Accounts:
 
 logger = logging.getLogger("omni_ws.session")
 
-#: A text that is logged is cut here.
+#: A longer text is cut when it is logged.
 MAX_CONTENT_CHARACTERS: Final = 2000
 
 
 def _log_request(session: SessionIdentity, ended: RequestEnded, *, content: bool) -> None:
-    """Write the line of a request; its level is that of its error. Only with ``content`` does it quote anybody."""
+    """Write the log line of a request that ended, at the level of its error. ``content``: with what was said."""
     timeline, outcome = ended.timeline, ended.outcome
     final, error = outcome.final, outcome.error
     usage = final.usage
@@ -213,7 +214,7 @@ def _log_request(session: SessionIdentity, ended: RequestEnded, *, content: bool
 
 
 def _log_session(session: SessionIdentity, received: InputAcknowledged, *, seconds: float, requests: int) -> None:
-    """Write the line of a session."""
+    """Write the log line of a session that ended."""
     write_line(
         logger,
         # A session of one request over HTTP has a line as that request, and as an HTTP request.
@@ -240,14 +241,14 @@ Fact = str | int | float | bool | None
 
 
 def write_line(logger: logging.Logger, level: int, message: str, **facts: Fact) -> None:
-    """Log a message with facts, for the formatter to render. Facts that are None are left out."""
+    """Log a message with named values, which the formatter renders; values that are None are omitted."""
     if logger.isEnabledFor(level):
         known = {name: fact for name, fact in facts.items() if fact is not None}
         logger.log(level, message, extra={"facts": known})
 
 
 def level_of(error: OmniError) -> int:
-    """The log level of an error: ERROR for faults of the server, WARNING for lack of capacity, else INFO."""
+    """Return the log level of an error: ERROR for faults of the server, WARNING for lack of capacity, else INFO."""
     if isinstance(error, EngineError):
         return logging.ERROR
     if isinstance(error, EngineOverloaded | ShuttingDown):
@@ -255,21 +256,21 @@ def level_of(error: OmniError) -> int:
     return logging.INFO
 
 
-# What is known of the client of the sessions that a task opens: its trace (W3C Trace Context), and where it is.
+# The client of the running task: its trace (W3C Trace Context), and whether it is on this machine.
 
-#: Header fields of the running task, unchecked, as the client sent them.
+#: The trace header fields of the request that the running task serves, unchecked, as the client sent them.
 incoming_trace: ContextVar[Mapping[str, str] | None] = ContextVar("incoming_trace", default=None)
 
 #: Whether the client of the running task is on this machine.
 near_client: ContextVar[bool] = ContextVar("near_client", default=False)
 
-#: Header fields of proxies, behind which a client may be anywhere.
+#: Header fields that proxies add: the client behind a proxy may be on any machine.
 _FORWARDING: Final = ("forwarded", "x-forwarded-for")
 _FIELDS: Final = ("traceparent", "tracestate")
 
 
 def take_trace(header: Callable[[str], str | None]) -> None:
-    """Let sessions that the running task opens belong to the trace that these headers name, or to none.
+    """Set the trace of sessions that the running task opens: the one that the request's headers name, or none.
 
     ``header`` returns the value of a header field, or None.
     """
@@ -278,5 +279,8 @@ def take_trace(header: Callable[[str], str | None]) -> None:
 
 
 def take_place(client: str, header: Callable[[str], str | None]) -> None:
-    """Let sessions that the running task opens know whether the client with this address is on this machine."""
+    """Note for sessions that the running task opens whether the client with this address is on this machine.
+
+    ``header`` returns the value of a header field, or None.
+    """
     near_client.set(is_loopback(client) and all(header(name) is None for name in _FORWARDING))

@@ -1,10 +1,10 @@
-"""What happens to sessions and requests, and when, for those who watch: metrics, logs, profiles and traces.
+"""Timelines of sessions and requests, and the observers to which each event is reported.
 
-A conversation records each fact once, through the ``mark_*`` methods of its request's timeline, which then reports it
-to the observers; none of them keeps times of its own. Times are seconds on the event loop's clock.
+A conversation records each event once, through the ``mark_*`` methods of its request's timeline, which then reports it
+to the observers (metrics, logs, profiles and traces); none of them keeps times of its own. Times are seconds on the
+event loop's clock.
 
-The service reports observations to whatever observers are registered and knows none of them by name. Observers change
-nothing, and none of them can harm a session: one that raises is removed.
+Observers are registered at run time. They change nothing, and cannot harm a session: one that raises is removed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Step: TypeAlias = Literal["opened", "policy_fired", "input_ended", "engine_start
 
 
 class PassedStage(NamedTuple):
-    """A stage of a request, up to where it was left, or up to now."""
+    """A stage of a request with its times; that of the stage under way ends now."""
 
     stage: Stage
     began: float
@@ -63,7 +63,7 @@ class PassedStage(NamedTuple):
 
 
 class PolicyStart(NamedTuple):
-    """The trigger that fired the start policy; ``sequence_id`` is None for an end of input without a chunk."""
+    """When and by what the start policy fired; ``sequence_id`` is None for an end of input without a chunk."""
 
     at: float
     trigger: StartTrigger
@@ -73,7 +73,7 @@ class PolicyStart(NamedTuple):
 
 
 class CancelCause(StrEnum):
-    """What cancelled a request: its client by name, detected speech, or a later request."""
+    """The cause of a cancellation: a cancel of the client, or an interruption by detected speech or a later request."""
 
     CANCEL = "cancel"
     SPEECH = "speech"
@@ -81,7 +81,7 @@ class CancelCause(StrEnum):
 
 
 class Cancellation(NamedTuple):
-    """``by`` is the id of the request that interrupted this one; None where the client cancelled it by name."""
+    """When and why a request was cancelled. ``by`` is the id of the request that interrupted it; None if none did."""
 
     at: float
     cause: CancelCause
@@ -96,7 +96,7 @@ class EngineEnd(NamedTuple):
 
 
 class PlayerStatistics(NamedTuple):
-    """How a client that reports its playback kept up; see ``Playback``."""
+    """How well playback kept up, if the client reports it: underruns, their seconds, and the least lead in ms."""
 
     underruns: int
     underrun_sec: float
@@ -117,7 +117,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RequestReached:
-    """A request has reached a step. A refused request ends right after OPENED."""
+    """A request has reached a step. After ``opened``, a refused request reaches no further one."""
 
     timeline: RequestTimeline
     step: Step
@@ -133,19 +133,19 @@ class OutputBegan:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The request has its outcome; its final goes into the outbox next. ``content`` is what was said in it."""
+    """The request has its outcome; its final goes into the outbox next. ``content`` has the texts of both sides."""
 
     timeline: RequestTimeline
     outcome: Outcome
     content: LedgerEntry
 
 
-#: The steps of a request from its opening to its end, which every observer gets.
+#: Observations of a request from its opening to its end, which every observer gets.
 RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded
 
 
 class SessionTimeline:
-    """When a session opened, and its requests so far."""
+    """The time at which a session opened, and its requests so far."""
 
     __slots__ = ("opened", "request_count", "unfinished")
 
@@ -157,16 +157,16 @@ class SessionTimeline:
         self.unfinished: dict[str, RequestTimeline] = {}
 
     def add(self, request: RequestTimeline) -> None:
-        """Note a request that was opened."""
+        """Add a request that was opened."""
         self.request_count += 1
         self.unfinished[request.request_id] = request
 
 
 class RequestTimeline:
-    """What happened to one request, and when.
+    """The times of one request's steps, from its opening to its end.
 
-    ``mark_*`` records a step at the present time and reports it. A time is None until its step is reached; a step is
-    marked at most once, but for cancellations.
+    Each ``mark_*`` method records a step at the present time and reports it to the observers. A time is None until its
+    step is reached; a step is marked at most once, except cancellations.
     """
 
     __slots__ = (
@@ -200,7 +200,7 @@ class RequestTimeline:
         report: Callable[[RequestProgress], None],
         now: Callable[[], float],
     ) -> None:
-        """``by_speech``: detected speech opened it. Use ``ObservedSession.open_request``, which also reports it."""
+        """Use ``ObservedSession.open_request`` instead, which also reports it. ``by_speech``: speech opened it."""
         self.request_id: Final = request_id
         self.task: Final = task
         self.input_mode: Final = input_mode
@@ -216,7 +216,7 @@ class RequestTimeline:
         self.input_ended: float | None = None
         #: When the first output of each modality went out, in that order.
         self.first_outputs: dict[OutputModality, float] = {}
-        #: A request that waits for its final can be cancelled again; one that is being answered, once.
+        #: More than one only if the request was cancelled again while it waited for its final.
         self.cancellations: list[Cancellation] = []
         #: When the engine got the request, and how its work ended.
         self.engine_began: float | None = None
@@ -232,14 +232,17 @@ class RequestTimeline:
         return next((modality for modality in self.first_outputs if self._answers(modality)), None)
 
     def first_output_sec(self, modality: OutputModality | None) -> float | None:
-        """Seconds from the end of the input to the first output; 0 if the output was first, None without output."""
+        """Return the seconds from the end of the input to the first output of ``modality``; 0 if it was earlier.
+
+        None without such an output.
+        """
         if modality is None or (began := self.first_outputs.get(modality)) is None:
             return None
         return 0.0 if self.input_ended is None else max(0.0, began - self.input_ended)
 
     @property
     def stage(self) -> Stage | None:
-        """The stage under way; None once the request is through."""
+        """The stage under way; None once no stage is left."""
         if self.engine_began is not None:
             return "engine" if self.engine_end is None else None
         if self.outcome is not None:
@@ -247,20 +250,20 @@ class RequestTimeline:
         return "input" if self.policy is None else "queue"
 
     def stages(self, now: float) -> list[PassedStage]:
-        """The stages so far. The one under way ends ``now``."""
+        """Return the stages so far; the stage under way ends at ``now``."""
         ends = now if self.outcome is None else self.outcome.at
         if self.policy is None:
             return [PassedStage("input", self.opened, ends)]
         passed = [PassedStage("input", self.opened, self.policy.at)]
         if self.engine_began is None:
             return [*passed, PassedStage("queue", self.policy.at, ends)]
-        # A turn that is only written down may have its final before the engine gets it.
+        # A cut turn, which is only transcribed, may have its final before the engine gets it.
         passed.append(PassedStage("queue", self.policy.at, min(ends, self.engine_began)))
         return [*passed, PassedStage("engine", self.engine_began, self.engine_end.at if self.engine_end else now)]
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more happens: the final is out, and no engine works on the request."""
+        """Whether the final is out, and no engine works on the request any more."""
         return self.outcome is not None and self.stage is None
 
     @property
@@ -269,7 +272,7 @@ class RequestTimeline:
         return self.engine_began is not None
 
     def wall_ns(self, when: float) -> int:
-        """A time of this timeline as nanoseconds since 1970."""
+        """Return a time of this timeline in nanoseconds since 1970."""
         return self._wall_ns + round((when - self.opened) * 1e9)
 
     def _answers(self, modality: OutputModality) -> bool:
@@ -280,32 +283,32 @@ class RequestTimeline:
     # recording
 
     def mark_admitted(self) -> None:
-        """The request was not refused as it opened."""
+        """Record that the request was not refused as it opened."""
         self.admitted = True
 
     def mark_policy_fired(self, event: GenerationStarted) -> None:
-        """The request waits for the engine from here on."""
+        """Record that the start policy has fired: from here on the request waits for the engine."""
         now = self.now()
         self.policy = PolicyStart(now, event.trigger, event.sequence_id, len(event.chunks))
         self._reached("policy_fired")
 
     def mark_input_ended(self) -> None:
-        """All input has arrived."""
+        """Record that all input has arrived."""
         self.input_ended = self.now()
         self._reached("input_ended")
 
     def mark_engine_started(self) -> None:
-        """The engine gets the request."""
+        """Record that the engine gets the request."""
         self.engine_began = self.now()
         self._reached("engine_started")
 
     def mark_output_began(self, modality: OutputModality) -> None:
-        """The first output of this modality goes into the outbox."""
+        """Record that the first output of this modality goes into the outbox."""
         self.first_outputs[modality] = self.now()
         self._report(OutputBegan(self, modality))
 
     def mark_cancelled(self, by: RequestTimeline | None) -> None:
-        """``by`` is the request that interrupts this one, if one does."""
+        """Record a cancellation. ``by`` is the request that interrupts this one; None if the client cancels it."""
         if by is None:
             cancellation = Cancellation(self.now(), CancelCause.CANCEL, None)
         else:
@@ -315,7 +318,10 @@ class RequestTimeline:
         self._reached("cancelled")
 
     def mark_engine_ended(self, *, whole: bool, error: OmniError | None) -> None:
-        """The engine has released the request: at its own end, with an error, or, without either, cancelled."""
+        """Record that the engine has released the request.
+
+        ``whole``: at its own end; ``error``: it failed. Without either, it was cancelled.
+        """
         status = "ok" if whole else "cancelled" if error is None else error.code
         self.engine_end = EngineEnd(self.now(), status)
         self._forget_if_over()
@@ -331,7 +337,7 @@ class RequestTimeline:
         player: PlayerStatistics,
         content: LedgerEntry,
     ) -> None:
-        """The request has its final, which goes into the outbox next."""
+        """Record the final of the request, which goes into the outbox next."""
         self.outcome = Outcome(
             at=self.now(),
             final=final,
@@ -355,7 +361,7 @@ class RequestTimeline:
 
 
 class Origin(StrEnum):
-    """The label of a session in metrics and logs, by its front end. Other front ends have labels of their own."""
+    """Labels of sessions in metrics and logs, by their front end. Further front ends define labels of their own."""
 
     WEBSOCKET = "websocket"
     HTTP = "http"
@@ -365,7 +371,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """Which session an observation is about. ``owner`` is the name of the API key that opened it."""
+    """The session that an observation is about. ``owner`` is the name of the API key that opened the session."""
 
     session_id: str
     origin: str
@@ -383,7 +389,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A session is over. An engine may still be winding up one of its requests."""
+    """A session has ended. An engine may still be working on the end of one of its requests."""
 
     timeline: SessionTimeline
 
@@ -476,13 +482,13 @@ class Observers:
         self._registered: tuple[tuple[Observer, frozenset[type[Observation]]], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
-        """Report to this observer from here on, each chunk and each output only where it asks for them."""
+        """Report to ``observer`` from here on; each chunk and each output only if asked for."""
         unwanted: set[type[Observation]] = set() if every_chunk else {InputReceived}
         self._unwanted[observer] = frozenset(unwanted if every_output else unwanted | {OutputMade, OutputWritten})
         self._update()
 
     def remove(self, observer: Observer) -> None:
-        """Report to it no longer. Idempotent."""
+        """Stop reporting to ``observer``. Idempotent."""
         self._unwanted.pop(observer, None)
         self._update()
 
@@ -516,7 +522,7 @@ class ObservedSession:
 
     @property
     def listening(self) -> bool:
-        """Whether there is any observer."""
+        """Whether the server has any observer."""
         return self.observers.listening
 
     @property
@@ -525,7 +531,7 @@ class ObservedSession:
         return self.observers.listening_to_outputs
 
     def notify(self, observation: Observation) -> None:
-        """Report an observation of this session, if anything observes it."""
+        """Report an observation of this session to the observers, if there are any."""
         if self.observers.listening:
             self.observers.notify(self.identity, observation)
 
@@ -553,5 +559,5 @@ class ObservedSession:
 
     @classmethod
     def unobserved(cls, now: Callable[[], float]) -> ObservedSession:
-        """A session without observers."""
+        """Return an ObservedSession without observers."""
         return cls(SessionIdentity("", Origin.HTTP), Observers(), now=now)

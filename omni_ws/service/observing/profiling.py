@@ -1,4 +1,4 @@
-"""Profiles of a running server: events of requests and traces of the engine, from a start to a stop."""
+"""Profiles of a running server: files with events of requests and traces of the engine, from a start to a stop."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from omni_ws.service.process import check_space
 
 
 class ProfileKind(Enum):
-    """What a profile was started for. One of each kind may run at a time."""
+    """The kind of a profile: what it records. One of each kind may run at a time."""
 
-    #: Events, and a trace of the engine where it has one.
+    #: Events, and a trace of the engine if it can make one.
     WHOLE = "profile"
     #: Events of requests alone.
     REQUESTS = "request_profile"
@@ -58,9 +58,9 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProfileStop:
-    """The parameters of a stop: the profile of this kind, and with a ``run_id`` only if it is that run.
+    """The parameters of a stop: the kind of the profile; with a ``run_id``, only that run is stopped.
 
-    One of requests may be stopped as WHOLE if its ``run_id`` is named.
+    With a ``run_id``, kind WHOLE also stops a run of kind REQUESTS.
     """
 
     kind: ProfileKind
@@ -79,7 +79,7 @@ class RunningProfile:
 
 @dataclass(frozen=True, slots=True)
 class FinishedProfile:
-    """A profile that was stopped, and its files. ``dropped_events`` were not written, for want of space or time."""
+    """A profile that was stopped, and its files. ``dropped_events`` counts events that could not be written."""
 
     run_id: str
     event_files: tuple[Path, ...]
@@ -105,7 +105,7 @@ class Profiling:
         """
         run_id = asked.run_id or time.strftime("run_%Y%m%d_%H%M%S")
         folder = self._below_root(asked.event_dir, f"{run_id}/events", param="event_dir")
-        # Checked also where nothing is traced: whether a path is valid does not depend on the engine.
+        # Checked even if nothing is traced: whether a path is valid does not depend on the engine.
         template: Path | None = self._below_root(
             asked.trace_path_template, f"{run_id}/trace", param="trace_path_template"
         )
@@ -191,7 +191,7 @@ class Profiling:
 
 
 def cache_folder() -> Path:
-    """The default root, in the user's cache folder."""
+    """Return the default root of profiles, in the user's cache folder."""
     return user_cache_folder() / "profiles"
 
 
@@ -206,9 +206,9 @@ TRANSPORT: Final = "transport"
 
 
 class ProfileEvents:
-    """Emits an event for each step of each request that opens while it observes.
+    """The observer that records an event for each step of each request that opens during the profile.
 
-    Requests that were open before are left out: half a request explains nothing.
+    Requests that were open before are not recorded: half a request explains nothing.
     """
 
     def __init__(self, recorder: EventRecorder) -> None:
@@ -216,7 +216,7 @@ class ProfileEvents:
         self._recorder = recorder
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Emit the events of an observation."""
+        """Record the events of an observation."""
         known = self._sessions.get(session.session_id)
         if type(observation) is InputAcknowledged:  # by far the most frequent
             if known is not None:
@@ -237,7 +237,7 @@ class ProfileEvents:
 
 
 class _ProfiledSession:
-    """Emits the events of one session.
+    """Records the events of one session.
 
     ``acknowledged`` is None until the first acknowledgement of a session that was open before the profile began.
     """
@@ -260,7 +260,7 @@ class _ProfiledSession:
             self._recorder.record(request_id, stage, name, metadata)
 
     def observe(self, observation: Observation) -> None:
-        """Emit the events of an observation other than InputAcknowledged."""
+        """Record the events of an observation other than InputAcknowledged."""
         match observation:
             case OutputMade(chunk=chunk):
                 self._emit(
@@ -288,7 +288,7 @@ class _ProfiledSession:
                 self._drop_if_over(timeline)
 
     def acknowledge(self, new: InputAcknowledged) -> None:
-        """Emit how much input was acknowledged since the last time."""
+        """Record how much input was acknowledged since the last call."""
         request_id = self._newest
         old, self._acknowledged = self._acknowledged, new
         if request_id is None or old is None:

@@ -1,6 +1,6 @@
 """Requests as spans of OpenTelemetry.
 
-Imported only where tracing is on: it needs the extra ``otel``.
+Imported only if tracing is on: it needs the extra ``otel``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 def tracer_provider(*processors: SpanProcessor) -> TracerProvider:
-    """A provider for this server's spans, which OpenTelemetry's environment variables may configure further.
+    """Return a provider for this server's spans, which OpenTelemetry's environment variables may configure further.
 
     Call ``shutdown`` at the end; it waits for the network.
     """
@@ -44,7 +44,7 @@ def tracer_provider(*processors: SpanProcessor) -> TracerProvider:
 
 
 def network_processor() -> SpanProcessor:
-    """Sends spans by OTLP over HTTP to OTEL_EXPORTER_OTLP_ENDPOINT, from a thread of its own."""
+    """Return a processor that sends spans by OTLP over HTTP to OTEL_EXPORTER_OTLP_ENDPOINT, from its own thread."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -52,18 +52,18 @@ def network_processor() -> SpanProcessor:
 
 
 class RequestSpans:
-    """Exports each request as a span when it is over: its stages are spans in it, its other steps events of it.
+    """The observer that exports each request as a span when it is over: stages are child spans, other steps events.
 
     Register it without ``every_chunk`` and ``every_output``. No span contains anything that a client wrote.
     """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        #: By session, the trace that its client named, or an empty context.
+        #: By session id, the context of the trace that its client named; an empty context if it named none.
         self._parents: dict[str, Context] = {}
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Export the request that is over with this observation, if one is."""
+        """Export the request that this observation completes, if it completes one."""
         match observation:
             case SessionOpened():
                 self._parents[session.session_id] = _PROPAGATOR.extract(incoming_trace.get() or {}, Context())
@@ -94,7 +94,7 @@ class RequestSpans:
         for when, name, attributes in sorted(_events(timeline), key=itemgetter(0)):
             span.add_event(name, attributes, wall_ns(when))
         error = None if timeline.outcome is None else timeline.outcome.error
-        # By the conventions a server's span is an error where the fault is the server's.
+        # By OpenTelemetry's conventions, a server's span is an error only if the fault is the server's.
         if isinstance(error, EngineError):
             span.set_status(Status(StatusCode.ERROR, error.code))
         span.end(wall_ns(timeline.now()))
@@ -124,7 +124,7 @@ def _attributes(session: SessionIdentity, timeline: RequestTimeline) -> dict[str
 
 
 def _events(timeline: RequestTimeline) -> Iterator[tuple[float, str, dict[str, str]]]:
-    """The steps that are no stages: when, their names and attributes."""
+    """Yield the steps that are no stages: their times, names and attributes."""
     if timeline.policy is not None:
         yield timeline.policy.at, "policy_fired", {"omni_ws.trigger": timeline.policy.trigger.value}
     if timeline.input_ended is not None:

@@ -1,1 +1,1 @@
-"""Recordings of sessions and exchanges, written to files by a thread of their own. Begin with ``recorder``."""
+"""Recordings of sessions and HTTP requests, which a thread writes to files."""

@@ -1,4 +1,4 @@
-"""Writes what sessions receive and send to files, in a thread of its own, and keeps their folder within its limits.
+"""Recordings: files with all that sessions receive and send, written by a thread; and the limits of their folder.
 
 The event loop puts events into a queue that is bounded in bytes, and never waits for a disk. No failure of a disk
 reaches a session: a recording that cannot continue is cut, with the reason in its last line.
@@ -51,7 +51,7 @@ from omni_ws.wire.recording import (
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that may wait for the disk.
+#: Bytes of events that may wait for the disk.
 QUEUE_BYTES: Final = 16 * 1024 * 1024
 #: Bytes that an event is charged besides its content.
 _EVENT_BYTES: Final = 256
@@ -66,9 +66,10 @@ TOO_SLOW: Final = "the disk is too slow"
 
 
 class Recorder:
-    """Begins recordings, and owns the thread that writes them.
+    """Begins recordings, and runs the thread that writes them.
 
-    ``begin`` and what it returns are used on the event loop. ``close`` blocks, and is called in a thread.
+    Call ``begin``, and use the SessionRecording that it returns, on the event loop. ``close`` blocks: call it in a
+    thread.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Recorder:
         payloads: bool = True,
         capacity: int = QUEUE_BYTES,
     ) -> None:
-        """Record ``fraction`` of the sessions, chosen at random; with ``keys``, only of the keys of these names.
+        """Record ``fraction`` of the sessions, chosen at random; with ``keys``, only sessions of keys of these names.
 
         Without ``payloads`` only the sizes and digests of contents are recorded. ``capacity`` is in bytes.
         """
@@ -94,7 +95,8 @@ class Recorder:
         self._payloads = payloads
         self._capacity = capacity
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        # Each is counted by one thread only, so that no lock is needed. The difference is what waits.
+        # The first is written by the event loop only, the second by the thread only, so that no lock is needed. The
+        # difference is how much waits.
         self._put_bytes = 0
         self._taken_bytes = 0
         self._live: set[SessionRecording] = set()
@@ -103,9 +105,9 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def begin(self, kind: RecordingKind, *, key: str | None, name: str) -> SessionRecording | None:
-        """Begin to record a session; None where it is not to be recorded.
+        """Begin to record a session. Returns None if the session is not to be recorded.
 
-        ``key`` is the name of its key, ``name`` becomes part of the file's name.
+        ``key`` is the name of its API key; ``name`` becomes part of the file's name.
         """
         if self._keys and key not in self._keys:
             return None
@@ -201,7 +203,7 @@ class Recorder:
 
 
 class SessionRecording:
-    """The recording of one session, over any number of connections.
+    """The recording of one session, over any number of connections. A disk error never raises here.
 
     It ends when the session is finished and all its connections are closed.
     """
@@ -228,6 +230,7 @@ class SessionRecording:
         self._end_if_over()
 
     def connection_closed(self) -> None:
+        """Note that a connection of the session is closed."""
         self._open -= 1
         self._end_if_over()
 
@@ -236,11 +239,13 @@ class SessionRecording:
             self.end()
 
     def end(self) -> None:
+        """Write the last line of a complete recording. Idempotent."""
         if not self._is_over:
             self._is_over = True
             self._recorder.last(self, EndedLine(at=self.now()))
 
     def cut(self, reason: str) -> None:
+        """End an incomplete recording, with the reason in its last line."""
         if not self._is_over:
             self._is_over = True
             self._recorder.last(self, CutLine(at=self.now(), reason=reason))
@@ -281,7 +286,7 @@ class ConnectionRecording:
         self.recording.put(RequestedLine(at=at, connection=self._number, method=method, target=target, headers=headers))
 
     def received(self, data: bytes, *, is_text: bool | None = None) -> None:
-        """Record a received message, or with None as ``is_text`` a piece of a body."""
+        """Record a received message; ``is_text`` is None for a piece of an HTTP body."""
         self.recording.put_message(self._number, data, outgoing=False, is_text=is_text)
 
     def sent(self, data: bytes, *, is_text: bool | None = None) -> None:
@@ -304,7 +309,7 @@ class ConnectionRecording:
             self.recording.connection_closed()
 
 
-# What the thread does: it encodes messages as lines, and writes lines to files.
+# In the thread: messages are encoded as lines, and lines are written to files.
 
 #: Bytes of one recording that are gathered before they are written.
 BUFFER_BYTES: Final = 64 * 1024
@@ -312,7 +317,7 @@ NO_ROOM: Final = "the total size limit of all recordings is reached"
 
 
 class FileState(enum.Enum):
-    """The state of a recording's file: from ABSENT to THERE with its first line, to CUT with a line that ends it."""
+    """The state of a recording's file: THERE from its first line on, CUT after a line that says why it was cut."""
 
     ABSENT = "nothing was written"
     THERE = "it has a whole number of lines"
@@ -320,14 +325,14 @@ class FileState(enum.Enum):
 
 
 class RecordingFile:
-    """The file of a recording, with the lines that wait to be written. The thread changes it.
+    """The file of a recording, with the lines that wait to be written. Only the thread changes it.
 
     The event loop reads ``failure``.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Why nothing more is written.
+        #: Why nothing more is written; None while lines are.
         self.failure: str | None = None
         #: ``time.monotonic()`` at offset 0.
         self._began = time.monotonic()
@@ -335,13 +340,13 @@ class RecordingFile:
         self._lines = bytearray()
 
     def now(self) -> float:
-        """Milliseconds since the beginning of the recording."""
+        """Return the milliseconds since the beginning of the recording."""
         return round((time.monotonic() - self._began) * 1000, 3)
 
     def take(
         self, event: HeaderLine | RecordedLine | RecordedMessage, folder: RecordingFolder, *, payloads: bool
     ) -> None:
-        """Add an event, and write what was gathered where that is much, or where the recording ends. Never raises."""
+        """Add an event, and write the lines that wait if they are many or the event is the last. Never raises."""
         try:
             if isinstance(event, RecordedMessage):
                 event = _content(event) if payloads else _outline(event)
@@ -358,7 +363,10 @@ class RecordingFile:
             self.failure = "an internal error"
 
     def flush(self, folder: RecordingFolder, *, even_beyond: bool = False) -> None:
-        """Write the lines that wait, and forget them. Where that fails, the recording is cut."""
+        """Write the lines that wait. If that fails, cut the recording, and drop these lines.
+
+        ``even_beyond``: beyond the limit of the folder, and after a failure.
+        """
         data = bytes(self._lines)
         self._lines.clear()
         if not data or self._state is FileState.CUT:
@@ -398,7 +406,7 @@ class RecordingFile:
 
 
 class RecordedMessage(Struct, frozen=True, gc=False):
-    """A message as it was received or sent, to be encoded by the thread. ``at`` is in milliseconds."""
+    """A message as it was received or sent, which the thread encodes. ``at`` is the time in the recording in ms."""
 
     at: float
     connection: int
@@ -427,7 +435,7 @@ def _content(message: RecordedMessage) -> RecordedLine:
 
 
 def _outline(message: RecordedMessage) -> RecordedLine:
-    """The message as a line with its size and digest in place of its content."""
+    """Return the line of a message, with its size and digest in place of its content."""
     kind = SentLine if message.outgoing else ReceivedLine
     if message.is_text and (outline := without_content(without_secrets(message.data))) is not None:
         return kind(at=message.at, connection=message.connection, text=outline.decode())
@@ -448,11 +456,14 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NoRoom(Exception):
-    """The folder is at its limit, and every recording in it is still being written."""
+    """Raised if the folder is at its limit, and every recording in it is still being written."""
 
 
 class RecordingFolder:
-    """At most ``max_bytes`` of recordings, none older than ``max_age`` seconds (0: of any age). Used by one thread."""
+    """A folder of recordings, limited to ``max_bytes`` and an age of ``max_age`` seconds (0: any). Used by one thread.
+
+    When the folder is full, the oldest recordings make room.
+    """
 
     def __init__(
         self,
@@ -463,7 +474,7 @@ class RecordingFolder:
         wall_clock: Callable[[], float] = time.time,
         owns: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """Where several processes share the folder, ``owns`` tells whether a file of this name is of this process."""
+        """``owns`` tells whether a file belongs to this process, if several processes share the folder."""
         self._owns = owns
         self._path = path
         self._max_bytes = max_bytes
@@ -481,9 +492,9 @@ class RecordingFolder:
         return self._total
 
     def prepare(self) -> None:
-        """Create the folder, or read what it contains.
+        """Create the folder, or read which recordings it contains.
 
-        Raises ConfigurationError where it is open to other users, or cannot be written.
+        Raises ConfigurationError if the folder is open to other users, or cannot be written.
         """
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Who may open sessions, how many, at which rates, and what a key may use in a day."""
+"""Admission: limits on sessions, on the rates of requests and input, and on what a key may use in a day."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from omni_ws.service.observing.observer import Observation, RequestEnded, Sessio
 
 logger = logging.getLogger(__name__)
 
-#: Advised to a client that waits for a slot, since nobody can predict when one becomes free.
+#: When a client that finds no slot is advised to retry, since nobody can predict when one becomes free.
 SLOT_RETRY_MS: Final = 1000
 #: How much input a key may send at once after a silence, in seconds of its rate.
 INPUT_BURST_SEC: Final = 1.0
@@ -39,12 +39,12 @@ WHY_EVICTED: Final = "the session was evicted: all sessions were in use, and it 
 #: How long before the time limit of its key a session is announced to close; at most half of that limit.
 CLOSING_NOTICE_SEC: Final = 10.0
 
-#: Counts bytes received; returns the seconds for which no more should be read.
+#: A function that counts received bytes, and returns the seconds for which no more should be read.
 InputPace = Callable[[int], float]
 
 
 class EmptySession(Protocol):
-    """A session that may not have had any content yet. Compared by identity."""
+    """A session that admission may evict while it has had no content. Compared by identity."""
 
     @property
     def has_content(self) -> bool:
@@ -56,16 +56,16 @@ class EmptySession(Protocol):
 
 
 class Slot:
-    """A slot that a session has taken. Compared by identity."""
+    """A slot: a place among the server's sessions that a session has taken. Compared by identity."""
 
     def __init__(self, admission: Admission, key: ApiKey | None, holder: str | None) -> None:
         self._admission = admission
         self.key = key
-        #: The key or address that the slot counts against; None where it counts against the server alone.
+        #: The key or address that the slot counts against; None if it counts against the server alone.
         self.holder = holder
 
     def keep(self) -> None:
-        """Make a lent slot the session's own. Raises as ``Admission.session`` if it was evicted and cannot be replaced.
+        """Make a lent slot the session's own. If it was evicted, take another; raises what ``Admission.take`` raises.
 
         Idempotent.
         """
@@ -77,7 +77,7 @@ class Slot:
 
 
 class Admission:
-    """Decides which sessions and requests to admit.
+    """Admits or refuses sessions and requests.
 
     A session takes a slot with ``session`` and releases it when the block ends, or with ``take`` and ``Slot.release``.
     A session of a single request counts as that request; one that carries many asks for each of them with ``request``.
@@ -87,9 +87,9 @@ class Admission:
     may have at most a fair share of them: the slots divided by one more than the number of holders, or by the number of
     keys if that is less. This leaves room for the next holder. A key with ``max_sessions`` has that limit instead.
 
-    When all slots are taken, a new session evicts another: the oldest that was *lent* its slot, which a session is
-    until its client has shown that it is serious (``Slot.keep``), else the oldest without any content that has been
-    open for long enough (``opened_empty``). ``room`` waits for one that soon will have been.
+    When all slots are taken, a new session evicts another one: the oldest with a *lent* slot, which is lent until the
+    session calls ``Slot.keep``; otherwise the oldest without any content that has been open for long enough
+    (``opened_empty``). ``room`` waits until there is one that has.
     """
 
     def __init__(
@@ -102,23 +102,23 @@ class Admission:
         daily_use: DailyUse | None = None,
         counts: SlotCounts | None = None,
     ) -> None:
-        """``counts`` are those of the whole server, where this process is one of its workers."""
+        """``counts`` are the counts of the whole server, if this process is one of its workers."""
         self.max_sessions = max_sessions
         #: Names of the keys that may use priorities below 0.
         self._preferred = frozenset(key.name for key in keys if key.priority)
         self._draining = False
-        #: The number of keys, beyond which there can be no more holders; None where clients need no key.
+        #: The number of keys, beyond which there can be no more holders; None if clients need no key.
         self.known_keys: int | None = None
-        #: By how long a session keeps its slot without content, 0 or EMPTY_SEC: the sessions, the oldest first, with
-        #: the time of their opening. A session that has had content is dropped when it is looked at.
+        #: Sessions that may have had no content, with the time of their opening, oldest first; by the seconds for which
+        #: such a session keeps its slot, 0 or EMPTY_SEC. A session with content is dropped when it is looked at.
         self._empty: dict[float, dict[EmptySession, float]] = {0.0: {}, EMPTY_SEC: {}}
-        #: Those who wait for a slot, in their order.
+        #: Set one by one, in order, as slots become free.
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._metrics = metrics or Metrics()
         self._addresses = addresses or Addresses()
         self._daily_use = daily_use
         self._taken: set[Slot] = set()
-        #: Those of the slots that are lent, oldest first.
+        #: The slots that are lent, oldest first.
         self._lent: dict[Slot, None] = {}
         self._counts: SlotCounts = counts or OwnSlotCounts()
         self._requests: dict[str, TokenBucket] = {}
@@ -155,7 +155,7 @@ class Admission:
     def session(
         self, key: ApiKey | None, *, client: str = "", many_requests: bool = False, lent: bool = False
     ) -> Iterator[Slot]:
-        """Take a slot for the block. Raises as ``take`` does."""
+        """Take a slot for the block. Raises what ``take`` raises."""
         slot = self.take(key, client=client, many_requests=many_requests, lent=lent)
         try:
             yield slot
@@ -179,13 +179,13 @@ class Admission:
         return slot
 
     def check(self, key: ApiKey | None, *, client: str = "") -> None:
-        """Raise what ``session`` would raise now, except for the rate of requests. Takes nothing."""
+        """Raise what ``take`` would raise now, except for the rate of requests. Takes no slot."""
         self._check(key, self._holder(key, client))
 
     async def room(self, key: ApiKey | None, *, client: str = "") -> None:
-        """Wait while all slots are taken and a session without content is about to be one that may be evicted.
+        """Wait for a slot, if all are taken and a session without content may soon be evicted.
 
-        At most as many wait as there are such sessions. Raises as ``check``.
+        At most as many callers wait as there are such sessions. Raises what ``check`` raises.
         """
         holder = self._holder(key, client)
         until = _now() + EMPTY_SEC
@@ -201,7 +201,7 @@ class Admission:
             except TimeoutError:
                 pass
             except asyncio.CancelledError:
-                if not waiter.cancelled():  # it was told of a free slot, which is the next one's now
+                if not waiter.cancelled():  # it was woken for a free slot, which the next one may have now
                     self._wake_next()
                 raise
             finally:
@@ -223,7 +223,7 @@ class Admission:
             sessions.pop(session, None)
 
     def _oldest_empty(self) -> Iterator[tuple[float, EmptySession, float]]:
-        """Of each patience the oldest session without content: when it was opened, itself, and from when it may go."""
+        """Yield the oldest session without content of each patience: when it opened, the session, its eviction time."""
         for patience, sessions in self._empty.items():
             while sessions:
                 session, opened = next(iter(sessions.items()))
@@ -236,12 +236,12 @@ class Admission:
         return min((due for *_, due in self._oldest_empty()), default=None)
 
     def _evictable(self) -> EmptySession | None:
-        """The oldest session that may be evicted now."""
+        """Return the oldest session that may be evicted now; None if there is none."""
         found = [(opened, session) for opened, session, due in self._oldest_empty() if due <= _now()]
         return min(found, key=lambda one: one[0])[1] if found else None
 
     def keep(self, slot: Slot) -> None:
-        """See ``Slot.keep``."""
+        """Make a lent slot the session's own; see ``Slot.keep``."""
         self._lent.pop(slot, None)
         if slot not in self._taken:
             self._check(slot.key, slot.holder)
@@ -260,7 +260,7 @@ class Admission:
             raise self._refused("session", self._overloaded())
 
     def release(self, slot: Slot) -> None:
-        """See ``Slot.release``: a lent slot may have been evicted before."""
+        """Release a slot; see ``Slot.release``. Does nothing if it was evicted before."""
         self._lent.pop(slot, None)
         if slot not in self._taken:
             return
@@ -286,7 +286,7 @@ class Admission:
             raise self._refused("session", refusal)
 
     def _refusal(self, key: ApiKey | None, holder: str | None) -> OmniError | None:
-        """Why a session cannot have a slot now; None if it can."""
+        """Return why a session cannot have a slot now; None if it can."""
         if self.draining:
             return ShuttingDown("the server is shutting down", retry_after_ms=SLOT_RETRY_MS)
         own_limit = None if key is None else key.max_sessions
@@ -309,11 +309,11 @@ class Admission:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether so many slots are taken that holders have shares."""
+        """Whether so many slots are taken that each holder is limited to its share."""
         return 2 * self._counts.total >= self.max_sessions
 
     def _has_share(self, holder: str) -> bool:
-        """Whether ``holder`` has as many slots as it may have while the server is crowded."""
+        """Return whether ``holder`` has all the slots that it may have while the server is crowded."""
         holders = self._counts.holders(beside=holder) + 1
         share = self.max_sessions // (holders if self.known_keys is None else min(holders, self.known_keys))
         return self._counts.held(holder) >= max(1, share)
@@ -344,9 +344,9 @@ class Admission:
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
 
     def reserve(self, owner: str | None) -> None:
-        """Reserve of the amounts of the day what a request of the key named ``owner`` may use that begins now.
+        """Reserve, for a request that begins now, a part of the daily amounts of the key named ``owner``.
 
-        ``spent`` gives it back. Raises RateLimited, reserving nothing, where the rest is used or reserved.
+        ``spent`` releases it. Raises RateLimited, reserving nothing, if the rest is used or reserved.
         """
         if self._daily_use is not None:
             try:
@@ -367,7 +367,7 @@ class Admission:
         return wanted if owner in self._preferred else max(0, wanted)
 
     def input_pace(self, key: ApiKey | None) -> InputPace | None:
-        """Return the pace at which to read all connections of ``key`` together; None where it has no limit."""
+        """Return the pace at which to read all connections of ``key`` together; None if the key has no limit."""
         if key is None or key.input_bytes_per_sec is None:
             return None
         bucket = self._input.get(key.name)
@@ -380,7 +380,7 @@ class Admission:
 
 
 def session_too_long(limit: float) -> RateLimited:
-    """The end of a session that is as long as its key allows; the client may open another at once."""
+    """Return the error that ends a session after ``limit`` seconds; the client may open another session at once."""
     return RateLimited(
         f"a session of this key may last {limit:g} seconds; open another one", retry_after_ms=SLOT_RETRY_MS
     )
@@ -398,34 +398,34 @@ def _now() -> float:
 
 
 class SlotCounts(Protocol):
-    """What admission counts for the server as a whole. ``None`` is the holder of what counts against nobody else."""
+    """Counts of the taken slots of the whole server. The holder None counts against the server alone."""
 
     @property
     def total(self) -> int:
-        """How many slots are taken."""
+        """The number of slots that are taken."""
         ...
 
     def held(self, holder: str) -> int:
-        """How many of them ``holder`` has."""
+        """Return how many slots ``holder`` has."""
         ...
 
     def holders(self, beside: str) -> int:
-        """How many holders have a slot, with ``beside`` as one of them."""
+        """Return how many holders have a slot, counting ``beside`` as one even if it has none."""
         ...
 
     def add(self, holder: str | None) -> None:
-        """Count a slot that this process has given."""
+        """Count a slot that this process has given to ``holder``."""
 
     def remove(self, holder: str | None) -> None:
-        """Count it no more."""
+        """Undo ``add``: a slot of ``holder`` was released."""
 
     def bucket(self, kind: str, key: str, *, rate: float, capacity: float, now: float) -> TokenBucket:
-        """The rate of a key, of the kind ``requests`` or ``input``; called once for each."""
+        """Return the bucket for a rate of a key; ``kind`` is ``requests`` or ``input``. Called once for each."""
         ...
 
 
 class OwnSlotCounts:
-    """The counts of a server of one process."""
+    """The SlotCounts of a server that is a single process."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -457,7 +457,7 @@ class OwnSlotCounts:
 
 #: Changes of so many seconds are written together; a server that is killed loses them.
 WRITE_INTERVAL_SEC: Final = 1.0
-#: After a failure it waits twice as long each time, and so long at most.
+#: After each failure to write, the interval doubles, up to this.
 LONGEST_INTERVAL_SEC: Final = 60.0
 
 
@@ -467,14 +467,14 @@ class _Content(msgspec.Struct):
 
 
 class DailyUseFile:
-    """Keeps the daily use of keys over restarts.
+    """The file that keeps the daily use of keys over restarts.
 
-    It reads the counts at the start, and writes them, as a whole and off the event loop, when they have changed. The
+    The counts are read at the start; when they have changed, all are written, in a worker thread. The
     file belongs to one server at a time: a second one is refused, as it would overwrite what the first counts.
     """
 
     def __init__(self, path: Path, use: DailyUse) -> None:
-        """Raises ConfigurationError if the file cannot be read or belongs to a running server."""
+        """Lock and read the file. Raises ConfigurationError if it is unusable or belongs to a running server."""
         self.use = use
         self._path = path
         self._timer: asyncio.TimerHandle | None = None
@@ -496,7 +496,7 @@ class DailyUseFile:
 
     @classmethod
     def configured(cls, config: ServerConfig, keys: Iterable[ApiKey]) -> Self | None:
-        """The file of a server with these keys; None if none of them has a limit of the day."""
+        """Return the file of a server with these keys; None if none of the keys has a daily limit."""
         limits = daily_limits(keys)
         if not limits:
             return None
@@ -540,7 +540,7 @@ class DailyUseFile:
             self._note_change()
 
     async def close(self) -> None:
-        """Writes what has changed, and gives the file up."""
+        """Write counts that have changed, and unlock the file for other servers."""
         self._closing = True
         if self._writing is not None:
             await self._writing
@@ -553,13 +553,16 @@ class DailyUseFile:
 
 
 class DailyUseObserver:
-    """Tells admission what each request has used. Register it without ``every_chunk`` and ``every_output``."""
+    """The observer that tells admission what each request has used.
+
+    Register it without ``every_chunk`` and ``every_output``.
+    """
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Count a request that has ended, however it ended."""
+        """Count the use of a request that has ended, however it ended."""
         if isinstance(observation, RequestEnded):
             usage = observation.outcome.final.usage
             self._admission.spent(
@@ -571,7 +574,7 @@ class DailyUseObserver:
 
 
 def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
-    """The limits of those keys that have any, by their names."""
+    """Return the daily limits by the names of the keys that have any."""
     return {
         key.name: DailyLimits(key.tokens_per_day, key.audio_seconds_per_day)
         for key in keys
@@ -580,7 +583,7 @@ def daily_limits(keys: Iterable[ApiKey]) -> dict[str, DailyLimits]:
 
 
 def _locked(path: Path) -> int:
-    """The descriptor of a lock file, which is free again when its process ends. Raises BlockingIOError if taken."""
+    """Lock a file until this process ends or closes it. Returns its descriptor. Raises BlockingIOError if locked."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if sys.platform != "win32":
         import fcntl

@@ -1,4 +1,4 @@
-"""Opens the sessions of a server on its engine, within its limits."""
+"""SessionFactory, which opens the sessions of a server and owns what they share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ logger = logging.getLogger("omni_ws.model")
 STREAM_FORMATS: Final = frozenset(
     {AudioEncoding.PCM16, AudioEncoding.F32, AudioEncoding.PCMU, AudioEncoding.PCMA, AudioEncoding.WAV}
 )
-#: Characters of a name that a client chose.
+#: Characters of a client's text that a log line has at most.
 _SHOWN_CHARACTERS: Final = 128
 #: The formats of an HTTP response.
 FILE_FORMATS: Final = STREAM_FORMATS | {
@@ -73,10 +73,10 @@ class SessionFactory:
         turn_model: TurnModel | None = None,
         group: WorkerGroup | None = None,
     ) -> None:
-        """``group`` is that of a worker, whose limits are counted together with the others."""
+        """``group`` is set if this process is one of several workers, which share limits."""
         self.group = group
         self.engine = engine
-        #: What new sessions are told would make the parts better.
+        #: Advice to new sessions on how the operator could improve the engine's parts; None for none.
         self.advice: str | None = None
         self.metrics = Metrics()
         judge = None if turn_model is None else TurnJudge(turn_model, self.metrics)
@@ -86,7 +86,7 @@ class SessionFactory:
         self.takes_calls = config.webrtc.enabled and importlib.util.find_spec("aiortc") is not None
         self.addresses = Addresses(config.trusted_proxies)
         keys = tuple(keys)
-        #: None where the supervisor of the workers keeps it.
+        #: None if no key has a daily limit, or if the supervisor of the workers keeps the file.
         self.daily_use_file = None if group else DailyUseFile.configured(config, keys)
         daily_use: DailyUse | None = self.daily_use_file.use if self.daily_use_file else None
         if group is not None and (limits := daily_limits(keys)):
@@ -108,7 +108,7 @@ class SessionFactory:
         )
         if daily_use is not None:
             self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)
-        #: What sessions of a kind share, as long as nothing of it changes.
+        #: The rules of each kind of session: one object for all its sessions, as long as the rules stay the same.
         self._rules_of: dict[tuple[frozenset[AudioEncoding], bool, bool], ConfigurationRules] = {}
         #: The open conversations.
         self.conversations: WeakSet[Conversation] = WeakSet()
@@ -129,7 +129,7 @@ class SessionFactory:
         return replace(model, stand_in=self._stand_in)
 
     def _stand_in(self, name: str) -> None:
-        """Say once that the model is asked for by another name: which one is text of a client."""
+        """Log once that a client asked for the model by another name; the name only if content may be logged."""
         if not self._has_stood_in:
             self._has_stood_in = True
             asked = {"asked": name[:_SHOWN_CHARACTERS]} if self.config.log_content else {}
@@ -170,9 +170,9 @@ class SessionFactory:
             admit: Called for each request; raises to refuse it.
             origin: Labels it in metrics and logs.
             resumable: Whether to keep what was sent, so that a client can resume.
-            stored: Charged for its output, where that is kept for readers.
-            survives: Whether it can be saved at any time, to go on in another server.
-            session_id: The id of a session that goes on; None for a new one.
+            stored: The budget for its output, if that is kept for readers.
+            survives: Whether it can be saved at any time, to be restored in another server.
+            session_id: The id of a session that is restored; None for a new one.
         """
         now = asyncio.get_running_loop().time
 
@@ -204,7 +204,7 @@ class SessionFactory:
         return conversation
 
     def _account(self) -> SessionAccount:
-        """What a session may hold: all its input and output, and as much for history and what is under way."""
+        """Return the budget of a session: for all its input and output, and as much again for its history and work."""
         streaming = self.config.streaming_input
         return SessionAccount(self.budget, 2 * (streaming.max_payload_per_session + streaming.max_output_bytes))
 
@@ -232,7 +232,7 @@ class SessionFactory:
         single_request: bool = False,
         account: SessionAccount | None = None,
     ) -> Configuration:
-        """The configuration that a session begins with, charged to its ``account``; see ``open``."""
+        """Return the configuration that a session begins with, charged to its ``account``; see ``open``."""
         rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
         return Configuration(rules, account)
 
@@ -271,7 +271,7 @@ class SessionFactory:
 
     @property
     def worker(self) -> str | None:
-        """The name of this worker, by which ids lead the others to it; None where there are no others."""
+        """The name of this worker, which is a part of ids so that other workers find it; None without workers."""
         return None if self.group is None else self.group.name
 
     def _rules(
@@ -302,7 +302,7 @@ class SessionFactory:
         return replace(limits, stream=replace(limits.stream, max_total_bytes=total))
 
     def _defaults(self, *, paced: bool) -> Mapping[str, Any]:
-        """The operator's defaults for a session's configuration. HTTP responses are never paced."""
+        """Return the operator's defaults for a session's configuration. HTTP responses are never paced."""
         streaming = self.config.streaming_input
         wanted = {
             "start_policy": streaming.start_policy,
@@ -314,7 +314,7 @@ class SessionFactory:
 
 
 def _is_up(engine: HasParts, role: str) -> bool:
-    """Whether what does the work of a part is healthy: the LLM, where it turned out to do that itself."""
+    """Return whether a part of the engine is healthy; if the LLM does the work of that part, whether the LLM is."""
     states = engine.part_states
     return states.get(role, states["llm"]) is EngineState.OK
 

@@ -45,7 +45,7 @@ from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, Sessi
 
 
 class SavedSession(msgspec.Struct, kw_only=True):
-    """A session as one value: with this, another server goes on with it. Nothing else of it has to survive."""
+    """A session in a form that can be written to bytes: all that another server needs to continue it."""
 
     session_id: str
     #: Name of the key that opened it.
@@ -59,9 +59,9 @@ class SavedSession(msgspec.Struct, kw_only=True):
 
 
 class Session:
-    """A conversation of any number of requests, over one connection at a time. See the module for its life.
+    """A conversation that outlives its connections, of which it has one at a time. The module describes its life.
 
-    It is open, with a connection or without, until its answers are stopped. Then it has its last messages sent, and it
+    A session is open, with a connection or without, until its answers are stopped. Then its last messages are sent; it
     has ended once everything is released.
 
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
@@ -83,23 +83,23 @@ class Session:
         #: Digest of the token of the newest connection.
         self._token = b""
         self._attachment: Attachment | None = None
-        #: What the attachment knew with which the session was saved; see ``Attachment.saved``.
+        #: The saved state of the attachment that the session had when it was saved; see ``Attachment.saved``.
         self.of_attachment = b""
         #: Set while there is no attachment, also when the session is ending.
         self._detached = WakeUp(is_set=True)
         self._grace_timer: asyncio.TimerHandle | None = None
-        #: Set as the session is no longer open: the reason to close with, None where no client is there to read it.
+        #: Done when the session is no longer open. Its result is the reason to close with; None if nobody can read it.
         self._reason: asyncio.Future[OmniError | None] = self._loop.create_future()
-        #: When a drain is to be over, on the loop's clock.
+        #: When a drain ends at the latest, on the loop's clock; None without a drain.
         self._drained_by: float | None = None
         self._closing_announced = False
-        #: Until the client is told that the session is about to be too long, and then until it is.
+        #: Fires when the end by the key's time limit is to be announced, and then at that limit.
         self._length_timer: asyncio.TimerHandle | None = None
         self._too_long: OmniError | None = None
 
     @property
     def disconnected(self) -> bool:
-        """Whether there is no connection, in whatever state."""
+        """Whether the session has no connection."""
         return self._attachment is None
 
     def _stop_grace(self) -> None:
@@ -115,7 +115,7 @@ class Session:
         return self._grace > 0 and self.is_open
 
     def new_token(self) -> str | None:
-        """A token for the next connection, which replaces the one before; None where there can be none."""
+        """Return a token for the next connection, which replaces the one before; None if the client may not resume."""
         if not self.resumable:
             return None
         token = secrets.token_urlsafe(24)
@@ -123,18 +123,18 @@ class Session:
         return token
 
     def admits(self, token: str) -> bool:
-        """Whether a client with this token may take over the session. Takes the same time for any wrong token."""
+        """Return whether a client with this token may take over the session. Any wrong token takes the same time."""
         presented = _digest(token)
         current = hmac.compare_digest(presented, self._token)
         spent = self.spent_token is not None and hmac.compare_digest(presented, self.spent_token)
         return self.resumable and (current or spent)
 
     def spend(self, token: str) -> None:
-        """The token has been used; see the module on why it is accepted for a while longer."""
+        """Note that the token was used; the module docstring explains why it is accepted for a while longer."""
         self.spent_token = _digest(token)
 
     def confirm_token(self) -> None:
-        """The client was heard over its newest connection, so that it has the token of that."""
+        """Note that the client was heard over its newest connection, and therefore has its new token."""
         self.spent_token = None
 
     # saved
@@ -145,7 +145,7 @@ class Session:
         return self.conversation.observed.identity.owner
 
     def saved(self) -> SavedSession:
-        """All of it, between two calls."""
+        """Return the whole session as a value."""
         return SavedSession(
             session_id=self.session_id,
             key_name=self.owner,
@@ -156,9 +156,9 @@ class Session:
         )
 
     def restore(self, saved: SavedSession) -> None:
-        """Go on where another server had got to. The client has the grace period to come back.
+        """Continue a session of another server. The client has the grace period to come back.
 
-        A session without one is attached within this pass of the event loop, or ends.
+        If the grace period is 0, the session must be attached within this pass of the event loop, or it ends.
 
         Raises what ``Conversation.restore`` raises.
         """
@@ -169,7 +169,7 @@ class Session:
     # connections
 
     def attach(self, attachment: Attachment) -> None:
-        """From now on the session speaks through this connection, the first one or the next."""
+        """Send through this connection from now on. Raises RuntimeError if there is one, or the session is not open."""
         if not self.is_open or self._attachment is not None:
             raise RuntimeError("a session is attached to one connection at a time, and only while it is open")
         self._stop_grace()
@@ -178,11 +178,11 @@ class Session:
         self.conversation.attach(attachment)
 
     def can_resume(self, last_output: int) -> bool:
-        """Whether all outputs after this one are still there to be sent."""
+        """Return whether all outputs after ``last_output`` are still in the output log."""
         return self.outbox.can_rewind(last_output)
 
     def resume(self, attachment: Attachment, last_output: int) -> tuple[SessionResumedFrame, InputAckFrame]:
-        """Go on over another connection, whose client has received the outputs up to ``last_output``.
+        """Attach another connection, whose client has received the outputs up to ``last_output``.
 
         ``can_resume`` and ``resumable`` must hold. Returns the frames to send before anything else.
         """
@@ -208,13 +208,13 @@ class Session:
         return resumed, ack
 
     def release(self) -> None:
-        """Part with the connection, if there is one, in favour of another."""
+        """Detach the connection, if there is one, and tell it that another takes over the session."""
         if (attachment := self._attachment) is not None:
             self._part()
             attachment.replaced()
 
     def detach(self, attachment: Attachment) -> None:
-        """The connection is gone. Nothing happens where it is not the session's any more."""
+        """Detach a connection that is gone. Does nothing if it is not the session's any more."""
         if self._attachment is not attachment:
             return
         self._part()
@@ -234,7 +234,7 @@ class Session:
     # life
 
     async def run(self) -> None:
-        """The life of the session: returns when it has ended and its last connection is gone."""
+        """Run the session. Returns when it has ended and its last connection is gone."""
         answers = asyncio.create_task(self.conversation.run(), name=f"conversation {self.session_id}")
         answers.add_done_callback(self._answers_ended)
         try:
@@ -260,7 +260,7 @@ class Session:
     def end(self, error: OmniError | None) -> None:
         """End the session at the next opportunity. Only the first reason counts.
 
-        ``error`` is the reason to close with; None where no client is there to read it.
+        ``error`` is the reason to close with; None if there is no client to read it.
         """
         if not self.is_open:
             return
@@ -279,7 +279,7 @@ class Session:
             self._reason.set_result(error)
 
     def drain(self, time_left: float) -> None:
-        """Answer the requests that are open, refuse new ones, and end the session then, within ``time_left`` seconds.
+        """Refuse new requests, answer those that are open, and then end the session; ``time_left`` is in seconds.
 
         A client that is disconnected keeps its grace period while there is something to send to it.
         """
@@ -292,7 +292,7 @@ class Session:
         self.conversation.close()
 
     def limit(self, seconds: float) -> None:
-        """End the session after so many seconds, and announce that to the client some time before."""
+        """End the session ``seconds`` from now, and announce that to the client some time before."""
         error = session_too_long(seconds)
         notice = min(CLOSING_NOTICE_SEC, seconds / 2)
 
@@ -309,7 +309,7 @@ class Session:
             self.announce_closing(self._too_long, max(0.0, self._length_timer.when() - self._loop.time()))
 
     def announce_closing(self, error: OmniError, time_left: float) -> None:
-        """Send ``session_closing``, once over each connection: the session is about to be closed in good order."""
+        """Send ``session_closing``, once over each connection: the session ends in ``time_left`` seconds."""
         if not self._closing_announced:
             self._closing_announced = True
             self.outbox.put_nowait(
@@ -348,7 +348,7 @@ class Session:
 
 @contextmanager
 def refused_as_not_found() -> Iterator[None]:
-    """What the block cannot restore raises SessionNotFound: it is no saved session, or has what is unknown here."""
+    """Raise SessionNotFound in place of errors of the block, which restores saved data that may be invalid here."""
     try:
         yield
     except (LookupError, ValueError, RecursionError, msgspec.DecodeError, InvalidRequest) as error:
@@ -356,7 +356,7 @@ def refused_as_not_found() -> Iterator[None]:
 
 
 def restore(session: Session, saved: SavedSession) -> None:
-    """Have a new session go on where another was saved. Where that fails, nothing is left of either."""
+    """Restore a saved session into a new one. If that fails, end the new session, and raise the error."""
     try:
         session.restore(saved)
     except BaseException:
@@ -372,6 +372,8 @@ def _digest(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Living:
+    """An open session, the task that runs it, and its slot; an EmptySession for admission."""
+
     session: Session
     life: asyncio.Task[None]
     slot: Slot
@@ -387,10 +389,7 @@ class _Living:
 
 
 class Sessions:
-    """The sessions of a front end, connected or not, by their ids.
-
-    Opens them, owns the task of each, and finds those that clients resume.
-    """
+    """The sessions of a front end, connected or not, by their ids: opens, runs and finds them."""
 
     def __init__(
         self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False, survive: bool = False
@@ -407,20 +406,20 @@ class Sessions:
         self._living: dict[str, _Living] = {}
 
     async def admit(self, key: ApiKey | None, *, client: str = "") -> Session:
-        """Wait for a slot as ``Admission.room``, and then ``open`` a session. Raises what that raises."""
+        """Wait for a slot, as ``Admission.room`` does, and then ``open`` a session. Raises what the two raise."""
         await self._factory.admission.room(key, client=client)
         return self.open(key, client=client)
 
     def save(self, session: Session) -> bytes:
-        """All of a session, to be restored in this server or another. They have to ``survive``."""
+        """Return a session as bytes, from which ``restore`` continues it in any server. Requires ``survive``."""
         return msgspec.msgpack.encode(session.saved())
 
     def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> Session:
-        """Go on with a session that was saved, for ``key``, which opened it. Its client may claim it.
+        """Continue a session that was saved, for ``key``, which opened it. Its client may then ``claim`` it.
 
-        Raises SessionNotFound where ``data`` is no saved session, is another key's, is here, or has what this server
-        does not know or cannot do; PayloadTooLarge and EngineOverloaded where there is no room for it; and what
-        ``open`` raises. Nothing is left of it then.
+        Raises SessionNotFound if ``data`` is no saved session, belongs to another key, is open here already, or has
+        anything that this server does not support; PayloadTooLarge and EngineOverloaded if there is no room for it;
+        and what ``open`` raises. Nothing is left of it then.
         """
         with refused_as_not_found():
             saved = msgspec.msgpack.decode(data, type=SavedSession)
@@ -429,7 +428,7 @@ class Sessions:
             return self.open(key, client=client, saved=saved)
 
     def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
-        """A session, to be attached to a connection: a new one, or one that goes on where it was ``saved``.
+        """Open a session, to be attached to a connection: a new one, or one that continues ``saved``.
 
         ``client`` is the address of its client. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
@@ -470,7 +469,7 @@ class Sessions:
                 session.recording.finish()
 
     def claim(self, session_id: str, token: str, key: ApiKey | None) -> Session:
-        """The session to resume with this token, which is spent by that.
+        """Return the session that a client may resume with this token, and spend the token.
 
         Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
         """

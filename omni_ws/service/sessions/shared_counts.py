@@ -1,12 +1,12 @@
-"""What the workers of a server count together, in a file that all of them map, and what each knows of the others.
+"""Counts that the workers of a server share, in a file that all of them map into memory; and WorkerGroup.
 
 The file holds whole numbers and floats of 8 bytes: a few for the server, a row for each worker, and a row for each key.
-It belongs to the supervisor, which gives the rows away and takes them back: what a worker counted that has died goes
-with its row (``free``).
+The supervisor owns it, assigns the rows to workers, and frees the row of a worker that has ended, with the slots that
+the worker had counted (``free``).
 
-No process ever waits for another, which may be stopped or hang: there is no lock. A count has one writer, its worker,
-and all others add up. So a worker counts first and checks then (``Admission.take``): of two that take the last slot at
-once both may be refused, and never both served.
+There is no lock, so that no process ever waits for another, which may hang. Each cell has one writer, its worker; a
+total is the sum over the rows. Therefore a worker counts a slot first and then checks the limit (``Admission.take``):
+of two workers that take the last slot at the same time both may be refused, but never both admitted.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from omni_ws.core.quota import DailyCounts, DailyLimits, DailyUse, TokenBucket, 
 from omni_ws.errors import RateLimited
 
 _CELL: Final = 8
-#: Cells of the server: the first says whether all workers have been ready.
+#: Cells of the server: the first says whether all workers have been ready once.
 _SERVER_CELLS: Final = 8
 #: Cells of a worker before its slots, and of a key.
 _WORKER_CELLS: Final = 16
 _KEY_CELLS: Final = 8
-#: Cells of a key in the row of a worker: the day, tokens and milliseconds of audio used in it, requests that run; and
-#: of each rate, as floats, the seconds that were spent and those that were lost.
+#: Cells of a key in the row of a worker: the day; the tokens and milliseconds of audio used on that day; the number of
+#: running requests; and for each rate, as floats, the seconds spent and the seconds lost (see _SharedBucket).
 _USE_CELLS: Final = 8
 _RUNNING: Final = 3
 _RATE: Final = 4
-#: A slot that counts against no holder.
+#: Stands for the holder None in a row.
 _NOBODY: Final = 1
-#: Where a key has what ended workers have used of its rates, as a worker has, and its amounts of the day.
+#: Places in the cells of a key: of its rates, and of its daily amounts, both as used by workers that have ended.
 _RATES: Final[Mapping[str, int]] = {"requests": 0, "input": 2}
 _DAY: Final = 4
-#: Tokens of a rate by which sums of seconds may be wrong.
+#: Tokens by which a sum of seconds may be wrong, as floats are rounded.
 _ROUNDING: Final = 1e-3
 
 
 class WorkerState(IntEnum):
-    """What a worker is doing, as the others see it."""
+    """The state of a worker, for the other workers."""
 
     STARTING = 0
     OK = 1
@@ -55,7 +55,7 @@ class WorkerState(IntEnum):
 
 
 class _Cell(IntEnum):
-    """Places in the row of a worker. ``RECEIVED``: connections that it was given since its start.
+    """Places of cells in the row of a worker. ``RECEIVED``: connections that it was given since its start.
 
     The supervisor writes those from ``GIVEN`` on: connections that it gave to the worker since its start, and whether
     the worker does not answer.
@@ -73,16 +73,16 @@ class _Cell(IntEnum):
 
 
 class WorkerRow:
-    """What one worker counts. Only it writes it while it runs, and the supervisor before and after that."""
+    """The counts of one worker. Only that worker writes them while it runs; the supervisor does before and after."""
 
     def __init__(self, cells: memoryview[int], floats: memoryview[float], index: int, keys: Sequence[str]) -> None:
         self._cells = cells
         self.index = index
         first = len(cells) - len(keys) * _USE_CELLS
         starts = range(first, len(cells), _USE_CELLS)
-        #: What requests of each key have used and use here.
+        #: By key name, the cells with the daily use and the running requests of this worker.
         self.uses = {name: cells[start : start + _USE_CELLS] for name, start in zip(keys, starts, strict=True)}
-        #: What it has spent of the rates of each key.
+        #: By key name, the cells with the seconds that this worker has spent of the key's rates.
         self.rates = {
             name: floats[start + _RATE : start + _USE_CELLS] for name, start in zip(keys, starts, strict=True)
         }
@@ -116,7 +116,7 @@ class WorkerRow:
 
     @property
     def slots(self) -> int:
-        """Slots that its sessions have."""
+        """Slots that sessions of the worker have."""
         return self._cells[_Cell.SLOTS]
 
     @property
@@ -142,7 +142,7 @@ class WorkerRow:
         self._cells[_Cell.HUNG] = hung
 
     def use(self, serial: int) -> None:
-        """Give the row to a worker."""
+        """Clear the row, and assign it to the worker with this number; 0 for none."""
         for cell in _Cell:
             self._cells[cell] = 0
         for cells in self.uses.values():
@@ -160,7 +160,7 @@ class WorkerRow:
         self._cells[_Cell.RECEIVED] += 1
 
     def holders(self) -> list[int]:
-        """The holder of each slot, by its hash."""
+        """Return the hash of the holder of each slot."""
         return self._cells[_WORKER_CELLS : _WORKER_CELLS + self.slots].tolist()
 
     def add(self, holder: int) -> None:
@@ -175,10 +175,13 @@ class WorkerRow:
 
 
 class SharedCounts:
-    """The counts of all workers. Each process has an object of its own over the same file."""
+    """The counts of all workers. Each process has its own object, mapped to the same file."""
 
     def __init__(self, file: IO[bytes], *, rows: int, slots: int, keys: Sequence[str]) -> None:
-        """``slots`` is the most that one worker takes; ``keys`` are the names of all keys, in one order for all."""
+        """Map ``file``. ``rows`` is the number of workers at most, ``slots`` the most that one worker takes.
+
+        ``keys`` are the names of all keys, in the same order in every process.
+        """
         row_cells = _WORKER_CELLS + slots + 1 + len(keys) * _USE_CELLS
         first_key = _SERVER_CELLS + rows * row_cells
         size = (first_key + len(keys) * _KEY_CELLS) * _CELL
@@ -204,7 +207,7 @@ class SharedCounts:
         self._server[0] = 1
 
     def take_row(self, serial: int) -> WorkerRow:
-        """A free row, for a new worker. Raises RuntimeError where there is none."""
+        """Assign a free row to a new worker, and return it. Raises RuntimeError if there is none."""
         for row in self.rows:
             if not row.serial:
                 row.use(serial)
@@ -212,7 +215,7 @@ class SharedCounts:
         raise RuntimeError("all rows of the workers are in use")
 
     def free(self, row: WorkerRow) -> None:
-        """Forget a worker that has ended, and its sessions with it. What its requests have used stays counted."""
+        """Free the row of a worker that has ended, and thus the slots of its sessions. Daily use stays counted."""
         for name, cells in row.uses.items():
             _add_use(self._keys[name][_DAY:], cells[0], tokens=cells[1], audio_ms=cells[2])
             ended, rates = self._rates[name], row.rates[name]
@@ -222,39 +225,39 @@ class SharedCounts:
         row.use(0)
 
     def spent(self, key: str, place: int) -> float:
-        """The seconds that all have spent of a rate of the key."""
+        """Return the seconds that all workers have spent of a rate of the key; see _SharedBucket."""
         return self._rates[key][place] + sum(row.rates[key][place] for row in self.rows)
 
     def lost(self, key: str, place: int) -> float:
-        """The seconds that all have let pass beyond what may be saved up."""
+        """Return the seconds that passed while the rate's bucket was full; see _SharedBucket."""
         return max(self._rates[key][place + 1], *(row.rates[key][place + 1] for row in self.rows))
 
     def _uses(self, name: str) -> list[list[int]]:
-        """What requests of a key have used: of each worker, and of those that have ended."""
+        """Return the use of a key by ended workers and by each running one: day, tokens, ms, running requests."""
         ended = [*self._keys[name][_DAY : _DAY + 3], 0]
         return [ended, *(row.uses[name].tolist() for row in self.rows if row.serial)]
 
     def used(self, name: str, day: int) -> UsedToday:
-        """What the key has used on this day, or later by a clock that was wrong."""
+        """Return what the key has used on ``day``, or on a later day by a clock that was wrong."""
         found = [one for one in self._uses(name) if one[0] >= day]
         return UsedToday(sum(one[1] for one in found), sum(one[2] for one in found))
 
     def last_day(self, name: str) -> int:
-        """The last day on which the key was used."""
+        """Return the last day on which the key was used."""
         return max(one[0] for one in self._uses(name))
 
     def running(self, name: str) -> int:
-        """How many requests of the key have begun and not ended."""
+        """Return how many requests of the key have begun and not ended."""
         return sum(one[3] for one in self._uses(name))
 
     def daily(self) -> DailyCounts:
-        """What the keys have used on the last day on which any of them was used."""
+        """Return the last day on which any key was used, and what each key has used on that day."""
         days = {name: self.last_day(name) for name in self._keys}
         day = max(days.values(), default=0)
         return day, {name: self.used(name, day) for name, last in days.items() if day and last == day}
 
     def set_daily(self, day: int, used: Mapping[str, UsedToday]) -> None:
-        """Begin with what was used before."""
+        """Set what was used before the start of the server."""
         for name, counts in used.items():
             if name in self._keys:
                 self._keys[name][_DAY], self._keys[name][_DAY + 1], self._keys[name][_DAY + 2] = (
@@ -265,7 +268,7 @@ class SharedCounts:
 
 
 class SharedSlotCounts:
-    """The slots of all workers, as one of them counts them; a SlotCounts."""
+    """The SlotCounts of one of several workers: adds to its own row, and sums over all rows."""
 
     def __init__(self, counts: SharedCounts, own: WorkerRow) -> None:
         self._counts = counts
@@ -294,11 +297,11 @@ class SharedSlotCounts:
 
 
 class _SharedBucket(TokenBucket):
-    """A token bucket of all workers. It counts tokens as the seconds in which they come.
+    """A token bucket that all workers share. It counts tokens as seconds: the time in which the rate yields them.
 
-    What the bucket lacks is all that was spent and all that was lost, less the time. Lost is time that found the bucket
-    full: before it spends anything, each worker notes the time less all that was spent, and the highest note counts. So
-    each cell has one writer, and what one of two takes at once is seen by the other.
+    The bucket lacks: the seconds spent by all workers, plus the seconds lost, less the current time. Seconds are lost
+    while the bucket is full. Before a worker spends anything, it notes the time less all that was spent; the highest
+    note of all workers is what was lost. So each cell has one writer, and each worker sees what the others spend.
     """
 
     def __init__(
@@ -319,7 +322,7 @@ class _SharedBucket(TokenBucket):
         self._cells = own.rates[key]
 
     def try_take(self, amount: float = 1, *, now: float) -> float:
-        wait = self.spend(amount, now=now)  # counted first, and given back where it is too much
+        wait = self.spend(amount, now=now)  # counted first, and given back if it is too much
         if wait:
             self._cells[self._place] -= amount / self.rate
         return wait
@@ -334,7 +337,7 @@ class _SharedBucket(TokenBucket):
 
 
 class SharedDailyUse(DailyUse):
-    """What keys have used today, counted for all workers, of which this is one."""
+    """The DailyUse of one of several workers: adds to its own row, and sums over all workers."""
 
     def __init__(self, limits: Mapping[str, DailyLimits], counts: SharedCounts, own: WorkerRow) -> None:
         super().__init__(limits)
@@ -372,7 +375,7 @@ class SharedDailyUse(DailyUse):
 
 
 def _add_use(cells: memoryview[int], day: int, *, tokens: int, audio_ms: int) -> None:
-    """Add what was used on a day to cells that begin with the day. What is there of days before is dropped."""
+    """Add use on a day to cells of the form day, tokens, milliseconds. Use of an earlier day is dropped."""
     if cells[0] < day:
         cells[0], cells[1], cells[2] = day, 0, 0
     if cells[0] == day or tokens or audio_ms:
@@ -381,31 +384,31 @@ def _add_use(cells: memoryview[int], day: int, *, tokens: int, audio_ms: int) ->
 
 
 def _hash(holder: str | None) -> int:
-    """A number that stands for a holder, 63 bits of a digest: two holders practically never share one."""
+    """Return a number that stands for a holder: 63 bits of a digest, so that practically no two holders share one."""
     if holder is None:
         return _NOBODY
     found = int.from_bytes(hashlib.blake2b(holder.encode(), digest_size=8).digest(), "big") >> 1
     return max(found, _NOBODY + 1)
 
 
-# The others.
+# The other workers.
 
-#: The number of a worker, in the name of a file.
+#: The number of a worker in the name of a recording, such as ``w3``.
 _WORKER: Final = re.compile(r"_w(\d{1,9})_")
-#: Questions: for the metrics of a worker; to know a client secret, too; for what was said in answers; to start and to
-#: stop a profile, too.
+#: Questions that a worker asks the others: for their metrics; to accept a new client secret; for the transcripts of
+#: spoken answers; to start, and to stop, a profile as well.
 METRICS: Final = "metrics"
 KNOW_SECRET: Final = "know client secret"
 SPOKEN_ANSWERS: Final = "spoken answers"
 START_PROFILE: Final = "start profile"
 STOP_PROFILE: Final = "stop profile"
 
-#: What a worker does when the others ask: gets one argument, and returns what they are to know.
+#: A worker's answer to a question of the others: a function of the question's argument.
 Handler = Callable[[Any], Awaitable[Any]]
 
 
 class WorkerGroup(abc.ABC):
-    """The workers of a server, as one of them sees them."""
+    """The workers of a server, from the view of one of them."""
 
     def __init__(self, serial: int, wanted: int, counts: SharedCounts, row: WorkerRow) -> None:
         #: The number of this worker; no other worker of the server ever has the same.
@@ -418,37 +421,43 @@ class WorkerGroup(abc.ABC):
 
     @property
     def name(self) -> str:
-        """What the worker is called, in ids and in the log."""
+        """The name of the worker in ids and in the log, such as ``w3``."""
         return f"w{self.serial}"
 
     def on(self, question: str, handler: Handler) -> None:
-        """Have ``handler`` answer a question of the others."""
+        """Have ``handler`` answer a question that other workers ask."""
         self._handlers[question] = handler
 
     @abc.abstractmethod
     async def ask_others(self, question: str, argument: Any = None) -> list[Any]:
-        """The answers of the other workers that run; one that ends meanwhile gives none."""
+        """Ask all other workers, and return their answers; a worker that ends meanwhile gives none."""
 
     @abc.abstractmethod
     async def all_metrics(self, own: list[Metric]) -> list[Metric]:
-        """The metrics of the server, of which ``own`` are those of this worker."""
+        """Return the metrics of the whole server; ``own`` are those of this worker."""
 
     @abc.abstractmethod
     def destination(self, target: bytes) -> int | None:
-        """Which of the others has to serve a request for ``target``, 0 for any; None where this one does."""
+        """Return the number of the worker that has to serve a request for ``target``.
+
+        0 for any other worker; None for this one.
+        """
 
     @abc.abstractmethod
     def pass_on(self, serial: int, connection: int, received: bytes) -> None:
-        """Give an open connection to one of the others: its file descriptor, and what was read of it."""
+        """Give an open connection to the worker ``serial``: its file descriptor, and the bytes read from it."""
 
     def owns_file(self, name: str) -> bool:
-        """Whether this worker looks after a recording: that of a worker that it follows, or of no worker."""
+        """Return whether this worker manages the recording ``name``.
+
+        Each worker also manages those of the earlier workers whose place it has taken; the first, those of no worker.
+        """
         found = _WORKER.search(name)
         return (0 if found is None else int(found[1]) - 1) % self.wanted == (self.serial - 1) % self.wanted
 
     @property
     def ready(self) -> int:
-        """How many workers take new sessions."""
+        """How many workers accept new sessions."""
         return sum(row.serial != 0 and not row.hung and row.state is WorkerState.OK for row in self.counts.rows)
 
     @property
@@ -463,6 +472,6 @@ class WorkerGroup(abc.ABC):
 
     @property
     def connections_elsewhere(self) -> int:
-        """Open connections of the other workers, with those on their way to one."""
+        """Open connections of the other workers, with those on their way to one of them."""
         rows = (row for row in self.counts.rows if row is not self.row)
         return sum(row.all_connections for row in rows)

@@ -1,4 +1,4 @@
-"""The token sessions of a server."""
+"""Token sessions: each is a list of tokens that its client extends and lets the engine continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.admission import Admission, Slot
 from omni_ws.service.sessions.factory import SessionFactory
 
-#: The memory of an image besides its data, in each session that has it.
+#: Bytes of an image besides its data, in each session that has it.
 IMAGE_OVERHEAD_BYTES: Final = 512
 
 
@@ -51,7 +51,7 @@ class TokenCall:
 
 @dataclass(frozen=True, slots=True)
 class TokensDone:
-    """The last event of a call. ``prompt_tokens`` is the length of the list of tokens after the append."""
+    """The last event of a ``generate`` call. ``prompt_tokens`` is the length of the token list after the append."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -92,7 +92,7 @@ class TokenSessions:
     def open(self, key: ApiKey | None, *, client: str = "") -> str:
         """Open an empty session and return its id. ``client`` is the peer's address.
 
-        Raises as ``SessionFactory.check_ready`` and ``Admission.session``.
+        Raises what ``SessionFactory.check_ready`` and ``Admission.take`` raise.
         """
         self._check_ready()
         engine = self.engine
@@ -102,7 +102,7 @@ class TokenSessions:
         return self._add(session, key, client)
 
     def close(self, session_id: str, key: ApiKey | None) -> None:
-        """Close a session and stop its call. An unknown session is no error."""
+        """Close a session and stop its call. Does nothing for an unknown session."""
         entry = self._entries.get(session_id)
         if entry is not None and entry.owner == key_name(key):
             self._remove(session_id)
@@ -119,14 +119,14 @@ class TokenSessions:
     def fork(self, session_id: str, key: ApiKey | None, *, at: int, client: str = "") -> str:
         """Open a session with the first ``at`` tokens of another, and return its id.
 
-        Raises SessionNotFound, SessionBusy, InvalidValue beyond the end, OffsetMismatch inside an image, and as
-        ``Admission.session``.
+        Raises SessionNotFound, SessionBusy, InvalidValue for a position beyond the end, OffsetMismatch for one inside
+        an image, and what ``Admission.take`` raises.
         """
         entry = self._idle(session_id, key)
         return self._add(entry.session.fork(at), key, client)
 
     def dump(self, session_id: str, key: ApiKey | None) -> Sequence[int]:
-        """Return the tokens; of a busy session, those that no failure can take back. Raises SessionNotFound."""
+        """Return the tokens of a session; of a busy one, only those that are committed. Raises SessionNotFound."""
         entry = self._find(session_id, key)
         if entry.running is None:
             entry.expire_in(self._ttl_sec)
@@ -250,7 +250,10 @@ class TokenSessions:
         self._hold(entry, more, entry.session.images)
 
     def _hold(self, entry: _OpenSession, more: int, images: tuple[TokenImage, ...]) -> None:
-        """Charge the data of ``images`` in place of that of the images that the session had, each for all sessions."""
+        """Charge the data of ``images``, once for all sessions, in place of the images that the session had before.
+
+        ``more`` is the number of other bytes charged for the session since the last call.
+        """
         for image in images:
             if not self._holders[image]:
                 self._budget.charge(len(image.data))
@@ -264,9 +267,9 @@ class TokenSessions:
 
 
 class _OpenSession:
-    """A session while it is open: its slot, the call in progress, the timers that end it, and what it is charged.
+    """An open session: its slot, the call in progress, the timers that end it, and the bytes charged for it.
 
-    ``evict`` closes it.
+    ``evict`` closes the session.
     """
 
     def __init__(self, session: TokenSession, owner: str | None, slot: Slot, *, evict: Callable[[], None]) -> None:
@@ -289,7 +292,7 @@ class _OpenSession:
         self._longest: asyncio.TimerHandle | None = None
 
     def last(self, seconds: float) -> None:
-        """Close the session ``seconds`` from now, whatever happens in it until then."""
+        """Set the session's time limit: it is closed ``seconds`` from now, even if it is used until then."""
         self._longest = asyncio.get_running_loop().call_later(seconds, self.evict)
 
     def expire_in(self, seconds: float) -> None:
@@ -307,11 +310,11 @@ class _OpenSession:
             self._expiry.cancel()
 
     def end_call(self) -> None:
-        """Let another call begin."""
+        """Note that the call has ended, so that another may begin."""
         self.running = None
 
     def hold(self, more: int, images: tuple[TokenImage, ...]) -> None:
-        """Note that ``more`` bytes are charged than before, and these images."""
+        """Note that ``more`` bytes than before are charged, and the data of these images."""
         self.held += more
         self.images = images
 
@@ -325,7 +328,7 @@ class _OpenSession:
     async def run(
         self, engine: TokenEngine, call: TokenCall, *, priority: int
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
-        """Yield what the engine computes for ``call``, and commit its append once that has begun."""
+        """Yield what the engine computes for ``call``; with the first output, commit the tokens that it appends."""
         session = self.session
         length = len(session)
         if not length and call.max_tokens:

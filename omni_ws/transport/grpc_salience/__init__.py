@@ -1,1 +1,1 @@
-"""The gRPC server of salience.v1, which offers token sessions (protocol/salience.proto)."""
+"""The gRPC service salience.v1, which offers token sessions (protocol/salience.proto)."""

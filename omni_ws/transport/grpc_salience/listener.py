@@ -1,4 +1,4 @@
-"""The gRPC port, which serves salience.v1 and the standard services for health checks and reflection."""
+"""The gRPC port: serves salience.v1 and the standard services for health checks and reflection."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CLOSE_TIMEOUT_SEC: Final = 1.0
 
 
 class GrpcListener:
-    """A port that is being served."""
+    """A gRPC server that listens on a port, with its drain and its end."""
 
     def __init__(self, server: grpc.aio.Server, port: int, servicer: Salience, health: Health) -> None:
-        #: The port bound, also where port 0 was asked for.
+        #: The port that was bound, even if port 0 was asked for.
         self.port = port
         self._servicer = servicer
         self._server = server
@@ -65,7 +65,7 @@ class GrpcListener:
         self._servicer.close_sessions()
 
     async def close(self) -> None:
-        """Stop within ``close_timeout`` seconds, also while a drain stops more slowly."""
+        """Stop within ``close_timeout`` seconds, even if a drain is under way."""
         await self._server.stop(self.close_timeout)
         if self._stopping is not None:
             await self._stopping
@@ -84,7 +84,7 @@ async def listen(
     metrics: Metrics,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[GrpcListener]:
-    """Serve while the block runs. Calls are refused until ``begin``.
+    """Serve gRPC while the block runs. Calls are refused until ``GrpcListener.begin``.
 
     Raises OSError, with advice, if the port cannot be bound.
     """
@@ -135,7 +135,7 @@ async def listen(
 
 
 def _try_port(host: str, port: int) -> None:
-    """Raise OSError, with the reason, if ``port`` cannot be bound. gRPC gives none, and logs a line of its own."""
+    """Raise OSError, with the reason, if ``port`` cannot be bound: gRPC gives no reason, and logs a line of its own."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         if os.name == "posix":  # as servers set it; elsewhere it would share the port
@@ -144,7 +144,7 @@ def _try_port(host: str, port: int) -> None:
 
 
 def tls(certificate: Path, key: Path | None) -> grpc.ServerCredentials:
-    """Load credentials from PEM files. Without ``key``, the certificate's file holds the private key too."""
+    """Load TLS credentials from PEM files. Without ``key``, the certificate's file holds the private key too."""
     chain = certificate.read_bytes()
     return grpc.ssl_server_credentials([(chain if key is None else key.read_bytes(), chain)])
 
@@ -158,7 +158,7 @@ _SERVER_FAULTS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 
 
 class CallAccounts(grpc.aio.ServerInterceptor):
-    """Counts and logs calls of the methods of ``service``. Clients can make up other names, so those are not counted.
+    """An interceptor that counts and logs the calls of ``service``, but not other names, which clients can make up.
 
     Install it before ``MessageIntake``, so that it also counts the calls refused there.
     """
@@ -205,7 +205,7 @@ class CallAccounts(grpc.aio.ServerInterceptor):
             outcome = "CANCELLED"
             raise
         finally:
-            code = context.code()  # 0 where the servicer has set none
+            code = context.code()  # 0 if the servicer has set none
             status = code.name if isinstance(code, grpc.StatusCode) else outcome
             seconds = loop.time() - begun
             self._metrics.grpc_calls.labels(method, status).inc()
@@ -220,10 +220,10 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # without types
-    """The standard service grpc.health.v1: one status for all of ``services`` and the server, at first NOT_SERVING.
+    """The standard service grpc.health.v1, with one status for ``services`` and the whole server.
 
-    The servicer of ``grpc_health`` itself is not used: there, a change of the status waits until every watching client
-    has read it.
+    The status is NOT_SERVING at first. The servicer of ``grpc_health`` itself is not used: there, a change of the
+    status waits until every watching client has read it.
     """
 
     def __init__(self, services: Collection[str]) -> None:

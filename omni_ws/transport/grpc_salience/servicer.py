@@ -1,4 +1,4 @@
-"""The calls of salience.v1: how their messages are read, translated to token sessions and back, and refused."""
+"""The calls of salience.v1: their handlers, limits on reading their messages, and the statuses of errors."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Salience(SalienceServicer):
         return self._begun
 
     def begin(self) -> None:
-        """Accept calls. The engine has started."""
+        """Create the token sessions, as the engine has started, and accept calls from now on."""
         self._begun = self._make_sessions()
 
     def refuse_calls(self) -> None:
@@ -155,7 +155,7 @@ class Salience(SalienceServicer):
             await self._begun.wait_idle()
 
     def close_sessions(self) -> None:
-        """Close all sessions, so that they release their slots. For when no call can reach them any more."""
+        """Close all sessions, so that they release their slots. Call it when no calls arrive any more."""
         if self._begun is not None:
             self._begun.close_all()
 
@@ -180,7 +180,7 @@ class Salience(SalienceServicer):
 
 
 def peer_address(peer: str) -> str:
-    """Return address and port of gRPC's name of a peer, such as ``ipv4:192.0.2.1:4711``; "" for another kind of peer.
+    """Return the address and port in gRPC's name of a peer, such as ``ipv4:192.0.2.1:4711``; "" for other peers.
 
     Brackets of IPv6 addresses are percent-encoded: ``ipv6:%5B2001:db8::1%5D:4711``.
     """
@@ -189,7 +189,7 @@ def peer_address(peer: str) -> str:
 
 
 def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> TokenCall:
-    """Translate a request. Raises InvalidValue, naming the field, for values that no session accepts."""
+    """Translate a request to a TokenCall. Raises InvalidValue, naming the field, for values that no session accepts."""
     if request.logprob_top_k > MAX_TOP_LOGPROBS:
         raise InvalidValue(f"logprob_top_k must be at most {MAX_TOP_LOGPROBS}", param="logprob_top_k")
     for param in ("logprobs_ranges", "readout_ranges", "stop_token_ids", "images"):
@@ -261,23 +261,24 @@ def _done(event: TokensDone) -> messages.GenerateEvent:
 
 # How messages are read.
 
-#: A message that takes longer is slow, and waits among the slow ones.
+#: Seconds after which a message that is still incomplete counts as slow; see MessageIntake.
 PROMPT_SEC: Final = 0.5
-#: Time-out of a message that needs no key. Longer than the event loop of a loaded server is ever blocked.
+#: Time-out of the message of a call without a key. Longer than the event loop of a loaded server is ever blocked.
 KEYLESS_SEC: Final = 5.0
-#: Calls without a key at once, which watch the health or ask what services there are. They take no place of others.
+#: Concurrent calls without a key (health checks and reflection), counted apart from other calls.
 MAX_KEYLESS_CALLS: Final = 64
 #: Messages up to this size are not charged: a call takes as much anyway, and closing a session must be possible when
 #: the budget is exhausted.
 SMALL_BYTES: Final = 64 * 1024
-#: Limit for a message that is not small. 64 MiB can hold 32 million fields, which take seconds and gigabytes to parse.
+#: Fields of a message that is not small. 64 MiB can hold 32 million fields, which take seconds and gigabytes to parse.
 MAX_FIELDS: Final = 65_536
 
 
 class MessageIntake(grpc.aio.ServerInterceptor):
-    """Bounds the memory and the time that the messages of calls take.
+    """An interceptor that bounds the memory and the time that the messages of calls take.
 
-    It authenticates calls of ``service`` before it reads their message, and charges ``budget`` while they hold it.
+    It authenticates calls of ``service`` before it reads their message, and charges the message to ``budget`` until the
+    call ends.
 
     gRPC assembles messages internally and reports neither the length of a message nor how much of it has arrived. But
     it buffers at most 64 KiB of a message that is not being read. So only as many are read at once as fit into

@@ -1,4 +1,4 @@
-"""Who may ask, and from which pages: API keys, and the checks and fields of CORS (Fetch standard, section 3.2)."""
+"""Access to the server: API keys, and the checks and header fields of CORS (Fetch standard, section 3.2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY_SUBPROTOCOLS: Final = ("omni-api-key.", "openai-insecure-api-key.")
 class Authenticator:
     """Checks the keys of HTTP requests and WebSocket handshakes against their digests.
 
-    Where no keys are configured, all requests pass, whatever they present.
+    If no keys are configured, all requests pass, whatever they present.
     """
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
@@ -37,14 +37,14 @@ class Authenticator:
         return bool(self._keys)
 
     def authenticate(self, request: HttpRequest) -> ApiKey | None:
-        """Return the key of a request; None where no keys are configured.
+        """Return the key of a request; None if no keys are configured.
 
         Raises Unauthenticated for a missing, malformed or unknown key.
         """
         return self._find(_needed_key(request)) if self._keys else None
 
     def authenticate_header(self, authorization: str | None) -> ApiKey | None:
-        """Do the same as ``authenticate``, for protocols that have only the ``Authorization`` field."""
+        """Do what ``authenticate`` does, given only the value of the ``Authorization`` field."""
         if not self._keys:
             return None
         if authorization is None:
@@ -65,7 +65,7 @@ class Authenticator:
 
 
 def presented_key(request: HttpRequest) -> str | None:
-    """The key that a request presents, known or not; None where there is none, or it is malformed."""
+    """Return the key that a request presents, known or not; None if there is none, or it is malformed."""
     try:
         return _needed_key(request)
     except Unauthenticated:
@@ -99,7 +99,7 @@ def _bearer(authorization: str) -> str:
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _PREFLIGHT_LIFETIME_SEC: Final = 600
-#: What an error repeats of an ``Origin`` or ``Host``; no name is longer.
+#: Characters of an ``Origin`` or ``Host`` that an error repeats; no valid name is longer.
 _SHOWN_CHARACTERS: Final = 300
 _EXPOSED: Final = "Retry-After, WWW-Authenticate, Location"
 
@@ -119,27 +119,30 @@ def check_origin(request: HttpRequest) -> None:
 
 
 def is_allowed_origin(request: HttpRequest, allowed: Collection[str]) -> bool:
-    """Whether pages of ``Origin`` may use this server: those of the server itself and of ``allowed``; ``*`` is any."""
+    """Return whether pages of the request's ``Origin`` may use this server: its own pages, and those in ``allowed``.
+
+    ``*`` in ``allowed`` allows any page.
+    """
     origin = request.headers.get("origin")
     return origin is None or "*" in allowed or origin in allowed or _is_own_origin(request)
 
 
 def origin_refused(request: HttpRequest) -> OriginNotAllowed:
-    """The error for a page that may not use this server; the log says once a process how pages are allowed."""
+    """Return the error for a page that may not use this server; log, once a process, how to allow pages."""
     _warn_of_refused_origins()
     origin = (request.headers.get("origin") or "")[:_SHOWN_CHARACTERS]
     return OriginNotAllowed(f"pages of {origin} are not allowed; allow them with --allow-origin {origin}")
 
 
 def host_refused(request: HttpRequest) -> OriginNotAllowed:
-    """The error for a name that a server without keys does not answer to."""
+    """Return the error for a ``Host`` that a server without API keys does not accept."""
     host = (request.headers.get("host") or "")[:_SHOWN_CHARACTERS]
     return OriginNotAllowed(f"Host {host} not allowed on a server without API keys; allow it with --allow-host")
 
 
 @cache
 def _warn_of_refused_origins() -> None:
-    # Which it was is told to the client alone: the log has no text of clients.
+    # Only the client is told which origin it was: the log has no text of clients.
     logger.warning(
         "refused a page of another origin; --allow-origin names those that may connect, and the page's error says "
         "which it is (behind a proxy that ends TLS, also the server's own page)"
@@ -147,14 +150,14 @@ def _warn_of_refused_origins() -> None:
 
 
 def _is_own_origin(request: HttpRequest) -> bool:
-    """Whether ``Origin`` names this server: the scheme, host and port that the request was sent to."""
+    """Return whether ``Origin`` names this server: the scheme, host and port that the request was sent to."""
     scheme = "https" if request.secure else "http"
     host = request.headers.get("host") or ""
     return (request.headers.get("origin") or "").lower() == f"{scheme}://{host}".lower()
 
 
 def is_preflight(request: HttpRequest) -> bool:
-    """Whether a browser asks, with OPTIONS, for permission to send another request."""
+    """Return whether the request is a CORS preflight: with OPTIONS, a browser asks whether it may send another one."""
     return (
         request.method == "OPTIONS"
         and "origin" in request.headers
@@ -163,7 +166,7 @@ def is_preflight(request: HttpRequest) -> bool:
 
 
 def response_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
-    """Header fields of every response. An origin that is not allowed gets ``Vary``, for the sake of caches."""
+    """Return the CORS fields of a response. An origin that is not allowed gets only ``Vary``, for caches."""
     origin = request.headers.get("origin")
     if origin is None:
         return []
@@ -173,7 +176,7 @@ def response_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
 
 
 def preflight_headers(request: HttpRequest, methods: Iterable[str]) -> HeaderList:
-    """Header fields of the response to the preflight of an allowed origin; all requested header names are granted.
+    """Return the CORS fields of the response to an allowed origin's preflight. All requested header names are granted.
 
     Raises InvalidFrame for requested names that are not ASCII.
     """

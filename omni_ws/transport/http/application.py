@@ -1,4 +1,4 @@
-"""What the front door serves: applications, front ends and routes."""
+"""The base classes of what the front door serves: the application, front ends, and the router."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UpgradeDecision:
     """An accepted WebSocket handshake."""
 
     connection: ConnectionFactory = ServerConnection
-    #: Called with the connection once it is open; what it needs to know of the handshake is bound to it.
+    #: Called with the connection once it is open. Other arguments are bound to it, such as those from the handshake.
     serve: ServeConnection = ServerConnection.close
     #: The selected subprotocol.
     subprotocol: str | None = None
@@ -38,11 +38,14 @@ class UpgradeDecision:
 
 
 class Application(ABC):
-    """The interface between the front door and what it serves. All methods run on the event loop."""
+    """Base class of the application behind the front door: answers HTTP requests and WebSocket handshakes.
+
+    All methods run on the event loop.
+    """
 
     @abstractmethod
     async def handle(self, exchange: HttpExchange) -> None:
-        """Answers one HTTP request.
+        """Answer one HTTP request.
 
         An OmniError raised before the head of the response is sent becomes a JSON response; any other exception
         becomes a 500 with an id. The task that runs this is cancelled when the peer disconnects.
@@ -50,22 +53,23 @@ class Application(ABC):
 
     @abstractmethod
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Accepts a well-formed WebSocket handshake, or refuses it by raising an OmniError."""
+        """Accept a well-formed WebSocket handshake, or refuse it by raising an OmniError."""
 
     @abstractmethod
     def allows_host(self, request: HttpRequest) -> bool:
-        """Whether the request's ``Host`` names this server."""
+        """Return whether the request's ``Host`` names this server."""
 
     @abstractmethod
     def allows_origin(self, request: HttpRequest) -> bool:
-        """Whether pages of the request's ``Origin`` may use this server. Called only for requests that have one."""
+        """Return whether pages of the request's ``Origin``, which it has, may use this server."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of one HTTP connection; seconds and bytes."""
+    """Limits of one HTTP connection, in seconds and bytes."""
 
-    #: From the first byte of a request (of the first one: from the opening of the connection) to the end of its head.
+    #: From the first byte of a request (for the first request, from the opening of the connection) to the end of its
+    #: head.
     header_timeout_sec: float = 10.0
     #: Between two reads of a request body, while the peer owes bytes.
     body_timeout_sec: float | None = 30.0
@@ -78,8 +82,8 @@ class HttpLimits:
     max_header_bytes: int = 32 * 1024
     #: Unread body bytes at which reading pauses; also bounds the bytes held of pipelined requests.
     body_high_water_bytes: int = 64 * 1024
-    #: After a response sent before its request was read: how long, and how many bytes, are read and discarded. A close
-    #: with unread input resets the connection, and the peer, still sending, would lose the response.
+    #: After a response that was sent before its request was read: for how long, and how many bytes, input is read and
+    #: discarded. A close with unread input resets the connection, and the peer would lose the response.
     linger_timeout_sec: float = 5.0
     linger_bytes: int = 16 * 1024 * 1024
     #: A half-closed client is probed after this long, then at intervals that double up to ``half_close_probe_max_sec``.
@@ -88,7 +92,7 @@ class HttpLimits:
 
 
 class FrontEnd:
-    """Base class of everything that answers on the port: one way into the server, with its routes and its life cycle.
+    """Base class of front ends: an API of the server, such as Mode B or the Realtime API, with its routes and life.
 
     A front end overrides what applies to it; the defaults do nothing. The application calls ``register`` and
     ``connect_gauges`` once, before the port opens, ``open_ports`` once it is open, and the rest in this order as the
@@ -114,17 +118,17 @@ class FrontEnd:
         """End every session now, for this reason."""
 
     async def wait_ended(self) -> None:
-        """Waits until the engine has released what ``end_all`` ended.
+        """Wait until the engine has released what ``end_all`` ended.
 
         Runs beside the closing of the connections, and is cancelled when the close time-out passes.
         """
 
     async def wait_closed(self) -> None:
-        """Waits until no session is left. Runs once all connections are closed, without a time-out."""
+        """Wait until no session is left. Called once all connections are closed, without a time-out."""
 
 
 class SessionFrontEnd(FrontEnd):
-    """Base class of front ends whose connections carry sessions, which it drains and ends with the server."""
+    """Base class of front ends with Sessions, which it drains and ends with the server."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._live = sessions
@@ -143,7 +147,7 @@ Handler = Callable[[HttpExchange], Awaitable[None]]
 #: Accepts a WebSocket handshake, or refuses it by raising an OmniError.
 Upgrade = Callable[[HttpRequest], UpgradeDecision]
 
-#: What an error repeats of a path.
+#: Characters of a path that an error repeats.
 _SHOWN_CHARACTERS: Final = 128
 
 
@@ -158,7 +162,7 @@ class _Route:
         return bool(self.parts) and self.parts[-1].endswith(":path}")
 
     def parameters(self, segments: tuple[str, ...]) -> dict[str, str] | None:
-        """The path's parameters, or None for segments that do not match."""
+        """Return the parameters in the path ``segments``; None if they do not match this route."""
         if self.catches_rest:
             head = len(self.parts) - 1
             if len(segments) <= head:
@@ -181,7 +185,7 @@ class _Route:
 
 
 class Router:
-    """Finds what answers a request, by its method and its decoded path segments, and a WebSocket handshake by its path.
+    """The table of routes: finds the handler of a request by its method and path, and of a WebSocket by its path.
 
     Templates look like ``/v1/models/{id}``; a final part ``{name:path}`` matches the rest of the path, slashes
     included. A literal part takes precedence over a parameter, in whatever order the two were added.
@@ -194,7 +198,7 @@ class Router:
         self._websockets: dict[str, list[tuple[Callable[[HttpRequest], bool], Upgrade]]] = {}
 
     def add(self, method: str, template: str, handler: Handler) -> None:
-        """Raises ValueError for a route that has a handler already."""
+        """Add a handler. Raises ValueError if the method and path have one already."""
         parts = tuple(part for part in template.split("/") if part)
         route = self._routes.setdefault(parts, _Route(template, parts))
         if method in route.methods:
@@ -207,23 +211,24 @@ class Router:
     def add_websocket(
         self, path: str, upgrade: Upgrade, *, takes: Callable[[HttpRequest], bool] = lambda request: True
     ) -> None:
-        """``upgrade`` answers the handshakes at ``path`` that ``takes`` accepts; endpoints are asked in the order in
-        which they were added.
+        """Let ``upgrade`` answer the handshakes at ``path`` for which ``takes`` returns True.
+
+        Endpoints at the same path are asked in the order in which they were added.
 
         A GET without an upgrade needs a route of its own; see ``needs_upgrade``.
         """
         self._websockets.setdefault(path, []).append((takes, upgrade))
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """The answer to a WebSocket handshake. Raises what refuses it: NotFound where no endpoint takes it."""
+        """Return the decision on a handshake. Raises the error that refuses it: NotFound if no endpoint takes it."""
         for takes, upgrade in self._websockets.get(request.path, ()):
             if takes(request):
                 return upgrade(request)
-        self.match("GET", request.segments)  # raises its own NotFound where there is no route either
+        self.match("GET", request.segments)  # raises its own NotFound if there is no route either
         raise NotFound(f"no WebSocket at {shown_path(request.segments)}")
 
     def match(self, method: str, segments: tuple[str, ...]) -> tuple[Handler, str, Mapping[str, str]]:
-        """The handler of a request, the template of its route (a label of the metrics) and the path's parameters.
+        """Return a request's handler, the template of its route (a label of the metrics) and the path's parameters.
 
         Raises NotFound, or MethodNotAllowed with the methods of the path.
         """
@@ -236,13 +241,13 @@ class Router:
         return handler, route.template, parameters
 
     def allow(self, segments: tuple[str, ...]) -> tuple[str, ...]:
-        """The methods of a path, or of all paths together for ``*``. Raises NotFound."""
+        """Return the methods of a path, or of all paths together for ``*``. Raises NotFound."""
         if segments == ("*",):
             return tuple(sorted({method for route in self._ordered for method in route.allow}))
         return self._find(segments)[0].allow
 
     async def dispatch(self, exchange: HttpExchange) -> None:
-        """Runs the handler of the exchange's request. OPTIONS is answered here, without authentication."""
+        """Run the handler of the exchange's request. OPTIONS is answered here, without authentication."""
         request = exchange.request
         if request.method == "OPTIONS":
             await exchange.respond_options(self.allow(request.segments))
@@ -261,11 +266,11 @@ class Router:
 
 
 async def needs_upgrade(exchange: HttpExchange) -> None:
-    """The handler of a GET at the path of a WebSocket. Raises UpgradeRequired."""
+    """Raise UpgradeRequired: the handler of a plain GET at the path of a WebSocket."""
     raise UpgradeRequired("this path requires a WebSocket handshake")
 
 
 def shown_path(segments: tuple[str, ...]) -> str:
-    """The decoded path, truncated, for an error message."""
+    """Return the decoded path, truncated, for an error message."""
     path = "/" + "/".join(segments)
     return path if len(path) <= _SHOWN_CHARACTERS else path[:_SHOWN_CHARACTERS] + "…"

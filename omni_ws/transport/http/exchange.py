@@ -1,4 +1,4 @@
-"""One request with its response, as handlers see them; the task that runs a handler, and readers of whole bodies.
+"""HttpExchange: one request with its response, as handlers see them; and the access log, JSON bodies and forms.
 
     async def handler(exchange: HttpExchange) -> None:
         body = await exchange.read_body(limit)
@@ -48,7 +48,7 @@ _BODILESS: Final = frozenset({204, 304})
 
 
 class ExchangeRecording:
-    """Observer of what an exchange reads and writes; this one records nothing."""
+    """Base class of observers of what an exchange reads and writes. Its methods do nothing."""
 
     def read(self, data: bytes) -> None:
         """Observe a piece of the body, ``b""`` at its end."""
@@ -75,15 +75,15 @@ class ExchangeRecording:
 NOT_RECORDED: Final = ExchangeRecording()
 
 
-#: Of a body that was pushed back, what one ``read`` returns at most.
+#: Bytes that one ``read`` returns at most of a body that was pushed back.
 _PIECE_BYTES: Final = 64 * 1024
 
 
 class HttpExchange:
     """A request and the response to it.
 
-    Handlers say what they want of the body before they read it. Response methods raise PeerGone once the client has
-    disconnected.
+    Handlers call the methods that configure the body before they read it. Response methods raise PeerGone once the
+    client has disconnected.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HttpExchange:
         origin_allowed: bool,
     ) -> None:
         self.request = request
-        #: Template of the matched route, "" where none matched.
+        #: Template of the matched route; "" if none matched.
         self.route: str = ""
         self.path_parameters: Mapping[str, str] = {}
         #: For the access log: the session of the request, and an error that the handler sent as part of a response.
@@ -117,12 +117,12 @@ class HttpExchange:
         self._on_throttled: Callable[[bool], None] = lambda held: None
         self._input_share: Share | None = None
         self._on_body: Callable[[bytes], None] | None = None
-        #: Called with an error that ends what runs for this request, in order that the client receives it.
+        #: Functions that end the work on this request with an error, which the client receives.
         self.interrupts: list[Callable[[OmniError], None]] = []
         self.recording = NOT_RECORDED
         #: Set when content of a live body has arrived, not only parameters.
         self.has_content = False
-        #: Bytes that were read, and are to be read again; and whether the body ended with them.
+        #: Bytes that were read, and that ``read`` returns again; and whether the body ends with them.
         self._pushed_back = bytearray()
         self._ended_there = False
         #: Whether the head of the response has been sent, so that its status can no longer change; and whether its end
@@ -139,16 +139,16 @@ class HttpExchange:
         return self._body.received
 
     def end_body(self, error: OmniError) -> None:
-        """Make ``read`` raise ``error`` behind what has arrived."""
+        """Make ``read`` raise ``error`` after the bytes that have arrived."""
         self._input.fail_body(error)
 
     @property
     def body_timeout(self) -> float | None:
-        """Longest silence of the peer while it owes body bytes, in seconds; None for no bound. May be set any time."""
+        """Longest silence of the peer while it owes body bytes, in seconds; None for no bound."""
         return self._input.body_timeout
 
     def allow_silence(self, seconds: float | None) -> None:
-        """Set the longest silence of the peer while it owes body bytes. May be called any time."""
+        """Set the longest silence of the peer while it owes body bytes, in seconds; None for no bound."""
         self._input.allow_silence(seconds)
 
     def body_is_live(self, silence: float) -> None:
@@ -156,17 +156,17 @@ class HttpExchange:
         self._input.allow_any_rate(silence)
 
     def limit_input(self, pace: Callable[[int], float] | None, share: Share) -> None:
-        """Throttle the body, and charge what ``charge`` names to ``share``, which is released with the exchange.
+        """Throttle the body by ``pace``, and let ``charge`` charge ``share``, which is released with the exchange.
 
-        ``pace`` is called with the size of every piece, and returns for how many seconds to hold the piece back. The
-        socket is not read meanwhile, once enough is held.
+        ``pace`` is called with the size of every piece, and returns for how many seconds to delay the piece. Meanwhile
+        the socket is read only up to the high-water mark.
         """
         self._input_pace, self._input_share = pace, share
 
     def feed_live(self, on_throttled: Callable[[bool], None]) -> None:
-        """The body feeds a session, which times its silence from here on.
+        """Note that the body feeds a session, whose time-out for silence replaces the body's from here on.
 
-        ``on_throttled`` is called with True while a piece is being held back by the pace, then with False.
+        ``on_throttled`` is called with True when the pace begins to delay a piece, then with False.
         """
         self._on_throttled = on_throttled
         self.allow_silence(None)
@@ -174,30 +174,30 @@ class HttpExchange:
     def watch_body(self, on_body: Callable[[bytes], None]) -> None:
         """Have ``on_body`` called with every piece before it is throttled, and with ``b""`` at the end.
 
-        ``read`` raises what it raises.
+        Errors that ``on_body`` raises are raised by ``read``.
         """
         self._on_body = on_body
 
     def content_came(self) -> None:
-        """Content of a live body has arrived, not only parameters."""
+        """Note that content of a live body has arrived, not only parameters."""
         self.has_content = True
 
-    # What others know of it
+    # Notes for the log, the metrics and the recording
 
     def found(self, route: str, path_parameters: Mapping[str, str]) -> None:
-        """The router has found this route for it."""
+        """Note the route that the router has found."""
         self.route, self.path_parameters = route, path_parameters
 
     def belongs_to(self, session_id: str) -> None:
-        """It is of this session."""
+        """Note the session that the request belongs to."""
         self.session_id = session_id
 
     def tell_error(self, error: OmniError) -> None:
-        """The handler sends an error as part of the response."""
+        """Note an error that the handler sends as part of the response."""
         self.error = error
 
     def record(self, recording: ExchangeRecording) -> None:
-        """Have all that is read and written from now on recorded."""
+        """Report everything that is read and written from now on to ``recording``."""
         self.recording = recording
 
     async def read(self) -> bytes:
@@ -224,9 +224,9 @@ class HttpExchange:
         return chunk
 
     def push_back(self, data: bytearray, *, ended: bool) -> None:
-        """Make ``read`` return ``data`` again, in pieces, and with ``ended`` the end of the body behind it.
+        """Make ``read`` return ``data`` again, in pieces, and then the end of the body if it has ``ended``.
 
-        ``data`` is emptied meanwhile. What is left of it is charged with what ``charge`` names.
+        ``read`` removes the pieces from ``data``. The rest of ``data`` is included in what ``charge`` charges.
         """
         self._pushed_back, self._ended_there = data, ended
 
@@ -237,14 +237,14 @@ class HttpExchange:
         return piece
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Iterate over the body as it arrives. Raises as ``read`` does."""
+        """Iterate over the body as it arrives. Raises what ``read`` raises."""
         while chunk := await self.read():
             yield chunk
 
     async def read_body(self, limit: int) -> bytes:
         """Read a whole body of at most ``limit`` bytes.
 
-        Raises as ``read`` and ``charge`` do, and PayloadTooLarge, before reading where Content-Length names the size.
+        Raises what ``read`` and ``charge`` raise, and PayloadTooLarge: before reading, if Content-Length is too large.
         """
         self._refuse_encoded_body()
         if (self.request.content_length or 0) > limit:
@@ -258,9 +258,9 @@ class HttpExchange:
         return bytes(whole)
 
     def charge(self, size: int) -> None:
-        """Charge ``size`` bytes in all, kept of what was read, to ``input_share``, in place of what was charged before.
+        """Charge the memory that the handler holds of the body: ``size`` bytes now, in place of the size before.
 
-        Raises EngineOverloaded where that exceeds the server's budget.
+        Raises EngineOverloaded if that exceeds the server's budget.
         """
         if self._input_share is not None:
             self._input_share.resize(size + len(self._pushed_back))
@@ -278,8 +278,8 @@ class HttpExchange:
     async def respond(self, status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"") -> None:
         """Send a whole response.
 
-        It closes the connection where the server drains, and where a part of the request's body has not arrived: that
-        part stands between this response and the next request.
+        The connection is closed after it if the server drains, or if a part of the request's body has not arrived,
+        which would precede the next request.
         """
         fields = [*headers]
         if status not in _BODILESS:
@@ -302,7 +302,7 @@ class HttpExchange:
         await self.respond(status, [("Content-Type", JSON), *headers], orjson.dumps(content))
 
     async def respond_error(self, error: OmniError) -> None:
-        """Send ``error`` as a response. Drops the connection where the head was sent or the error has no status."""
+        """Send ``error`` as a response. Drops the connection if the head was sent, or the error has no status."""
         status = http_status(error)
         if self.head_sent or status is None:
             self._output.abort()
@@ -313,7 +313,7 @@ class HttpExchange:
         await self.respond(status, headers, error_body(error))
 
     async def respond_options(self, methods: Iterable[str]) -> None:
-        """Respond to OPTIONS for a path that takes ``methods``, with CORS fields where it is a browser's preflight."""
+        """Respond to OPTIONS for a path with these ``methods``, with CORS fields if it is a browser's preflight."""
         allow = tuple(methods)
         headers: HeaderList = [("Allow", ", ".join(allow))]
         if self.origin_allowed and access.is_preflight(self.request):
@@ -332,7 +332,7 @@ class HttpExchange:
 
     @property
     def startable(self) -> bool:
-        """Whether ``start`` would not wait. The response has not started then."""
+        """Whether the response has not started, and ``start`` would not wait."""
         return not self.head_sent and self._output.has_room
 
     def start_now(
@@ -367,7 +367,7 @@ class HttpExchange:
 
     @property
     def writable(self) -> bool:
-        """Whether ``write`` would not wait. The response has started then."""
+        """Whether the response has started and not ended, and ``write`` would not wait."""
         return self.head_sent and not self._ended and self._output.has_room
 
     def write_now(self, data: bytes) -> None:
@@ -381,7 +381,7 @@ class HttpExchange:
         self.recording.written(data)
 
     async def end(self, parts: Sequence[bytes] = ()) -> None:
-        """End a started response, behind ``parts``, with one write. Does nothing where it has ended."""
+        """Send ``parts`` and the end of a started response, with one write. Does nothing if the response has ended."""
         if self._ended:
             return
         data = b"".join(parts)
@@ -414,7 +414,7 @@ async def serve_exchange(
 ) -> None:
     """Run ``handle`` for one exchange, make sure that a response is sent, and log the request.
 
-    An error becomes a response where none has started, and drops the connection otherwise. Raises PeerGone, and what
+    An error becomes a response if none has started, and drops the connection otherwise. Raises PeerGone, and what
     sending a response raises.
     """
     loop = asyncio.get_running_loop()
@@ -441,7 +441,7 @@ async def serve_exchange(
 
 
 async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awaitable[None]]) -> OmniError | None:
-    """Run ``handle``, and respond with the error that it raises, which is returned."""
+    """Run ``handle``. If it raises, respond with the error, and return the error."""
     request = exchange.request
     try:
         if not exchange.origin_allowed and (request.method not in access.SAFE_METHODS or access.is_preflight(request)):
@@ -461,14 +461,14 @@ async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awai
 
 
 def _sole_cause(raised: Exception) -> Exception:
-    """Unwrap groups of one exception: task groups of handlers wrap what clients are to see."""
+    """Return the exception inside groups of a single exception, such as those that task groups raise."""
     while isinstance(raised, ExceptionGroup) and len(raised.exceptions) == 1:
         raised = raised.exceptions[0]
     return raised
 
 
 def _where(exchange: HttpExchange) -> str:
-    """Name the request for the log by its route, since a path is text of the client's."""
+    """Return the method and route of a request, for the log: its path is text of the client."""
     return f"{exchange.request.method} {exchange.route or 'a request'}"
 
 
@@ -484,7 +484,7 @@ def response_head(status: int, headers: HeaderList) -> h11.Response:
 
 @lru_cache(maxsize=64)
 def _head_at(second: int, status: int, headers: tuple[tuple[str, str], ...]) -> h11.Response:
-    """Build a head. Equal ones of the same second are one: to build and check it takes longer than to send it."""
+    """Build a head. Cached for equal heads within a second: to build and check one takes longer than to send it."""
     fields = [("Date", formatdate(second, usegmt=True)), ("Server", SERVER_NAME), *headers]
     return h11.Response(status_code=status, headers=fields, reason=_reason(status))
 
@@ -500,16 +500,17 @@ def _reason(status: int) -> bytes:
 
 logger = logging.getLogger("omni_ws.http")
 
-#: Routes that monitoring requests all the time; successes are logged at debug level.
+#: Routes that monitoring systems request all the time; successes are logged at debug level.
 _MONITORED = frozenset({"/health", "/metrics"})
 
 
-#: ``AccessLog``, which is called at the end of every request, refused and upgraded ones included.
+#: An ``AccessLog``, or a function with its arguments: called at the end of every request, refused and upgraded ones
+#: included.
 LogAccess: TypeAlias = Callable[..., None]
 
 
 class AccessLog:
-    """Writes one line and counts one for each request."""
+    """The access log: for each request, writes a log line and counts it in the metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -527,15 +528,15 @@ class AccessLog:
         error: OmniError | None = None,
         session_id: str = "",
     ) -> None:
-        """Log a request that is over. Nothing in it is text of the client's but ``method`` and ``client``.
+        """Log a request that is over. No argument is text of the client, except ``method`` and ``client``.
 
         Args:
-            route: The template of the path, "" where none matched.
-            status: 0 where the client disconnected before the response.
+            route: The template of the path; "" if none matched.
+            status: 0 if the client disconnected before the response.
             received_bytes: Size of the request's body; ``sent_bytes`` that of the response.
             error: May also be one that occurred after the head of the response.
         """
-        # A label of clients' own invention would make the number of time series unbounded.
+        # With methods that clients make up as labels, the number of time series would be unbounded.
         method = method if method in HTTP_METHODS else "other"
         level = logging.INFO if error is None else level_of(error)
         if route in _MONITORED and status == 200:
@@ -573,7 +574,7 @@ Result = TypeVar("Result")
 
 
 async def to_thread_if_large(size: int, work: Callable[[], Result]) -> Result:
-    """Run ``work`` on ``size`` bytes: on the event loop where they are few, else in a worker thread."""
+    """Run ``work``, which handles ``size`` bytes: on the event loop if they are few, else in a worker thread."""
     return await run_work(Work.BODIES, work) if size > INLINE_BYTES else work()
 
 
@@ -582,8 +583,8 @@ async def read_json_object(
 ) -> tuple[dict[str, Any], int]:
     """Read a body of at most ``limit`` bytes that is one JSON object. Returns the object and the size of the body.
 
-    ``hint`` ends the message to clients that send another type. Raises as ``HttpExchange.read_body`` does, and
-    UnsupportedFormat for another type, InvalidFrame for anything but a JSON object.
+    ``hint`` ends the error message for another content type. Raises what ``HttpExchange.read_body`` raises,
+    UnsupportedFormat for another content type, and InvalidFrame for anything but a JSON object.
     """
     kind = exchange.request.content_type
     if kind not in _JSON_TYPES and not kind.endswith("+json"):
@@ -600,7 +601,7 @@ async def read_json_object(
 # Forms (RFC 7578)
 
 FORM_TYPE: Final = "multipart/form-data"
-#: The part that is a file also where it has no file name.
+#: The name of the part that is a file even without a file name.
 FILE_FIELD: Final = b"file"
 _EXTENDED_FILENAME: Final = re.compile(rb";\s*filename\*\s*=\s*[\w-]+'[\w-]*'([^;\s]*)", re.IGNORECASE)
 #: Parts of one form.
@@ -615,8 +616,8 @@ _MAX_HEADER_BYTES: Final = 4096
 class FormPart:
     """One part of a form.
 
-    ``filename`` is None where it is not a file, and "" for a file that has none; ``content_type`` is "" where it has
-    none.
+    ``filename`` is None if the part is not a file, and "" for a file without a name; ``content_type`` is "" if the part
+    has none.
     """
 
     name: str
@@ -700,7 +701,7 @@ class FormReader:
             raise InvalidFrame(f"invalid form: {str(error)[:80]}") from None
 
     def finish(self) -> list[FormPart]:
-        """Return the parts, at the end of the body. Raises InvalidFrame where the closing delimiter is missing."""
+        """Return the parts, at the end of the body. Raises InvalidFrame if the closing delimiter is missing."""
         if not self._ended:
             raise InvalidFrame("the form ended before its last boundary")
         return self._parts
@@ -749,6 +750,6 @@ class FormReader:
 
 
 def _extended_filename(disposition: bytes) -> bytes | None:
-    """The file name in the form of RFC 5987, which the parser leaves out."""
+    """Return the file name in the form of RFC 5987 (``filename*=``), which the parser ignores; None without one."""
     found = _EXTENDED_FILENAME.search(disposition)
     return None if found is None else unquote_to_bytes(found[1])

@@ -1,4 +1,4 @@
-"""FrontDoor: HTTP/1.1 and WebSocket on one port.
+"""FrontDoor: the asyncio protocol that serves HTTP/1.1 and WebSocket on one port.
 
 A connection speaks HTTP until the client upgrades it; then a connection of the websockets library takes over the
 transport. The front door is the connection factory of the library's own server, which keeps its TLS, its Unix sockets,
@@ -9,8 +9,8 @@ its extensions and its close codes:
     async with serve(websocket_handler, host, port, create_connection=door, compression=None):
         ...
 
-With TLS the library's server listens without it, and ``TlsDoor`` shakes hands: a connection counts from the moment at
-which it is accepted, and the library knows it only once it is secure.
+With TLS, the library's server listens without TLS, and ``TlsDoor`` does the TLS handshake: thus a connection counts
+from the moment at which it is accepted, and the library knows it only once it is secure.
 
 The library takes over a transport in use if it is given the request head again. That is not documented: the version of
 the library is pinned, and tests/transport/http/test_front_door_contract.py checks what the front door relies on.
@@ -29,23 +29,23 @@ of tiny chunks, so the connection yields to the event loop after 256 events.
 Deadlines: a phase has one (for the head, for keep-alive, for lingering), HttpInput has one for bodies that stall, and
 HttpOutput one for peers that do not read. Handlers may take as long as they like.
 
-Pipelining: h11 pauses behind a complete request until both sides are done and the next cycle starts. Requests are
+Pipelining: h11 pauses after a complete request until both sides are done and the next cycle starts. Requests are
 served one at a time, in order; bytes of later ones wait in h11's buffer, and past the high-water mark in the kernel.
 
 Half-close: a client may close its sending side and read on. That looks the same as a closed socket until something is
 sent, so such a peer is probed with bytes without meaning: an interim response before the head, a comment or a leading
-zero of a chunk size behind it. A peer that is gone replies with a reset; the connection is lost, which cancels the
+zero of a chunk size after it. A peer that is gone replies with a reset; the connection is lost, which cancels the
 handler. Most have closed their socket, so the first probe comes soon; later ones are rare, as a client may count them.
 While reading is paused, the kernel is asked about the peer. TLS has no half-close: its end of data is a close.
 
-Closing: a close with unread input makes the kernel send a reset, which overtakes the response. Where the peer may
-still be sending, the connection therefore closes its sending side only, and lingers while it discards input.
+Closing: a close with unread input makes the kernel send a reset, which overtakes the response. If the peer may still be
+sending, the connection therefore closes its sending side only, and lingers while it discards input.
 
-WebSocket: behind an upgrade request h11 stops parsing. The transport, the head and the bytes behind it go to another
+WebSocket: after an upgrade request h11 stops parsing. The transport, the head and the bytes after it go to another
 protocol; from then on nothing of this one runs.
 
-Drain: ``Connections.close_idle`` closes connections between two requests; the others close behind their response.
-Where that takes too long, ``interrupt`` ends handlers with an error, and ``abort`` drops what is left.
+Drain: ``Connections.close_idle`` closes connections between two requests; the others close after their response. If
+that takes too long, ``interrupt`` ends handlers with an error, and ``abort`` drops the connections that are left.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _EVENTS_PER_PASS: Final = 256
 
 
 class Phase(enum.Enum):
-    """What a connection is doing: what the next bytes from the peer mean, and thereby what happens to them.
+    """The phase of a connection, by which the next bytes from the peer are handled.
 
     ============ ======================================================= ========================================
     phase        bytes from the peer                                     next
@@ -134,8 +134,8 @@ NEXT_PHASES: Final = {
 class FrontDoor(asyncio.Protocol):
     """Serves the requests of one connection, one after another, and upgrades it to WebSocket.
 
-    ``serve`` creates it in place of a connection of its own. ``protocol`` provides the limits and extensions for the
-    protocol of an upgraded connection, whose factory gets ``options``. It is an OpenConnection of the registry.
+    The library's ``serve`` creates it in place of a ServerConnection. ``protocol`` provides the limits and extensions
+    for the protocol of an upgraded connection, whose factory gets ``options``. It is an OpenConnection.
     """
 
     def __init__(
@@ -155,12 +155,12 @@ class FrontDoor(asyncio.Protocol):
         self._server = server
         self._options = options
         self._elsewhere = elsewhere
-        #: What has counted for the connection before it was made.
+        #: The TlsDoor that is registered in place of this connection until it is made.
         self._accepted_as: OpenConnection | None = None
-        #: What another process read of the connection, and whether that process passed it on to this one.
+        #: Bytes that another process has read from the connection, and whether that process passed the connection on.
         self._received_elsewhere = b""
         self._passed_on = False
-        #: Which process gets the connection, and what was read of it, once it is to be given away.
+        #: The number of the worker that is to get the connection, and the bytes read from it; None if this one serves.
         self._destination: tuple[int, bytes] | None = None
         self._application = application
         self._log_access = log_access
@@ -184,7 +184,7 @@ class FrontDoor(asyncio.Protocol):
         self._phase = Phase.HEAD
         #: Whether the peer has closed its sending side.
         self._half_closed = False
-        #: Of the connection; tells TLS from HTTP.
+        #: The first byte of the connection, which tells TLS from HTTP.
         self._first_byte = b""
         #: Bytes received of the head in HEAD, and bytes discarded in LINGER.
         self._head_bytes = self._lingered_bytes = 0
@@ -206,13 +206,13 @@ class FrontDoor(asyncio.Protocol):
         return len(self._server.all_connections) + elsewhere
 
     def accept_as(self, connection: OpenConnection) -> None:
-        """``connection`` counts for this one until it is made."""
+        """Note that ``connection`` is registered in place of this one until this one is made."""
         self._accepted_as = connection
 
     def received_elsewhere(self, data: bytes, *, passed_on: bool) -> None:
-        """What another process has read of the connection that is about to be made.
+        """Note the bytes that another process has read from the connection that is about to be made.
 
-        The first request of one that was ``passed_on`` is served here in any case.
+        ``passed_on``: the first request is served here, and not passed on again.
         """
         self._received_elsewhere = data
         self._passed_on = passed_on
@@ -277,7 +277,7 @@ class FrontDoor(asyncio.Protocol):
         self._dispatch_events()
 
     def eof_received(self) -> bool:
-        """Close, or go on with one direction only; returns whether the transport stays open."""
+        """Close, or go on with one direction only. Returns whether the transport stays open."""
         self._half_closed = True
         if self._phase is not Phase.EXCHANGE:
             self._close()
@@ -298,7 +298,7 @@ class FrontDoor(asyncio.Protocol):
             self._loop.call_soon(self._pass_on)  # a transport may not be aborted from in here
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the handler, at whose end ``_exchange_done`` leaves the registry."""
+        """Cancel the handler; when it has ended, ``_exchange_done`` removes the connection from the registry."""
         self._enter(Phase.CLOSED)
         self._detach()
         if self._task is None:
@@ -428,7 +428,7 @@ class FrontDoor(asyncio.Protocol):
         self._task.add_done_callback(self._exchange_done)
 
     def _exchange_done(self, task: asyncio.Task[None]) -> None:
-        """Go on to the next request, or close the connection."""
+        """Handle the end of an exchange: begin the next request, or close the connection."""
         self._task = self._exchange = None
         self._probe.stop()
         self._input.end_request()
@@ -463,7 +463,7 @@ class FrontDoor(asyncio.Protocol):
         self._dispatch_events()
 
     def _refuse(self, error: OmniError) -> None:
-        """Respond with ``error`` to what did not become an exchange, and close the connection."""
+        """Respond with ``error`` to a request that cannot be handled, and close the connection."""
         status = http_status(error) or 400
         method = "" if self._request is None else self._request.method
         self._log_access(method, "", status, client=self._client, error=error)
@@ -484,7 +484,7 @@ class FrontDoor(asyncio.Protocol):
     # Giving the connection away
 
     def _prepare_to_pass_on(self, serial: int, event: h11.Request) -> None:
-        """Give the connection to the process ``serial`` of the group, once all that was written has left."""
+        """Give the connection to the worker ``serial``, once all written bytes are sent."""
         received = b"%b %b HTTP/%b\r\n" % (event.method, event.target, event.http_version)
         received += _fields(event) + b"\r\n" + self._http.trailing_data[0]
         self._enter(Phase.HANDED_OVER)
@@ -492,13 +492,13 @@ class FrontDoor(asyncio.Protocol):
         self._transport.pause_reading()
         self._destination = (serial, received)
         if self._transport.get_write_buffer_size():  # the response before has not left yet
-            self._output.pause()  # which drops the connection where that takes too long
+            self._output.pause()  # which drops the connection if that takes too long
             self._transport.set_write_buffer_limits(0)  # writing resumes once all has left
         else:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give the connection away. It stays in the registry until then; the system keeps it open meanwhile."""
+        """Give the connection to the other process, and remove it from the registry."""
         if self._elsewhere is None or self._destination is None or self._transport.is_closing():
             return
         try:
@@ -529,9 +529,9 @@ class FrontDoor(asyncio.Protocol):
         connection.data_received(head + b"\r\n" + trailing)
 
     def _protocol_for(self, decision: UpgradeDecision) -> ServerProtocol:
-        """Create the protocol of an upgraded connection; that of ``serve`` selects one subprotocol for all paths."""
+        """Create the protocol of an upgraded connection, with the decision's subprotocol and limit."""
 
-        # Not of the decision: the protocol lives as long as the connection.
+        # ``select`` must not refer to the decision, as the protocol lives as long as the connection.
         subprotocol = None if decision.subprotocol is None else Subprotocol(decision.subprotocol)
 
         def select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
@@ -550,7 +550,7 @@ class FrontDoor(asyncio.Protocol):
     # Closing
 
     def _finish(self) -> None:
-        """Take no more requests, and close the connection such that the peer receives the last response."""
+        """Handle no more requests, and close the connection such that the peer receives the last response."""
         if self._half_closed or (self._input.body.complete and not self._input.pipelined_bytes):
             self._close()
             return
@@ -586,7 +586,7 @@ class FrontDoor(asyncio.Protocol):
         self.abort()
 
     def _check_hang_up(self) -> None:
-        """Act on what the kernel knows of a peer while reading is paused, which delays its end of data."""
+        """Ask the kernel whether the peer has gone, as long as reading is paused, and act on that."""
         found = hang_up(self._transport)
         if found is HangUp.UNKNOWN:
             self._output.probe()
@@ -596,7 +596,7 @@ class FrontDoor(asyncio.Protocol):
             self._probe.begin()
 
     def _probe_peer(self) -> None:
-        """Send what a connected peer ignores: an interim response (RFC 9110, section 15.2), or a probe in the content.
+        """Send something that a connected peer ignores: an interim response (RFC 9110, section 15.2), or a filler.
 
         Only HTTP/1.1 has interim responses.
         """
@@ -608,7 +608,10 @@ class FrontDoor(asyncio.Protocol):
 
 
 class TlsDoor(asyncio.Protocol):
-    """A connection that was accepted, which shakes hands and then is that of ``door``; an OpenConnection until then."""
+    """The protocol of an accepted connection until its TLS handshake is done; then ``door`` takes over.
+
+    It is an OpenConnection.
+    """
 
     busy = False
 
@@ -643,7 +646,7 @@ class TlsDoor(asyncio.Protocol):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._door, accepted, ssl=self._context, ssl_handshake_timeout=self._timeout_sec
             )
-        except OSError:  # of the peer, or of its time
+        except OSError:  # the peer failed the handshake, or took too long
             accepted.close()
         finally:
             self._connections.discard(self)
@@ -671,10 +674,10 @@ def front_door(
     elsewhere: WorkerGroup | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> type[ServerConnection]:
-    """Return the ``create_connection`` argument of ``serve``, which is to have no ``ssl``.
+    """Return the ``create_connection`` argument of the library's ``serve``, which must get no ``ssl`` argument.
 
     ``log_access`` is called at the end of every request, see AccessLog; ``addresses`` knows the trusted proxies;
-    ``elsewhere`` the other processes that serve the same port.
+    ``elsewhere`` is the group of the other processes that serve the same port.
     """
     limits = limits or HttpLimits()
     door: Callable[..., FrontDoor] = functools.partial(
@@ -713,13 +716,13 @@ def _fields(event: h11.Request) -> bytes:
 
 
 def _handshake_fields(event: h11.Request) -> bytes:
-    """The header fields for the library, which takes no other protocol beside WebSocket in ``Upgrade``."""
+    """Return the header fields for the library, which accepts only WebSocket in ``Upgrade``."""
     fields = (field for field in event.headers.raw_items() if field[0].lower() != b"upgrade")
     return b"".join(b"%b: %b\r\n" % field for field in fields) + b"Upgrade: websocket\r\n"
 
 
 def check_handshake(event: h11.Request, request: HttpRequest) -> None:
-    """Refuse handshakes that the library would refuse with a text response of its own (RFC 6455, section 4.2.1).
+    """Check a handshake as the library would (RFC 6455, section 4.2.1), which refuses with text responses.
 
     Raises InvalidFrame, UpgradeRequired or HeaderTooLarge, which become JSON responses.
     """

@@ -1,4 +1,4 @@
-"""Deadlines of connections, peers that disconnect unnoticed, and the registry of all that are open."""
+"""Deadlines, the detection of peers that disconnect unnoticed, and the registry of open HTTP connections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Deadline:
         self._schedule(self._due)
 
     def disarm(self) -> None:
-        """Cancel the deadline. Does nothing where it is not armed."""
+        """Cancel the deadline. Does nothing if it is not armed."""
         self._due = None
         if self._handle is not None:
             self._handle.cancel()
@@ -68,7 +68,7 @@ class Deadline:
 #: Seconds after which a socket that is not read is checked first; the interval then doubles up to the second.
 FIRST_CHECK_SEC: Final = 1.0
 LONGEST_CHECK_SEC: Final = 4.0
-#: Reports that the peer closed its sending side, ahead of the data before it; Linux only.
+#: The poll event of a peer that closed its sending side, reported before the data in front of it is read. Linux only.
 _END_OF_DATA: Final[int] = getattr(select, "POLLRDHUP", 0)
 
 #: Seconds of silence before the kernel's first keep-alive probe, seconds between two probes, and how many may stay
@@ -92,9 +92,9 @@ class HangUp(enum.Enum):
 
 
 class Recheck:
-    """Calls ``check`` from ``begin`` on: after ``first_sec``, then at intervals that double up to ``longest_sec``.
+    """A timer that calls ``check`` after ``first_sec``, then at intervals that double up to ``longest_sec``.
 
-    By default for peers that are not read, under backpressure, whose end of data waits behind data: see ``hang_up``.
+    The default times suit ``hang_up``: checks of a peer that is not read, whose end of data waits behind other data.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class Recheck:
         self._deadline = Deadline(asyncio.get_running_loop(), self._due)
 
     def begin(self) -> None:
-        """Start checking. Does nothing where that goes on already."""
+        """Start checking. Does nothing if it has started already."""
         if not self._running:
             self._running = True
             self._interval = self._first_sec
             self._deadline.arm(self._interval)
 
     def end(self) -> None:
-        """Stop checking. The timer runs out by itself, since pauses in reading are frequent and short."""
+        """Stop checking, but let the timer run out by itself: pauses in reading are frequent and short."""
         self._running = False
 
     def stop(self) -> None:
-        """Stop checking, timer included."""
+        """Stop checking, and cancel the timer."""
         self._running = False
         self._deadline.disarm()
 
@@ -132,7 +132,7 @@ class Recheck:
 
 
 def hang_up(transport: asyncio.BaseTransport) -> HangUp:
-    """Ask the kernel whether the peer of ``transport`` has hung up, without reading."""
+    """Return what the kernel knows of the peer of ``transport``, without reading from the socket."""
     descriptor = transport.get_extra_info("socket").fileno()
     if descriptor < 0:
         return HangUp.GONE
@@ -164,7 +164,7 @@ MAX_TURNED_AWAY: Final = 64
 
 
 class OpenConnection(Protocol):
-    """What the registry calls on a connection."""
+    """The methods that the registry calls on a connection."""
 
     @property
     def busy(self) -> bool:
@@ -175,26 +175,26 @@ class OpenConnection(Protocol):
         """Close the connection if it is between two requests."""
 
     def interrupt(self, error: OmniError) -> None:
-        """End what runs for the request with ``error``."""
+        """End the work on the current request with ``error``, which the client receives."""
 
     def abort(self) -> None:
         """Drop the connection, which cancels its handler."""
 
 
 class Connections:
-    """Registry of a server's open HTTP connections, which bounds and drains them.
+    """Registry of a server's open HTTP connections, which limits their number and drains them.
 
     websockets' own server knows only connections that were upgraded, and from Python 3.12 on
     ``asyncio.Server.wait_closed`` waits for every transport: these must be drained before it is called.
 
-    Upgraded connections leave it; one that was lost stays in it while its handler runs. ``max_open`` bounds these and
-    the upgraded connections together; None for no bound.
+    Upgraded connections leave the registry; one that was lost stays in it while its handler runs. ``max_open`` limits
+    the registered and the upgraded connections together; None for no limit.
     """
 
     def __init__(self, *, max_open: int | None = None) -> None:
         self.max_open = max_open
         self._open: set[OpenConnection] = set()
-        #: Those of ``_open`` over the limit, while they get their response.
+        #: The connections of ``_open`` that are over the limit, while they get their response.
         self._turned_away: set[OpenConnection] = set()
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -225,7 +225,7 @@ class Connections:
         self._changed()
 
     def is_full(self, *, upgraded: int) -> bool:
-        """Whether the last connection is one too many, next to ``upgraded`` ones."""
+        """Return whether the newest connection is over the limit, given the number of ``upgraded`` connections."""
         return self.max_open is not None and len(self._open) - len(self._turned_away) + upgraded > self.max_open
 
     def turn_away(self, connection: OpenConnection) -> bool:
@@ -257,7 +257,7 @@ class Connections:
         return True
 
     def interrupt_all(self, error: OmniError) -> None:
-        """End all requests with ``error``, as far as their clients read it."""
+        """End the work on all requests with ``error``, which their clients receive."""
         for connection in tuple(self._open):
             connection.interrupt(error)
 

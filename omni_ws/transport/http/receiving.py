@@ -1,4 +1,4 @@
-"""The two halves of an HTTP connection: the request body in, h11's bytes out."""
+"""The two directions of an HTTP connection: HttpInput for request bodies, HttpOutput for responses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from omni_ws.transport.http.hang_up import Deadline, PeerGone, Recheck
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.strict_h11 import limit_chunk_sizes
 
-# The receiving half
+# The receiving direction
 
 
 class RequestBody:
-    """Buffer of the body bytes that arrived and were not read yet.
+    """The buffer of one request body: bytes that have arrived and were not read yet.
 
-    Borders of chunks carry no meaning in HTTP (RFC 9112, section 7.1), so they are not kept. The buffer has no limit of
-    its own; ``HttpInput`` pauses the socket.
+    Boundaries of chunks have no meaning in HTTP (RFC 9112, section 7.1), so they are not kept. The buffer has no limit
+    of its own; ``HttpInput`` pauses the socket.
     """
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class RequestBody:
         self._changed.set()
 
     def fail(self, failure: Exception) -> None:
-        """Make ``take`` raise ``failure`` once the buffer is empty. Does nothing where the body has ended."""
+        """Make ``take`` raise ``failure`` once the buffer is empty. Does nothing if the body has ended."""
         if not self.ended:
             self._failure = failure
             self._changed.set()
 
     async def take(self) -> bytes:
-        """Remove and return all bytes of the buffer; wait where it is empty. Return ``b""`` at the end of the body."""
+        """Wait until the buffer has bytes, then remove and return all of them; ``b""`` at the end of the body."""
         while not self._bytes:
             if self._failure is not None:
                 raise self._failure
@@ -78,16 +78,17 @@ class RequestBody:
 
 
 class HttpInput:
-    """Flow control and deadline of the request bodies of one connection.
+    """The receiving direction of one connection: flow control and the deadline of its request bodies.
 
     Reading pauses while ``high_water_bytes`` of the body are unread, or as many bytes of pipelined requests are held.
 
-    The deadline runs only while the peer owes body bytes and the server does not hold them up, by a pause or by a
-    ``100 Continue`` that has not been sent. It allows ``body_timeout_sec`` of silence and, over the whole body, that
-    time plus what its bytes take at ``min_rate`` bytes a second. When it expires, readers get SessionTimeout.
+    The deadline runs only while body bytes are due from the peer and the server does not delay them, by a pause in
+    reading or by a ``100 Continue`` that it has not sent. It allows ``body_timeout_sec`` of silence and, for the whole
+    body, that time plus the time that its bytes take at ``min_rate`` bytes a second. When it expires, readers get
+    SessionTimeout.
 
-    ``send_continue`` asks for a body whose sender waits for that (RFC 9110, section 10.1.1). ``unread`` is called at
-    intervals while the socket is not read.
+    ``send_continue`` is called before a body is read whose sender waits for ``100 Continue`` (RFC 9110, section
+    10.1.1). ``unread`` is called at intervals while the socket is not read.
     """
 
     def __init__(
@@ -107,15 +108,15 @@ class HttpInput:
         self._default_min_rate = min_rate
         #: Least average rate of this body in bytes a second; None for no bound.
         self._min_rate = min_rate
-        #: Seconds for which the peer has owed bytes of this body, without the time since ``_owed_since``.
+        #: Seconds for which bytes of this body were due from the peer, without the time since ``_owed_since``.
         self._owed_for = 0.0
         self._owed_since: float | None = None
         self._send_continue = send_continue
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        #: Incomplete also between requests: the peer may be about to send something then, too.
+        #: The current body; between requests an incomplete one, as the peer may be about to send.
         self.body = RequestBody()
-        #: Bytes held of requests behind the current one.
+        #: Bytes held of requests after the current one.
         self.pipelined_bytes = 0
         self._expects_body = False
         #: Whether the socket is not read, and whether that is so at least until the next pass of the event loop.
@@ -135,12 +136,12 @@ class HttpInput:
         return self._timeout
 
     def allow_silence(self, seconds: float | None) -> None:
-        """Set the longest silence during this body."""
+        """Set the longest silence during this body, in seconds; None for no bound."""
         self._timeout = seconds
         self._update_deadline()
 
     def allow_any_rate(self, silence: float) -> None:
-        """Take this body at any rate, with silences of so many seconds."""
+        """Accept this body at any rate, with silences of up to ``silence`` seconds."""
         self._min_rate = None
         self.allow_silence(silence)
 
@@ -161,24 +162,24 @@ class HttpInput:
         self._update_deadline()
 
     def finish_body(self) -> None:
-        """Mark the body as complete; what else h11 has buffered belongs to pipelined requests."""
+        """Mark the body as complete; further bytes that h11 has buffered belong to pipelined requests."""
         self.body.finish()
         self._update_deadline()
         self.hold_pipelined(len(self._http.trailing_data[0]))
 
     def fail_body(self, failure: Exception) -> None:
-        """Make readers raise ``failure`` behind what has arrived."""
+        """Make readers raise ``failure`` after the bytes that have arrived."""
         self.body.fail(failure)
         self._update_deadline()
 
     def before_read(self) -> None:
-        """Ask for the body where its sender waits for ``100 Continue``. Raises PeerGone."""
+        """Send ``100 Continue`` if the sender of the body waits for it. Raises PeerGone."""
         if self._http.they_are_waiting_for_100_continue and not self.body.ended:
             self._send_continue()
             self._update_deadline()
 
     def after_read(self) -> None:
-        """Resume reading. Also behind the end of the body: only a socket that is read reports that it was closed."""
+        """Resume reading. Also after the end of the body: only a socket that is read reports that it was closed."""
         if self.pipelined_bytes <= self._high_water_bytes:
             self.resume()
         self._update_deadline()
@@ -204,7 +205,7 @@ class HttpInput:
     # Deadline
 
     def _update_deadline(self) -> None:
-        """Run the deadline exactly while the peer owes bytes and nothing of the server's holds them up."""
+        """Run the deadline exactly while bytes are due from the peer and the server does not delay them."""
         held_up = self._paused or self._http.they_are_waiting_for_100_continue
         owing = self._expects_body and not self.body.ended and not held_up
         now = self._loop.time()
@@ -214,7 +215,7 @@ class HttpInput:
         self._deadline.arm(self._allowed_silence() if owing else None)
 
     def _allowed_silence(self) -> float | None:
-        """How long the peer may be silent from now on, in seconds."""
+        """Return how long the peer may be silent from now on, in seconds; None for no bound."""
         if self._timeout is None or self._min_rate is None:
             return self._timeout
         whole = self._timeout + self.body.received / self._min_rate
@@ -240,7 +241,7 @@ class HttpInput:
             self._pause()
 
     def yield_to_loop(self, catch_up: Callable[[], None]) -> None:
-        """Stop reading until the event loop's next pass, and call ``catch_up`` in that pass."""
+        """Pause reading until the event loop's next pass, and call ``catch_up`` in that pass."""
 
         def next_pass() -> None:
             self._yielding = False
@@ -267,7 +268,7 @@ class HttpInput:
             self._watch.begin()
 
 
-# The sending half
+# The sending direction
 
 #: Output after which a writing handler yields to the event loop, however fast its peer reads.
 _FAIR_SHARE_BYTES: Final = 64 * 1024
@@ -276,7 +277,7 @@ _MAX_ZEROS: Final = 7
 
 
 class HttpOutput:
-    """Writer of one connection: h11's bytes onto the transport, with flow control, a write time-out and probes.
+    """The sending direction of one connection: writes h11's bytes, with flow control, a write time-out and probes.
 
     Writing never blocks; ``drain`` waits while the transport's buffer is above its high-water mark. ``on_timeout`` is
     called when that lasts for ``timeout_sec``, or when a closing connection does not flush within that time.
@@ -336,7 +337,7 @@ class HttpOutput:
         self._zeros = 0
 
     def probe(self) -> None:
-        """Send something without meaning in the middle of a response, if there is anything such.
+        """Send bytes without meaning in the middle of a response, if the response allows any.
 
         A peer that has closed its socket answers with a reset, and the connection is lost.
         """
@@ -355,7 +356,7 @@ class HttpOutput:
 
     @property
     def has_room(self) -> bool:
-        """Whether ``drain`` would not wait. On a closed connection it raises PeerGone, as sending does."""
+        """Whether ``drain`` would return, or raise PeerGone, without waiting."""
         return self._writable.is_set() and self._unshared_bytes <= _FAIR_SHARE_BYTES
 
     async def drain(self) -> None:
@@ -381,7 +382,7 @@ class HttpOutput:
             self._deadline.disarm()
 
     def close(self) -> None:
-        """Close the transport behind what was written, within the write time-out."""
+        """Close the transport after all that was written is sent; abort it after the write time-out."""
         self._closing = True
         self._deadline.arm(self._timeout_sec)
         self._transport.close()

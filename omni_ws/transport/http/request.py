@@ -1,4 +1,4 @@
-"""HttpRequest: the head of one HTTP/1.1 request, parsed and validated; and how errors are answered.
+"""HttpRequest: the head of one HTTP/1.1 request, parsed and validated; and the responses to errors.
 
 All errors in a request target are refused here, so that routes and policies compare plain decoded segments and need
 no rules about escapes.
@@ -40,7 +40,7 @@ _NO_PROXIES: Final = Addresses()
 _NEEDLESS_ESCAPE: Final = re.compile(r"%(?:2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|5[0-9AaFf]|7[0-9Aa])")
 _SHOWN_CHARACTERS: Final = 128
 
-#: Messages by the beginning of h11's own, which continue with bytes of the client's that are not repeated.
+#: Our error messages, by the beginnings of h11's messages. Those continue with bytes of the client, not to be repeated.
 _BROKEN: Final = (
     ("Missing mandatory Host", "a request must have a Host header field"),
     ("Found multiple Host", "a request must have only one Host header field"),
@@ -127,7 +127,7 @@ class Headers(Fields):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request head."""
+    """The parsed head of one HTTP request."""
 
     method: str
     #: The request target as it was sent.
@@ -147,13 +147,13 @@ class HttpRequest:
 
     @property
     def content_length(self) -> int | None:
-        """Size of the body in bytes; None where it is not known in advance."""
+        """Size of the body in bytes; None if it is not known in advance."""
         value = self.headers.get("content-length")
         return None if value is None else int(value)
 
     @property
     def content_type(self) -> str:
-        """The media type without its parameters, in lower case; "" where there is none."""
+        """The media type without its parameters, in lower case; "" if there is none."""
         return (self.headers.get("content-type") or "").partition(";")[0].strip().lower()
 
     @property
@@ -165,7 +165,7 @@ class HttpRequest:
     def wants_websocket(self) -> bool:
         """Whether the request asks for WebSocket in a way that permits a 101 (RFC 9110, section 7.8).
 
-        Of several protocols WebSocket is taken only with the key of a handshake, since the client can do without it.
+        If the request offers several protocols, WebSocket is chosen only if the key of a handshake is there.
         """
         protocols = [token.lower() for token in self.headers.tokens("upgrade")]
         return (
@@ -184,7 +184,7 @@ class HttpRequest:
 
 
 def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Addresses = _NO_PROXIES) -> HttpRequest:
-    """Build a request from h11's event.
+    """Build an HttpRequest from h11's event.
 
     ``client`` is the address of the peer, which may be a proxy; ``addresses`` knows the trusted ones. Raises
     InvalidFrame and HeaderTooLarge for requests that h11 accepts and this server refuses.
@@ -216,7 +216,10 @@ def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Ad
 def protocol_failure(
     error: h11.RemoteProtocolError, *, first_byte: bytes, in_body: bool, max_header_bytes: int
 ) -> OmniError:
-    """The error to respond with when h11 raises. ``first_byte`` is that of the connection, ``in_body`` the place."""
+    """Return the error to respond with when h11 raises ``error``.
+
+    ``first_byte`` is the first byte of the connection; ``in_body``: h11 was parsing a body, not a head.
+    """
     if error.error_status_hint == 431 and in_body:
         return InvalidFrame(f"a chunk size line or the trailers exceed {max_header_bytes} bytes")
     if error.error_status_hint == 431:
@@ -231,8 +234,8 @@ def protocol_failure(
 def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
     """Split a target in origin-, absolute- or asterisk-form (RFC 9112, section 3.2) into path segments and query.
 
-    Raises InvalidFrame, and NotFound for a path that is written in another way than it has to be, with empty segments
-    or with escapes of letters: a proxy in front that allows or blocks paths by their letters would be passed.
+    Raises InvalidFrame, and NotFound for a path in another than its simplest form, with empty segments or needless
+    escapes: with such a path, a client could evade a proxy that allows or blocks paths as they are written.
     """
     if target == "*":
         return ("*",), Fields()
@@ -254,7 +257,7 @@ def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
 
 
 def _split_absolute(target: str) -> tuple[str, str]:
-    """Path and query of a target in absolute-form."""
+    """Return path and query of a target in absolute-form."""
     try:
         parts = urlsplit(target)
     except ValueError as error:
@@ -265,7 +268,7 @@ def _split_absolute(target: str) -> tuple[str, str]:
 
 
 def _split_query(raw_query: str) -> Fields:
-    """Decode a query, with blank values. Raises InvalidFrame."""
+    """Decode a query; parameters with blank values are kept. Raises InvalidFrame."""
     if not raw_query:
         return Fields()
     try:
@@ -293,7 +296,7 @@ _RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
 
 
 def error_type(error: OmniError) -> str:
-    """The ``type`` of OpenAI's error object."""
+    """Return the ``type`` field of OpenAI's error object for ``error``."""
     status = http_status(error) or 500
     if isinstance(error, Unauthenticated):
         return "authentication_error"
@@ -305,12 +308,12 @@ def error_type(error: OmniError) -> str:
 
 
 def error_object(error: OmniError) -> dict[str, str | None]:
-    """OpenAI's error object, the value of ``error`` in a JSON body and in the data of an ``event: error``."""
+    """Return OpenAI's error object: the value of ``error`` in a JSON body and in the data of an ``event: error``."""
     return {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
 
 
 def error_headers(error: OmniError) -> HeaderList:
-    """The header fields that a response with the status of ``error`` has (RFC 9110, sections 10.2.3 and 15.5)."""
+    """Return the header fields that ``error`` adds to its response (RFC 9110, sections 10.2.3 and 15.5)."""
     headers: HeaderList = []
     if isinstance(error, MethodNotAllowed):
         headers.append(("Allow", ", ".join(error.allow)))
@@ -327,5 +330,5 @@ def error_headers(error: OmniError) -> HeaderList:
 
 
 def error_body(error: OmniError) -> bytes:
-    """The JSON body of the response, in the shape of OpenAI's API."""
+    """Return the JSON body of the response to ``error``, in the format of OpenAI's API."""
     return orjson.dumps({"error": error_object(error)})

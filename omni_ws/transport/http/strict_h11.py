@@ -1,6 +1,6 @@
-"""h11, made stricter where a proxy in front may see another request; the one place that touches its private parts.
+"""A stricter h11, for input that a proxy in front may parse as another request. Uses private parts of h11.
 
-A release of h11 may move them: only its series 0.16 is allowed, and the import fails where one has gone.
+A release of h11 may change these parts: only its series 0.16 is allowed, and the import fails if one of them is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ check_private_names(
     },
 )
 
-#: Digits of a chunk size, enough for 64 bits. Implementations differ in what they make of more, and a proxy that reads
+#: Digits of a chunk size, enough for 64 bits. Implementations handle more digits differently, and a proxy that reads
 #: another size sees another request.
 MAX_CHUNK_SIZE_DIGITS: Final = 16
 
@@ -35,15 +35,15 @@ MAX_EMPTY_LINES: Final = 2
 MAX_CHUNK_LINE: Final = 256
 
 _HEX_DIGITS: Final = frozenset(b"0123456789abcdefABCDEF")
-#: RFC 9112, 7.1.1, without blanks behind the size.
+#: The line before a chunk (RFC 9112, section 7.1.1), without blanks after the size.
 _CHUNK_LINE: Final = re.compile(rb"[0-9A-Fa-f]+(?:;[\t\x20-\x7e\x80-\xff]*)?")
 
 
 class BoundedChunkedReader(ChunkedReader):
     """h11's reader of chunked bodies, with limits on the line in front of a chunk.
 
-    h11 takes 20 digits, and extensions of any bytes; but a proxy that sees the end of a line at a bare CR sees another
-    request.
+    h11 accepts 20 digits, and extensions of any bytes; but a proxy that takes a bare CR for the end of a line sees
+    another request.
     """
 
     def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
@@ -68,15 +68,15 @@ def limit_chunk_sizes(http: h11.Connection) -> None:
 
 
 class StrictReceiveBuffer(ReceiveBuffer):
-    """h11's buffer, with refusals for lines of heads and trailers that end without CR, or that continue the one before.
+    """h11's receive buffer, which also refuses header lines that end without CR or continue the line before.
 
-    h11 takes both, as RFC 9112 permits (sections 2.2 and 5.2). But a proxy that reads such lines otherwise sees another
-    request. An empty line before a head, which h11 refuses, can be skipped.
+    h11 accepts both, as RFC 9112 permits (sections 2.2 and 5.2). But a proxy that parses such lines differently sees
+    another request. An empty line before a head, which h11 refuses, can be skipped.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        #: The lines that are being taken, as they came; None outside of that.
+        #: Within ``maybe_extract_lines``, the bytes of the extracted lines; None outside.
         self._raw: bytearray | None = None
 
     def _extract(self, count: int) -> bytearray:
@@ -86,7 +86,7 @@ class StrictReceiveBuffer(ReceiveBuffer):
         return extracted
 
     def skip_empty_line(self) -> bool:
-        """Remove the empty line at the beginning, if there is one, and return whether there was."""
+        """Remove the empty line at the beginning of the buffer, if there is one. Returns whether there was."""
         found = self._data.startswith(b"\r\n")
         if found:
             self._extract(2)
@@ -109,13 +109,13 @@ class StrictReceiveBuffer(ReceiveBuffer):
 
 
 def skip_empty_line(http: h11.Connection) -> bool:
-    """Skip the empty line before a head, if there is one; returns whether there was. ``http`` is a ``strict_http``."""
+    """Skip an empty line before a head. Returns whether there was one. ``http`` comes from ``strict_http``."""
     buffer = http._receive_buffer
     return isinstance(buffer, StrictReceiveBuffer) and buffer.skip_empty_line()
 
 
 def strict_http(max_header_bytes: int) -> h11.Connection:
-    """A server's side of HTTP/1.1 that reads heads strictly."""
+    """Create the server's side of an HTTP/1.1 connection, which parses heads strictly."""
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_header_bytes)
     http._receive_buffer = StrictReceiveBuffer()
     return http

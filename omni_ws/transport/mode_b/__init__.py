@@ -1,1 +1,1 @@
-"""Mode B: sessions over several HTTP requests, and whoever reads their results."""
+"""Mode B: sessions over several HTTP requests, and the readers of their results."""

@@ -1,4 +1,4 @@
-"""Reading the answer of a Mode B session over a WebSocket, which takes no input."""
+"""WebSockets that read the answer of a Mode B session, and accept no input."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _INPUT_REFUSED: Final = "this connection only reads the session's answer and doe
 
 
 class ModeBReaders(FrontEnd):
-    """The WebSockets that read the answers of Mode B sessions."""
+    """The front end of WebSockets that read the answers of Mode B sessions."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class ModeBReaders(FrontEnd):
         router.add_websocket(NATIVE_PATH, self.upgrade, takes=self.is_meant)
 
     def is_meant(self, request: HttpRequest) -> bool:
-        """Whether the handshake names a Mode B session; with a ``resume_token`` it names a live one."""
+        """Return whether a handshake names a Mode B session; with a ``resume_token`` it resumes a native session."""
         return "session_id" in request.query and "resume_token" not in request.query
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises NotFound and Unauthenticated, for an HTTP status. All other errors are reported by a frame."""
+        """Accept a handshake. Raises NotFound and Unauthenticated; a frame reports all other errors."""
         check_enabled(self._streaming)
         key = self._authenticator.authenticate(request)
         subprotocol = chosen_subprotocol(request)
@@ -112,7 +112,7 @@ class ModeBReaders(FrontEnd):
 
 
 class ModeBReader:
-    """Sends the answer of a Mode B session over one WebSocket, from its beginning.
+    """One WebSocket that reads the answer of a Mode B session from its beginning.
 
     ``ping_interval`` and ``write_timeout`` are in seconds. A client that does not read delays nobody but itself: the
     session goes on, and the connection is closed after ``write_timeout``.
@@ -137,7 +137,7 @@ class ModeBReader:
         self._refusal: OmniError | None = None
 
     async def run(self) -> None:
-        """Send all of the answer up to the end of the session, and close with the code that belongs to that end."""
+        """Send the whole answer until the session ends, and close the connection with the code for that end."""
         self._writing = asyncio.create_task(self._write_all(), name=f"output of {self._session.id}")
         self._connection.attach(self)
         try:
@@ -196,7 +196,7 @@ class ModeBReader:
         await self._connection.close_in_time(code or CloseCode.NORMAL_CLOSURE, reason)
 
     def _write(self, data: bytes) -> None:
-        """Send a small frame without waiting. The client is not read while too much is unwritten."""
+        """Send a small frame without waiting. While too much is unwritten, the client is not read."""
         if self._connection.is_open:
             self._connection.write_message(data, is_text=True)
 

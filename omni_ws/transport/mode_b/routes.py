@@ -1,4 +1,4 @@
-"""Mode B: a session whose input arrives in several HTTP requests, and whose result any number of readers may read.
+"""The routes of Mode B: a session's input arrives in several HTTP requests, and several readers may read its result.
 
 POST   …/sessions             creates a session, optionally with its first chunks
 PATCH  …/sessions/{id}        appends chunks (also POST …/chunks and …/append)
@@ -50,12 +50,12 @@ from omni_ws.wire.streaming_body import BodyChunk, read_append, read_create
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: Limit of ``?wait=``.
 MAX_WAIT_SEC: Final = 60
-#: With a 202: when to ask again for a result that is not complete.
+#: Sent with a 202: when to ask again for a result that is not complete.
 _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
 class ModeBRoutes(FrontEnd):
-    """The handlers of Mode B, over the registry of its sessions."""
+    """The front end with the handlers of Mode B."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, registry: ModeBRegistry) -> None:
         self._sessions = sessions
@@ -84,7 +84,7 @@ class ModeBRoutes(FrontEnd):
         await self._registry.wait_released()
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Create a session, and feed it with the chunks of the body, if any. Responds with 201 and its state."""
+        """Create a session, and feed it the chunks of the body, if any. Responds with 201 and its state."""
         key = self._authenticate(exchange)
         async with slot_for_body(exchange, self._sessions.admission, key) as slot:
             self._sessions.check_ready()
@@ -118,7 +118,7 @@ class ModeBRoutes(FrontEnd):
         return self._registry.add(conversation, form, key=key, slot=slot.pop_all())
 
     async def append(self, exchange: HttpExchange) -> None:
-        """Feed a session with chunks, and wait while the engine is behind. Responds with 202 and its state."""
+        """Feed chunks to a session, and wait while the engine is behind. Responds with 202 and its state."""
         session = self._session(exchange)
         self._limit_input(exchange, self._authenticate(exchange))
         try:
@@ -132,7 +132,7 @@ class ModeBRoutes(FrontEnd):
         await exchange.respond_json(202, self._status(session))
 
     async def finish(self, exchange: HttpExchange) -> None:
-        """End the input of a session. Idempotent."""
+        """End the input of a session. Idempotent. Responds with its state."""
         session = self._session(exchange)
         session.finish()
         await session.wait_if_refused()
@@ -151,9 +151,10 @@ class ModeBRoutes(FrontEnd):
         exchange.recording.ends_session()
 
     async def result(self, exchange: HttpExchange) -> None:
-        """Respond with the result: as events as they are produced, or whole.
+        """Respond with the result: as events, as they are produced, or as one object.
 
-        A whole result is waited for as long as ``?wait=`` says; one that is not complete then gets a 202.
+        For one object, wait for the end of the answer as long as ``?wait=`` says, and respond with 202 if it is not
+        complete then.
         """
         session = self._session(exchange)
         wait = _wait(exchange)
@@ -175,7 +176,7 @@ class ModeBRoutes(FrontEnd):
             exchange.recording.ends_session()
 
     def _authenticate(self, exchange: HttpExchange) -> ApiKey | None:
-        """Raises NotFound where streaming input is disabled, and Unauthenticated."""
+        """Return the key of a request. Raises NotFound if streaming input is disabled, and Unauthenticated."""
         check_enabled(self._config.streaming_input)
         return self._authenticator.authenticate(exchange.request)
 
@@ -184,14 +185,14 @@ class ModeBRoutes(FrontEnd):
         exchange.limit_input(self._sessions.admission.input_pace(key), Share(self._sessions.budget))
 
     def _session(self, exchange: HttpExchange) -> ModeBSession:
-        """The session of the path, if it belongs to the key. Raises SessionNotFound and SessionExpired."""
+        """Return the session of the path, if it belongs to the key. Raises SessionNotFound and SessionExpired."""
         key = self._authenticate(exchange)
         session = self._registry.get(exchange.path_parameters["id"], key)
         exchange.belongs_to(session.id)
         return session
 
     def _status(self, session: ModeBSession) -> dict[str, Any]:
-        """The state of a session as clients see it; see protocol/README.md."""
+        """Return the state of a session as clients see it; see protocol/README.md."""
         progress = session.progress
         expires_at = session.expires_at
         left = self._registry.timeout if expires_at is None else expires_at - asyncio.get_running_loop().time()
@@ -212,19 +213,19 @@ class ModeBRoutes(FrontEnd):
 
 
 def _read_create(fields: dict[str, Any]) -> tuple[ChatRequest, list[BodyChunk]]:
-    """The parameters of a new session, and its first chunks. Raises an InvalidRequest that names the field."""
+    """Return the parameters of a new session, and its first chunks. Raises an InvalidRequest that names the field."""
     parameters, chunks = read_create(fields)
     return read_chat(parameters, input_follows=True), chunks
 
 
 def _weight(size: int, fields: dict[str, Any]) -> int:
-    """What a body of ``size`` bytes counts where its size decides on a thread: each chunk costs as much as a KiB."""
+    """Return the size of a body for ``to_thread_if_large``: each chunk counts as 1 KiB at least."""
     chunks = fields.get("chunks")
     return max(size, len(chunks) << 10 if isinstance(chunks, list) else 0)
 
 
 def _wait(exchange: HttpExchange) -> float:
-    """Seconds of ``?wait=``, within its limit."""
+    """Return the seconds of ``?wait=``, at most MAX_WAIT_SEC. Raises InvalidValue."""
     text = exchange.request.query.get("wait")
     try:
         seconds = 0.0 if text is None else float(text)
@@ -236,7 +237,7 @@ def _wait(exchange: HttpExchange) -> float:
 
 
 def _wants_events(exchange: HttpExchange, session: ModeBSession) -> bool:
-    """Whether ``Accept`` names events only; what the session was created with where it names both or neither."""
+    """Return whether a reader wants events: by ``Accept``, or if that names both forms or neither, by the session."""
     accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
     events, whole = "text/event-stream" in accepted, "application/json" in accepted
     return session.form.events if events is whole else events
@@ -244,12 +245,12 @@ def _wants_events(exchange: HttpExchange, session: ModeBSession) -> bool:
 
 # Results: as events that can be resumed, or as one JSON object
 
-#: Events encoded for a client that has them already, after which the event loop gets a pass.
+#: After so many events that the client has already, other tasks have a turn on the event loop.
 _SKIPPED_AT_A_STRETCH: Final = 64
 
 
 async def write_result_events(exchange: HttpExchange, session: ModeBSession, *, heartbeat_sec: float) -> None:
-    """Write the result as events, all of them or those behind the ``Last-Event-ID`` of the request.
+    """Write the result as events: all of them, or those after the ``Last-Event-ID`` of the request.
 
     Encoding is deterministic: each reader gets the same events with the same numbers.
     """
@@ -268,7 +269,7 @@ async def write_result_events(exchange: HttpExchange, session: ModeBSession, *, 
 async def write_result(exchange: HttpExchange, session: ModeBSession, *, budget: ByteBudget) -> None:
     """Respond with the result of a finished session as one object.
 
-    Raises EngineOverloaded where ``budget`` has no room for it.
+    Raises EngineOverloaded if ``budget`` has no room for it.
     """
     size = session.output.held
     with charging(budget) as charge:
@@ -279,7 +280,7 @@ async def write_result(exchange: HttpExchange, session: ModeBSession, *, budget:
 
 
 class ResultReader:
-    """An AnswerSource over the output log of a session, from its beginning."""
+    """An AnswerSource that reads the output log of a session from its beginning."""
 
     def __init__(self, session: ModeBSession, events: NumberedEvents) -> None:
         self._session = session
@@ -319,7 +320,7 @@ class ResultReader:
 class NumberedEvents:
     """An EventSink that numbers events from 1 on and skips those that the client has received.
 
-    The head of the response is deferred until an event follows: behind the last event the response is a 204, and an
+    The head of the response is deferred until there is an event to send. If there is none, the response is a 204; an
     unknown ``Last-Event-ID`` is refused with a status.
     """
 
@@ -364,7 +365,7 @@ class NumberedEvents:
         raise RuntimeError("never writable")
 
     async def write(self, data: bytes) -> None:
-        """Write an event with its number, behind the head, unless the client has it; heartbeats have none."""
+        """Write an event with its number, after the head, unless the client has it; heartbeats have no number."""
         if data != server_frames.HEARTBEAT_BLOCK:
             self._number += 1
             if self._number <= self._last_event_id:
@@ -379,13 +380,13 @@ class NumberedEvents:
         await self._exchange.write(data)
 
     async def caught_up(self) -> None:
-        """Send the head: all events so far are written, and more may follow."""
+        """Send the head, if the response has started: all events so far are written, and more may follow."""
         if self._started:
             self._check_number()
             await self._send_head()
 
     async def end(self, parts: Sequence[bytes] = ()) -> None:
-        """End the response; respond with 204 where no event followed ``Last-Event-ID``."""
+        """End the response; respond with 204 if no event followed ``Last-Event-ID``."""
         await self.write_all(parts)
         if self._exchange.head_sent:
             await self._exchange.end()
@@ -407,7 +408,7 @@ class NumberedEvents:
 
 
 def _last_event_id(exchange: HttpExchange) -> int:
-    """The number of the last event that the client has; 0 for none. Raises InvalidValue."""
+    """Return the number of the last event that the client has; 0 for none. Raises InvalidValue."""
     text = exchange.request.headers.get("last-event-id")
     if not text:
         return 0
@@ -431,7 +432,7 @@ def result_object(form: ResultForm, messages: Iterable[ServerMessage]) -> dict[s
 
 
 def _file(audio: bytes, target: AudioFormat) -> bytes:
-    """Turn an audio stream into a file: the header of a WAV stream does not know the length."""
+    """Turn an audio stream into a file: replace the header of a WAV stream, which lacks the length."""
     if target.encoding is not AudioEncoding.WAV or not audio:
         return audio
     header = wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=None)

@@ -1,4 +1,4 @@
-"""Mode B: sessions whose input and result outlive the HTTP requests that carry them, and the registry of a server's."""
+"""Sessions of Mode B, whose input and result outlive the HTTP requests that carry them, and their registry."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ _TRANSITIONS: Final = {
 class ResultForm:
     """The form in which the client that opened a session wants its result.
 
-    ``events`` says whether readers receive an event stream unless they ask for one or the other. ``names`` are those of
-    the fields of the body that opened it, by which errors name them.
+    ``events``: readers receive an event stream, unless they ask for one of the two forms. ``names`` maps the fields of
+    the configuration to those of the body that opened the session, for errors.
     """
 
     options: ResponseOptions
@@ -87,15 +87,15 @@ class SavedModeB(msgspec.Struct, kw_only=True):
     error: SavedError | None
     expired_because: str
     progress: InputProgress
-    #: While it is live; then only what is stored of its answer.
+    #: The session while it is live, else None; and after its end, its stored output, else None.
     session: SavedSession | None
     output: SavedOutput | None
 
 
 class ModeBSession(Attachment):
-    """Attached to a session of a single request, with or without readers, whose output is stored.
+    """A session of Mode B: the Attachment of a Session with a single request, whose output it stores for readers.
 
-    ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called in each change to a
+    ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called with each change to a
     state other than OPEN and STARTED. Only ``_set_state`` changes the state::
 
         OPEN -> STARTED             work on the request begins
@@ -105,8 +105,8 @@ class ModeBSession(Attachment):
         OPEN, STARTED -> EXPIRED    the client is silent for too long, or an empty session loses its slot to another
         FINISHED, FAILED, CANCELLED -> EXPIRED          the result is no longer kept
 
-    OPEN and STARTED are *live*: the session takes input. A session that ends with its answer keeps its output, also of
-    an answer that failed; ``fail``, ``cancel``, ``expire`` and ``evict`` clear it.
+    OPEN and STARTED are *live*: the session takes input. A session that ends with its answer keeps its output, even if
+    the answer failed; ``fail``, ``cancel``, ``expire`` and ``evict`` clear it.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ModeBSession(Attachment):
         slot: ExitStack,
         on_end: Callable[[ModeBSession], None],
     ) -> None:
-        """``session`` is None where it has ended in another server."""
+        """``session`` is None if it has ended in another server."""
         self.id = session_id
         #: Unix time in seconds.
         self.created_at = created_at
@@ -134,9 +134,9 @@ class ModeBSession(Attachment):
         self.expired_because = "the session has expired"
         #: Set while the session is not live.
         self.ended = asyncio.Event()
-        #: When the registry expires or forgets the ended session, on the loop's clock; None once it is forgotten.
+        #: When the registry expires, or then forgets, the ended session (loop's clock); None once it is forgotten.
         self.kept_until: float | None = None
-        #: Dropped when the work is done, together with ``_intake``, since they hold memory.
+        #: None when the work is done, and ``_intake`` is deleted then, since both hold memory.
         self._session = session
         if session is not None:
             self._intake = ChunkIntake(session.conversation, now=asyncio.get_running_loop().time)
@@ -146,9 +146,9 @@ class ModeBSession(Attachment):
         self._loop = asyncio.get_running_loop()
         self._length_timer: asyncio.TimerHandle | None = None
         self._input_room = asyncio.Event()
-        #: Bodies that are being received, or wait for the engine.
+        #: How many bodies are being received, or wait for the engine.
         self._bodies = 0
-        #: Those of them that wait for room.
+        #: How many of them wait for room.
         self._waiting_bodies = 0
         self._slot = slot
         self._on_end = on_end
@@ -165,7 +165,7 @@ class ModeBSession(Attachment):
     # saved
 
     def saved_for(self, owner: str | None) -> SavedModeB:
-        """All of it, between two calls. ``owner`` is the name of the key that opened it."""
+        """Return the session as a value. ``owner`` is the name of the key that opened it."""
         session = self._session if self.live else None
         return SavedModeB(
             session_id=self.id,
@@ -182,7 +182,7 @@ class ModeBSession(Attachment):
         )
 
     def restore(self, saved: SavedModeB) -> None:
-        """Go on where it was saved; ``begin`` follows if it is live. Where that fails, nothing is left of it.
+        """Take over the state of a saved session; ``begin`` follows if it is live. If this raises, nothing is left.
 
         Raises what ``Session.restore`` and ``OutputLog.restore`` raise.
         """
@@ -283,7 +283,7 @@ class ModeBSession(Attachment):
             await self.ended.wait()
 
     def finish(self) -> None:
-        """End the input, behind the gap if one is open. Idempotent, and allowed after the end of the session."""
+        """End the input, after a gap if one is open. Idempotent, and allowed after the end of the session."""
         if self.live:
             try:
                 self._intake.finish()
@@ -332,7 +332,7 @@ class ModeBSession(Attachment):
             self._touch()  # the client was not silent: it had to wait
 
     def _hold_clocks(self, *, held: bool) -> None:
-        """The time of a gap stands still while bodies that may fill it wait for room."""
+        """Count a body that waits for room: meanwhile the clock of a gap, which it may fill, stands still."""
         self._waiting_bodies += 1 if held else -1
         if self.live:
             self._intake.hold_clocks(held=self._waiting_bodies > 0)
@@ -343,7 +343,7 @@ class ModeBSession(Attachment):
     # the end
 
     def limit(self, seconds: float) -> None:
-        """Let the session fail if it is still live after so many seconds."""
+        """Let the session fail if it is still live ``seconds`` from now."""
         self._length_timer = self._loop.call_later(seconds, self.fail, session_too_long(seconds))
 
     def fail(self, error: OmniError) -> None:
@@ -362,11 +362,11 @@ class ModeBSession(Attachment):
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def keep(self, until: float) -> None:
-        """Keep the ended session, or the memory of it, until this time on the loop's clock."""
+        """Note until when the registry keeps the ended session, on the loop's clock."""
         self.kept_until = until
 
     def forget(self) -> None:
-        """Discard the result: the registry forgets the session."""
+        """Discard the result, as the registry forgets the session."""
         self.kept_until = None
         self.output.discard()
 
@@ -429,7 +429,7 @@ class ModeBSession(Attachment):
     # Attachment
 
     def output_ready(self) -> None:
-        """Store what the conversation says."""
+        """Store the messages of the conversation in the output log."""
         assert self._session is not None
         conversation = self._session.conversation
         while self.output:
@@ -451,7 +451,7 @@ class ModeBSession(Attachment):
                     self.error = message
 
     def _complete(self, conversation: Conversation, final: FinalChunk | None) -> None:
-        """End the session with its answer; ``final`` is None where the answer has none."""
+        """End the session with its answer; ``final`` is None if the answer has none."""
         conversation.close()
         self._slot.close()
         if final is not None and ended_normally(final):
@@ -507,12 +507,12 @@ class ModeBRegistry:
     """
 
     def __init__(self, sessions: SessionFactory, *, survive: bool = False) -> None:
-        """``survive``: sessions can be saved."""
+        """``survive``: sessions keep what is needed to save them at any time."""
         config = sessions.config
         self._survive = survive
         self._sessions = sessions
         self.timeout: float = config.streaming_input.session_timeout_sec
-        #: That of the server.
+        #: The byte budget of the server.
         self.budget = sessions.budget
         self.stored = StoredBytes(
             sessions.budget, int(sessions.budget.capacity * OUTPUT_SHARE), evict=self._evict_results
@@ -525,11 +525,11 @@ class ModeBRegistry:
         self._ending: list[ModeBSession] = []
 
     def __len__(self) -> int:
-        """The number of sessions known, including ended ones."""
+        """Return the number of sessions known, including ended ones."""
         return len(self._by_id)
 
     def open(self, key: ApiKey | None, *, session_id: str | None = None) -> Conversation:
-        """A conversation for a session, to be configured and added. ``session_id`` is that of one that goes on."""
+        """Open the conversation of a session, to be configured and added. ``session_id`` is set if it is restored."""
         return self._sessions.open(
             output_formats=FILE_FORMATS,
             single_request=True,
@@ -568,14 +568,14 @@ class ModeBRegistry:
             session.limit(key.max_session_sec)
 
     def save(self, session: ModeBSession) -> bytes:
-        """All of a session, to be restored in this server or another. Live ones have to ``survive``."""
+        """Return a session as bytes, from which ``restore`` continues it. Live sessions require ``survive``."""
         owner, _ = self._by_id[session.id]
         return msgspec.msgpack.encode(session.saved_for(owner))
 
     def restore(self, data: bytes, key: ApiKey | None, *, client: str = "") -> ModeBSession:
-        """Go on with a session that was saved, for ``key``, which opened it. What has ended is kept as long again.
+        """Continue a session that was saved, for ``key``, which opened it. An ended one is kept for a full time again.
 
-        Raises SessionNotFound and EngineOverloaded as ``Sessions.restore``, and what ``Admission.take`` raises.
+        Raises SessionNotFound and EngineOverloaded as ``Sessions.restore`` does, and what ``Admission.take`` raises.
         """
         slot = ExitStack()
         try:
@@ -688,7 +688,7 @@ class ModeBRegistry:
         self._arm()
 
     def _evict_results(self, wanted: int) -> None:
-        """Expire results to make room for ``wanted`` bytes: each time the oldest of the key that holds most."""
+        """Expire results to make room for ``wanted`` bytes: repeatedly, the oldest one of the key that holds most."""
         kept: dict[str | None, deque[ModeBSession]] = defaultdict(deque)
         sizes: Counter[str | None] = Counter()
         for when, session in self._due:
@@ -713,7 +713,7 @@ class ModeBRegistry:
 
 
 class ChunkIntake:
-    """Passes chunks to a conversation of a single request.
+    """The input of a live Mode B session: passes chunks to its conversation.
 
     Each HTTP request may be delayed or repeated, so a gap may stay open for as long as the input does. The reorder
     time-out begins only when the end of the input is announced.
@@ -727,7 +727,7 @@ class ChunkIntake:
 
     @property
     def started(self) -> bool:
-        """Whether work on the request has started, also where the engine has not answered yet.
+        """Whether work on the request has started, even if the engine has not answered yet.
 
         Input that has ended has started, unless it was empty.
         """
@@ -736,22 +736,22 @@ class ChunkIntake:
 
     @property
     def has_content(self) -> bool:
-        """Whether any byte of input has arrived, if only behind a gap."""
+        """Whether any byte of input has arrived, even if it waits behind a gap."""
         return bool(self._stream.received_bytes or self._stream.held_bytes)
 
     @property
     def full(self) -> bool:
-        """Whether the input should wait for the engine."""
+        """Whether the sender of the input should wait, as the engine is behind."""
         return self._conversation.input_full()
 
     @property
     def refused(self) -> bool:
-        """Whether the request failed before work on it began, as one does whose input ends empty."""
+        """Whether the request failed before work on it began, for instance because its input was empty."""
         return self._conversation.refused
 
     @property
     def progress(self) -> InputProgress:
-        """A record of the input as it is now."""
+        """A new record of how much input has arrived."""
         received = self._stream.received()
         return InputProgress(
             next_sequence_id=received.next_sequence_id,
@@ -764,7 +764,7 @@ class ChunkIntake:
         )
 
     def take(self, content: ChunkOrRefusal) -> None:
-        """Accept a chunk. Raises the error that it is refused with, having used up its number if it has one."""
+        """Accept a chunk. If it is refused, its number is used up, and the error is raised."""
         self._stream.touch(now=self._now())
         match content:
             case RefusedChunk(sequence_id=sequence_id, error=error):
@@ -783,7 +783,7 @@ class ChunkIntake:
                 raise error
 
     def finish(self) -> None:
-        """End the input, behind the gap if one is open. Idempotent."""
+        """End the input, after a gap if one is open. Idempotent."""
         self._conversation.finish()
         self._conversation.time_gaps()
 
@@ -792,15 +792,15 @@ class ChunkIntake:
         self._stream.touch(now=self._now())
 
     def suspend_timeout(self, *, suspended: bool) -> None:
-        """Keep the session time-out from ending the session, or let it again: at once where it has passed meanwhile."""
+        """Suspend the session time-out, or resume it: it then ends the session at once if it has passed."""
         self._conversation.suspend_time(suspended)
 
     def hold_clocks(self, *, held: bool) -> None:
-        """Let the time of the client stand still, or go on: what may fill a gap is not read."""
+        """Stop the clocks of silence and gaps while the server does not read (``held``), or let them go on."""
         self._conversation.hold_time(held, now=self._now())
 
     def get_timer(self) -> float | None:
-        """When the client's time is up, on the loop's clock; None for never."""
+        """Return when the client's time is up, on the loop's clock; None for never."""
         return self._conversation.get_timer()
 
     def _use_up(self, number: int | None) -> None:
@@ -811,7 +811,7 @@ class ChunkIntake:
 
 @dataclass(slots=True)
 class InputProgress:
-    """A record of how much input has arrived, which goes on counting late chunks once the session has ended.
+    """A record of how much input has arrived. After the end of the session it counts late chunks.
 
     While the session is live, its ``ChunkIntake`` makes a new record each time.
     """
@@ -828,7 +828,7 @@ class InputProgress:
     closed: bool = False
     #: The limit of ``received_bytes``; None for no limit.
     max_total_bytes: int | None = None
-    #: The offset that follows the input, where chunks have offsets instead of numbers.
+    #: The offset that follows the input, if chunks have offsets instead of numbers; else None.
     next_offset: int | None = None
 
     def end(self) -> None:

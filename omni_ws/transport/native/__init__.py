@@ -1,1 +1,1 @@
-"""The native WebSocket protocol: one connection, and the session that speaks through it."""
+"""The native WebSocket protocol: the handshake, the connection, and the attachment of its session."""

@@ -1,4 +1,4 @@
-"""Connections of sessions: StreamConnection, a WebSocket that is read at the session's pace, and SoleConnection.
+"""Connections of sessions: StreamConnection, a WebSocket with backpressure, and SoleConnection, a kind of Attachment.
 
 A ``StreamConnection`` is websockets' ``ServerConnection``. The library does the handshake, control frames, the closing
 handshake, and everything that is wrong or unusual. Whole data frames are handled here, because each of many clients
@@ -16,12 +16,12 @@ had been read by then waits in ``_pending``. As asyncio does not report the end 
 Recheck asks the kernel.
 
 **Work is limited in each pass of the event loop.** One read can hold tens of thousands of tiny frames. Those beyond
-``_FRAMES_PER_PASS``, and those behind a large one, wait, too, so that other connections get their share.
+``_FRAMES_PER_PASS``, and those after a large one, wait as well, so that other connections get their share.
 
-Unfinished messages are charged to the account of the session, or to the budget of the server where there is none. When
-it has no room, the session ends, and the rest of the input is discarded, as the boundaries of its frames are lost. What
-waits to be written is charged, too, whoever wrote it: answers, pongs, errors. From MAX_UNWRITTEN_BYTES on the client is
-not read, and one that takes nothing for ``write_timeout`` is a SlowConsumer.
+**Memory.** Unfinished messages are charged to the account of the session, or to the budget of the server before there
+is a session. When that has no room, the session ends, and the rest of the input is discarded, as the boundaries of its
+frames are lost. Unwritten output is charged as well: answers, pongs, errors. Beyond MAX_UNWRITTEN_BYTES the client is
+not read; a client that takes almost nothing for ``write_timeout`` is a SlowConsumer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ try:
 except ImportError:  # pragma: no cover
     from websockets.utils import apply_mask
 
-# What a connection and its session know of each other.
+# The interface between a connection and its session.
 
 
 class Pause(enum.IntFlag):
@@ -63,7 +63,7 @@ class Pause(enum.IntFlag):
     UNWRITTEN = enum.auto()
     #: There is no session yet.
     EARLY = enum.auto()
-    #: What was read waits for the next pass of the event loop.
+    #: Bytes that were read wait for the next pass of the event loop.
     PASS = enum.auto()
     #: The client sent more than its key allows.
     PACE = enum.auto()
@@ -71,29 +71,30 @@ class Pause(enum.IntFlag):
     TURN = enum.auto()
 
 
-#: Reasons that may last, during which the peer may hang up unnoticed.
+#: Reasons that may last long, so that the peer may hang up unnoticed.
 RESTS: Final = Pause.SESSION | Pause.UNWRITTEN | Pause.PACE
 
 
 class FrameReceiver(Protocol):
-    """The session behind a connection. Its methods are called from socket callbacks and may not raise."""
+    """The receiver of a connection's messages. Its methods are called from socket callbacks and may not raise."""
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """Receive one whole message."""
 
-    def receive_pong(self, data: bytes) -> None: ...
+    def receive_pong(self, data: bytes) -> None:
+        """Note that the peer has sent a pong."""
 
     def reading_changed(self) -> None:
-        """React to a pause in reading that may last, or its end: see ``is_reading`` of the connection."""
+        """Note that a pause in reading that may last has begun or ended: see ``is_reading`` of the connection."""
 
     def resume_output(self) -> None:
-        """Write again: the write buffer is below its low-water mark."""
+        """Resume writing, as the write buffer is below its low-water mark."""
 
     def input_refused(self, error: OmniError) -> None:
-        """End the session: a message is too long, there is no room for it, or the peer does not read."""
+        """End the session with ``error``: a message is too long, there is no room for it, or the peer does not read."""
 
     def connection_closing(self) -> None:
-        """Send nothing more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""
+        """Stop sending: the peer has closed, broken the protocol, or is gone. May be called repeatedly."""
 
 
 _NO_PAUSE: Final = Pause.NONE  # compared faster than a combination of flags
@@ -101,9 +102,10 @@ _MOMENTARY: Final = Pause.PASS | Pause.TURN
 
 
 class PausedReading:
-    """The part of a connection that pauses reading, for several reasons at once, and goes on without the last of them.
+    """Mixin of connections that pause reading for several reasons at once, and resume it when none is left.
 
-    A connection sets the attributes. Where its peer may hang up unnoticed while it is not read, ``_watch`` looks.
+    The connection sets the attributes. ``_watch`` checks during a pause whether the peer has hung up; None if the
+    transport reports that itself.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -117,30 +119,30 @@ class PausedReading:
     _watch: Recheck | None
 
     def _stop_reading(self) -> None:
-        """Read the socket no more: the first pause begins."""
+        """Stop reading the socket: the first pause begins."""
 
     def _read_on(self) -> None:
-        """Process what waits, and read the socket again: at most PASS is left of the pauses."""
+        """Process input that waits, and then read the socket again. Called when at most PASS is left of the pauses."""
 
     def _next_pass(self) -> None:
-        """Process what waits in another pass of the event loop."""
+        """Process input that waited for this pass of the event loop."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether the socket is read but for pauses of a moment: then silence is the peer's own."""
+        """Whether the socket is read, except for momentary pauses, so that silence is due to the peer."""
         return self._pauses is _NO_PAUSE or not self._pauses & ~_MOMENTARY
 
     @property
     def held_to_pace(self) -> bool:
-        """Whether reading is paused since the client sent more than its key allows."""
+        """Whether reading is paused because the client sent more than its key allows."""
         return self._pauses is not _NO_PAUSE and Pause.PACE in self._pauses
 
     def limit_input(self, pace: Callable[[int], float] | None) -> None:
-        """Pause reading after each number of bytes received for the seconds that ``pace`` returns, from now on."""
+        """Limit the rate of input from now on: ``pace`` gets the size of each read, and returns how long to pause."""
         self._input_pace = pace
 
     def touch(self) -> float:
-        """Count the silence of the peer from now on. Returns the time."""
+        """Restart the silence of the peer, and return the time."""
         self.heard_at = self.loop.time()
         return self.heard_at
 
@@ -170,7 +172,7 @@ class PausedReading:
             self._read_on()
 
     def end_pass(self) -> None:
-        """Let other connections have a turn before the next message, since the last one may have been much work."""
+        """Let other connections have a turn before the next message, as the last one may have been much work."""
         self.pause_reading(Pause.TURN)
         self.loop.call_soon(self.resume_reading, Pause.TURN)
 
@@ -181,7 +183,7 @@ class PausedReading:
             self.loop.call_soon(self._next_pass)
 
     def _keep_pace(self, seconds: float) -> None:
-        """Pause reading for ``seconds``, before what was just received is processed: a burst gains nothing."""
+        """Pause reading for ``seconds``. Bytes just received are processed after that: a burst gains nothing."""
         if seconds > 0:
             self.pause_reading(Pause.PACE)
             self._end_pace()
@@ -228,7 +230,7 @@ _PARSER_BYTES_PER_PASS: Final = 1024
 
 
 class Parsing(enum.Enum):
-    """How the bytes that are read are parsed.
+    """The ways of parsing the bytes that are read, and thus the state of a StreamConnection's input.
 
     EARLY changes to DIRECT by ``attach`` (with extensions: to LIBRARY), and to LIBRARY by ``ignore_messages``; DIRECT
     to LIBRARY by an unusual frame or a closing one; both to DEPARTED when the peer hangs up while it is not read; all
@@ -248,7 +250,7 @@ _DIRECT: Final = Parsing.DIRECT
 
 
 class StreamConnection(PausedReading, ServerConnection):
-    """Calls its receiver from inside ``data_received``, and pauses reading for any number of reasons."""
+    """A WebSocket connection that hands whole messages to its receiver within ``data_received``; see the module."""
 
     # With these attributes among its own, each connection would have a dictionary of 1.6 KB.
     __slots__ = (
@@ -275,13 +277,13 @@ class StreamConnection(PausedReading, ServerConnection):
         self.heard_at = self.loop.time()
         self._parsing = Parsing.EARLY
         self._max_size = sys.maxsize
-        #: What was read and not processed begins at ``_position`` of ``_pending``.
+        #: Bytes that were read; those from ``_position`` on are not processed yet.
         self._pending = b""
         self._position = 0
-        #: The beginning of a frame, and the length from which on it is looked at again.
+        #: The beginning of an incomplete frame, and the length at which to parse it again.
         self._incomplete = bytearray()
         self._wanted = 0
-        #: The beginning of a fragmented message, which the library holds to the limit of a whole one.
+        #: The first fragments of a message. The library limits their sum to the size of a whole message.
         self._fragments = bytearray()
         self._fragments_are_text = False
         self._unfinished = Share(budget or ByteBudget(sys.maxsize))
@@ -318,13 +320,13 @@ class StreamConnection(PausedReading, ServerConnection):
             receiver.connection_closing()
 
     def ignore_messages(self) -> None:
-        """Drop messages, since there will be no session."""
+        """Drop all messages from now on, as there will be no session."""
         self._parsing = Parsing.LIBRARY
         self.resume_reading(Pause.EARLY)
 
     @property
     def is_open(self) -> bool:
-        """Whether what is written now is sent."""
+        """Whether messages that are written now are sent."""
         return self.state is State.OPEN and not self.transport.is_closing()
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
@@ -353,13 +355,13 @@ class StreamConnection(PausedReading, ServerConnection):
             self.transport.write(_EMPTY_PING)
 
     def fail(self, code: CloseCode, reason: str) -> None:
-        """Close as the library does for errors of the protocol: without an error frame, and without waiting."""
+        """Send a closing frame with this code, as the library does for protocol errors, without waiting."""
         if self.is_open:
             self.protocol.fail(code, reason)
             self.send_data()
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Close, and abort when that takes longer than CLOSE_TIMEOUT_SEC. A long ``reason`` is cut."""
+        """Close the connection; abort it if that takes longer than CLOSE_TIMEOUT_SEC. A long ``reason`` is cut."""
         reason = reason.encode()[:MAX_CLOSE_REASON_BYTES].decode(errors="ignore")
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
@@ -411,7 +413,7 @@ class StreamConnection(PausedReading, ServerConnection):
         self._count_unwritten()
 
     def _count_unwritten(self) -> None:
-        """Charge what waits to be written, and do not read a client that leaves too much of it."""
+        """Charge unwritten bytes, and pause reading from a client that leaves too many of them."""
         size = self.transport.get_write_buffer_size()
         self._unwritten = self._unwritten or Share(self._unfinished.budget)
         self._unwritten.force(size)
@@ -478,7 +480,7 @@ class StreamConnection(PausedReading, ServerConnection):
             self.resume_reading(Pause.PASS)
 
     def _check_hang_up(self) -> None:
-        """Resume reading if the unread peer has gone, only to find a closing frame in what it sent."""
+        """If the peer has hung up while it was not read, read the rest of its input, for a closing frame only."""
         if hang_up(self.transport) is not HangUp.UNKNOWN:
             if self._parsing in (Parsing.DIRECT, Parsing.LIBRARY):
                 self._parsing = Parsing.DEPARTED
@@ -487,7 +489,7 @@ class StreamConnection(PausedReading, ServerConnection):
     # frames
 
     def _take_frames(self, data: bytes, start: int) -> int:
-        """Hand over the frames of ``data`` from ``start`` on. Returns the position where it stopped."""
+        """Hand over the frames of ``data`` from ``start`` on. Returns the position of the first byte not handled."""
         receiver, available = self._receiver, len(data)
         assert receiver is not None
         for _ in _FRAMES_PER_PASS:
@@ -555,7 +557,7 @@ class StreamConnection(PausedReading, ServerConnection):
         return data
 
     def _charge_unfinished(self, size: int) -> None:
-        """Charge the budget for ``size`` bytes of a message, or discard the input when there is no room."""
+        """Charge the budget for ``size`` bytes of an unfinished message; if there is no room, discard all input."""
         try:
             self._unfinished.resize(size)
         except (EngineOverloaded, PayloadTooLarge) as error:
@@ -617,7 +619,7 @@ class StreamConnection(PausedReading, ServerConnection):
 
 
 class SoleLink(Protocol):
-    """The carrier of a SoleConnection's messages: a StreamConnection, an AudioSocketLink, or a CallChannel."""
+    """The link that carries a SoleConnection's messages: a StreamConnection, an AudioSocketLink, or a CallChannel."""
 
     @property
     def heard_at(self) -> float: ...
@@ -640,9 +642,9 @@ class SoleLink(Protocol):
 
 
 class SoleConnection(Attachment, ABC):
-    """Attaches a session that ends with its connection: pauses, timers and the end. See Attachment.
+    """Base class of Attachments of sessions that end with their connection: handles pauses, timers and the end.
 
-    A subclass receives the messages of the client, and writes those of the outbox.
+    A subclass receives the messages of the client, and writes the messages of the outbox.
     """
 
     def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
@@ -655,7 +657,7 @@ class SoleConnection(Attachment, ABC):
         self._reading_paused = False
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        #: The end of the session: its reason, or None for the client's own.
+        #: Done when the session ends, with the reason to close with; None if the client ended it.
         self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
 
     @abstractmethod
@@ -664,11 +666,11 @@ class SoleConnection(Attachment, ABC):
 
     @abstractmethod
     def _flush(self) -> None:
-        """Write what the outbox holds, and clear ``_flush_scheduled``."""
+        """Write the messages of the outbox, and clear ``_flush_scheduled``."""
 
     @property
     def _input_blocked(self) -> bool:
-        """Whether no more input is to be read."""
+        """Whether reading must pause: the outbox is full, or the conversation has no room for input."""
         return self._outbox.full or self._conversation.input_full()
 
     def session_over(self, error: OmniError | None) -> None:
@@ -724,7 +726,7 @@ class SoleConnection(Attachment, ABC):
         self._session.end(error)
 
     def _watch_peer(self) -> None:
-        """Look at the peer when it may have been silent for too long. Later times need no call."""
+        """Set the timer that checks the peer, for when it may have been silent for too long."""
         self._keep_alive.heard(self._connection.heard_at)
         when = self._keep_alive.get_timer(listening=self._connection.is_reading)
         self._ignore_peer()

@@ -1,4 +1,4 @@
-"""``/v1/streaming_input``: the handshake of the native WebSocket, and the session behind it."""
+"""``/v1/streaming_input``: the front end of the native WebSocket, which opens and resumes sessions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from omni_ws.wire.server_frames import (
     error_frame,
 )
 
-#: Makes the WebSocketSession of a connection and its session.
+#: A function that creates the WebSocketSession of a connection and its session.
 _Make: TypeAlias = Callable[[StreamConnection, Session], WebSocketSession]
 _WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
 
@@ -58,13 +58,13 @@ SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
 
 
 def check_enabled(streaming: StreamingInputConfig) -> None:
-    """Raise NotFound where the operator has disabled streaming input, in whatever form."""
+    """Raise NotFound if the operator has disabled streaming input, over WebSocket and HTTP alike."""
     if not streaming.enabled:
         raise NotFound("streaming input is disabled on this server")
 
 
 def chosen_subprotocol(request: HttpRequest) -> str | None:
-    """The first offered subprotocol that the server knows; None without one."""
+    """Return the first offered subprotocol that the server knows; None if there is none."""
     return next((one for one in request.offered_subprotocols if one in (SUBPROTOCOL_BINARY, SUBPROTOCOL_JSON)), None)
 
 
@@ -77,7 +77,7 @@ async def refuse(connection: StreamConnection, error: OmniError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Which session a client returns to, as the query of its handshake says.
+    """The session to which a client returns, according to the query of its handshake.
 
     ``last_output`` is the number of the last output that the client received, -1 for none.
     """
@@ -88,7 +88,7 @@ class Return:
 
 
 class StreamingInput(SessionFrontEnd):
-    """The native WebSocket: accepts handshakes, and connects each connection with its session."""
+    """The front end of the native WebSocket: accepts handshakes, and attaches each connection to its session."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
@@ -114,7 +114,7 @@ class StreamingInput(SessionFrontEnd):
         await needs_upgrade(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises NotFound, Unauthenticated or InvalidValue, for an HTTP status. A frame reports all other errors."""
+        """Accept a handshake. Raises NotFound, Unauthenticated or InvalidValue; a frame reports all other errors."""
         check_enabled(self._sessions.config.streaming_input)
         key = self._authenticator.authenticate(request)
         returning = _returning(request)
@@ -156,7 +156,7 @@ class StreamingInput(SessionFrontEnd):
 
         Args:
             client: Address of the client.
-            refusal: Why there is no session, which an error frame reports.
+            refusal: Why there is no session, to be reported by an error frame; None if there is one.
             returning: The session to resume; None for a fresh one.
         """
         if connection.request is not None:  # set while the connection is open
@@ -175,13 +175,13 @@ class StreamingInput(SessionFrontEnd):
             attachment = await self._resume(connection, returning, key, make) if returning else None
             await (attachment or await self._begin(connection, key, client, make)).run()
         except OmniError as error:
-            # A browser cannot read the status of a handshake. Errors that are not its own are reported by a frame.
+            # By a frame, since a browser cannot read the HTTP status of a handshake.
             await refuse(connection, error)
 
     async def _begin(
         self, connection: StreamConnection, key: ApiKey | None, client: str, make: _Make
     ) -> WebSocketSession:
-        """Open a session. Raises what ``Sessions.open`` raises."""
+        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
         session = await self._live.admit(key, client=client)
         begin_recording(self._recorder, session, "websocket", key)
         session.outbox.put_nowait(self._created(session))
@@ -192,10 +192,10 @@ class StreamingInput(SessionFrontEnd):
     async def _resume(
         self, connection: StreamConnection, returning: Return, key: ApiKey | None, make: _Make
     ) -> WebSocketSession | None:
-        """Resume a session. Raises SessionNotFound.
+        """Resume a session, and return its new attachment. Raises SessionNotFound.
 
-        A session that has discarded outputs which the client lacks is ended, and reported to the client. Returns None
-        then: a fresh session must follow.
+        If the session has discarded outputs that the client lacks, it is ended, which is reported to the client.
+        Returns None then: a fresh session must follow.
         """
         resumes = self._sessions.metrics.resumes
         try:

@@ -1,4 +1,4 @@
-"""Keep-alive of a connection, and the acknowledgement of its input."""
+"""Keep-alive pings of connections, and the timing of acknowledgements of their input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_ws.core.input_stream import InputStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAliveSettings:
-    """Times in seconds; None turns pings, or their time-out, off."""
+    """The times of keep-alive pings, in seconds; None turns pings, or their time-out, off."""
 
     ping_interval: float | None = 20
     ping_timeout: float | None = 20
@@ -29,10 +29,11 @@ class KeepAliveSettings:
 
 
 class KeepAlive:
-    """Judges the silence of one peer: any byte that it sends is a sign of life, not only a pong. No clock, no socket.
+    """The keep-alive state of one peer: decides when to ping it, and when it counts as gone. No clock, no socket.
 
-    ``listening`` says whether the socket is read. While it is not, silence means nothing, but pings are still sent:
-    sending over a broken connection reveals that it is broken.
+    Any byte that the peer sends is a sign of life, not only a pong. ``listening`` says whether the socket is read.
+    While it is not, silence means nothing, but pings are still sent: sending over a broken connection reveals that it
+    is broken.
     """
 
     def __init__(self, settings: KeepAliveSettings, *, now: float) -> None:
@@ -77,16 +78,16 @@ _LATE_SHARE: Final = 1 / 20
 _PEERS_PER_PASS: Final = 32
 
 
-#: Pings the silent peer of one connection, or gives it up. Gets the time; returns when to call again, None for never.
-#: May not raise.
+#: A function that pings the silent peer of one connection, or closes the connection of a peer that is gone. It gets the
+#: time, and returns when to call it again; None for never. It may not raise.
 CheckPeer: TypeAlias = Callable[[float], float | None]
 
 
 class PeerRounds:
-    """Checks the peers of all connections of a server, with one timer.
+    """A shared timer that checks the peers of all connections of a server, in rounds.
 
-    Each peer is checked at its time, rounded up so that many peers share a round. With a timer for each of hundreds of
-    silent connections, the wake-ups of the process would cost more than the pings.
+    The time of each check is rounded up, so that many peers share a round. With a timer for each of hundreds of silent
+    connections, the wake-ups of the process would cost more than the pings.
     """
 
     def __init__(self, settings: KeepAliveSettings) -> None:
@@ -110,7 +111,7 @@ class PeerRounds:
         self._arm(number * self._period)
 
     def forget(self, peer: CheckPeer) -> None:
-        """Check ``peer`` no more. Idempotent. The timer runs out by itself."""
+        """Stop checking ``peer``. Idempotent. The timer runs out by itself."""
         number = self._number_of.pop(peer, None)
         if number is not None:
             peers = self._rounds[number]
@@ -155,14 +156,15 @@ ACK_EARLY_SEC: Final = 0.025
 
 
 class Acknowledgements:
-    """Decides when one connection acknowledges its input: delayed and grouped, as in RFC 9000, 13.2.
+    """Decides when one connection acknowledges its input: delayed and grouped, as in RFC 9000, section 13.2.
 
     An acknowledgement is sent after ACK_EVERY_CHUNKS accepted chunks, or ACK_DELAY_SEC after the first of them,
-    whichever is first. What a client should know at once is acknowledged at once: a duplicate, a filled gap, an end of
-    its input, and chunks that were discarded. HTTP has no acknowledgements: an InputStream only counts what happens.
+    whichever is first. Some events are acknowledged at once: a duplicate, a filled gap, an end of the input, and chunks
+    that were discarded.
 
-    ``send`` is called when an acknowledgement is due. Whoever sends one, for whatever reason, calls ``sent``. ``wait``
-    must call ``acknowledge`` at the given time, if ``due_at`` is still that time: see AcknowledgementClock.
+    ``send`` is called when an acknowledgement is due. After each acknowledgement that is sent, for whatever reason,
+    ``sent`` must be called. ``wait`` must call ``acknowledge`` at the given time, if ``due_at`` is still that time: see
+    AcknowledgementClock.
     """
 
     __slots__ = ("_acknowledged", "_reorder", "_reported", "_send", "_stream", "_wait", "due_at")
@@ -175,12 +177,12 @@ class Acknowledgements:
         self._wait = wait
         self._send = send
         self.due_at = math.inf
-        #: What ``next_sequence_id`` and ``notable_events`` of the stream were in the last acknowledgement.
+        #: ``next_sequence_id`` and ``notable_events`` of the stream at the last acknowledgement.
         self._acknowledged = self._reorder.next_sequence_id
         self._reported = stream.notable_events
 
     def received(self, now: float) -> None:
-        """Acknowledge a frame that the stream processed at ``now``: at once, or later together with others."""
+        """Acknowledge the frame that the stream has processed at ``now``: at once, or later together with others."""
         chunks = self._reorder.next_sequence_id - self._acknowledged
         if (
             chunks >= ACK_EVERY_CHUNKS
@@ -198,7 +200,7 @@ class Acknowledgements:
         return self._reorder.next_sequence_id != self._acknowledged or self._stream.notable_events != self._reported
 
     def acknowledge(self) -> None:
-        """Send now, if there is anything to acknowledge."""
+        """Send an acknowledgement now, if there is anything to acknowledge."""
         self.due_at = math.inf
         if self.pending:
             self._send()
@@ -209,12 +211,12 @@ class Acknowledgements:
         self._reported = self._stream.notable_events
 
     def stop(self) -> None:
-        """Forget what is due, since the connection is over."""
+        """Cancel the acknowledgement that is due, as the connection has ended."""
         self.due_at = math.inf
 
 
 class AcknowledgementClock:
-    """Wakes the Acknowledgements of all connections of a server, with one timer.
+    """A shared timer that sends the delayed acknowledgements of all connections of a server.
 
     The delay is the same for all connections, so that the first to wait is the first to be due. Nearly every
     acknowledgement is sent earlier, with a chunk, and then no timer is cancelled or armed: an entry whose time has

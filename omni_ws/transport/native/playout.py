@@ -1,4 +1,4 @@
-"""What a caller hears, where the server plays it: the audio of answers, cut into packets."""
+"""Playout: the audio of answers, cut into packets, for calls, in which the server decides when it is played."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from omni_ws.wire.server_frames import SpeechStartedFrame
 
 
 class Played(NamedTuple):
-    """A packet of an answer's audio that is to be played now; with empty ``audio``, the end of the answer.
+    """A packet of an answer's audio that is to be played now; empty ``audio`` stands for the end of the answer.
 
-    ``position`` is where the packet begins on the answer's time line, in bytes.
+    ``position`` is where the packet begins in the answer's audio, in bytes.
     """
 
     answer_id: str
@@ -24,7 +24,7 @@ class Played(NamedTuple):
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer whose end was not taken yet, with the audio that was not taken yet."""
+    """An answer in a Playout, with the audio that was not taken yet."""
 
     answer_id: str
     audio: bytearray = field(default_factory=bytearray)
@@ -38,9 +38,9 @@ class _Answer:
 
 
 class Playout:
-    """Answers behind one another, taken packet by packet. Has no socket and no clock.
+    """A queue of answers' audio, which is taken packet by packet. Has no socket and no clock.
 
-    The last packet of an answer is completed with ``silence``, which is one byte.
+    The last packet of an answer is filled up with ``silence``, which is one byte.
     """
 
     def __init__(self, packet_bytes: int, *, silence: bytes = b"\0") -> None:
@@ -52,18 +52,18 @@ class Playout:
 
     @property
     def unplayed(self) -> bool:
-        """Whether there is an answer whose end was not taken."""
+        """Whether any answer has not been taken to its end."""
         return bool(self._answers)
 
     @property
     def ready(self) -> bool:
-        """Whether there is a packet to take, or an end."""
+        """Whether ``take`` would return a whole packet of audio, the last one of an answer, or the end of an answer."""
         return bool(self._answers) and (self._answers[0].ended or len(self._answers[0].audio) >= self._packet_bytes)
 
     def hear(self, message: ServerMessage) -> bool:
-        """Queue the audio of one of the session's messages. Text, transcripts and errors have none.
+        """Queue the audio of one of the session's messages, if the message has any.
 
-        Returns whether the caller must call ``clear``: the message silences what was not played yet.
+        Returns whether ``clear`` must be called, as the message silences the audio that was not played yet.
         """
         match message:
             case OutputChunk(modality=OutputModality.AUDIO):
@@ -77,7 +77,7 @@ class Playout:
         return False
 
     def say(self, answer_id: str, audio: bytes) -> None:
-        """Queue audio of an answer behind all earlier audio."""
+        """Queue audio of an answer after all earlier audio."""
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
                 self._answers[-1].end()
@@ -86,13 +86,16 @@ class Playout:
         self.waiting += len(audio)
 
     def finish(self, answer_id: str) -> None:
-        """End an answer: no more of its audio follows."""
+        """Note that no more audio of an answer follows."""
         for answer in self._answers:
             if answer.answer_id == answer_id:
                 answer.end()
 
     def take(self, most: int | None = None) -> Played | None:
-        """Take the next packet; None while there is none. ``most`` bytes allow several whole packets at once."""
+        """Remove and return the next packet; None while there is none.
+
+        With ``most``, several whole packets are returned as one, of at most so many bytes.
+        """
         if not self.ready:
             return None
         answer = self._answers[0]
@@ -108,7 +111,7 @@ class Playout:
         return played
 
     def clear(self) -> list[str]:
-        """Discard the audio that was not taken. Returns the answers of which some audio was taken already."""
+        """Discard the audio that was not taken. Returns the ids of the answers of which some audio was taken before."""
         heard = [answer.answer_id for answer in self._answers if answer.taken]
         self._answers.clear()
         self.waiting = 0

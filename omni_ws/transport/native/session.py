@@ -1,4 +1,4 @@
-"""A native WebSocket that serves a session: frames in and out, acknowledgements, back-pressure, and timers."""
+"""WebSocketSession, the attachment of a session to a native WebSocket; and the encoding of its messages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ REPLACED_CLOSE_CODE: Final = 4409
 
 
 class WebSocketSession(Attachment):
-    """Attaches a session to a native WebSocket: frames in, frames out, and the timers of the connection."""
+    """The Attachment of a session to a native WebSocket: receives and sends frames, with backpressure and timers."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class WebSocketSession(Attachment):
         self._observed = session.conversation.observed
         self._binary_audio = binary_audio
         self._flush_scheduled = False
-        #: Whether the messages in the outbox are for this connection: from ``run`` to ``_stop_writing``.
+        #: Whether messages of the outbox may be written to this connection: from ``run`` to ``_stop_writing``.
         self._writing = False
         #: Set when there is nothing left to write, or it cannot be written here.
         self._emptied = asyncio.Event()
@@ -111,7 +111,7 @@ class WebSocketSession(Attachment):
         self._rounds = rounds
         #: Whether frames are received and sent: True until ``_leave``.
         self._serving = True
-        #: Done by ``_leave``: its result closes the connection. None if the connection is lost already.
+        #: Done by ``_leave``. Its result is a function that closes the connection; None if the connection is lost.
         self._left: asyncio.Future[Callable[[], Awaitable[None]] | None] = self._loop.create_future()
         self.acks = Acknowledgements(self._stream, ack_clock.wait, self._acknowledge)
         self._reading_paused = False
@@ -321,7 +321,7 @@ class WebSocketSession(Attachment):
     resume_output = output_ready
 
     def _stop_writing(self) -> None:
-        """Write nothing more: the connection is closing, or another has taken over the session."""
+        """Stop writing: the connection is closing, or another one has taken over the session."""
         self._writing = False
         self._emptied.set()
 
@@ -338,7 +338,7 @@ class WebSocketSession(Attachment):
             connection.write_ping()
 
     async def _close_with(self, error: OmniError) -> None:
-        """Write what is left of a session that is over, and close the connection with the code of ``error``."""
+        """Write the remaining messages of an ended session, and close the connection with the code of ``error``."""
         if isinstance(error, SlowConsumer):
             self._drop(error)
         elif isinstance(error, ORDERLY_ENDS):
@@ -359,13 +359,13 @@ class WebSocketSession(Attachment):
         await self._connection.close_in_time(REPLACED_CLOSE_CODE, "replaced")
 
     def _drop(self, error: OmniError) -> None:
-        """Discard what the client has not read, and write the error in its place."""
+        """Discard the messages that the client has not read, and write the error in their place."""
         self._outbox.clear()
         if self._connection.is_open:
             self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
 
     def _flush(self) -> None:
-        """Write a batch, and schedule the next one while there is more to write."""
+        """Write a batch of messages of the outbox, and schedule the next batch if there are more."""
         self._flush_scheduled = False
         try:
             if self._writing and not self._connection.paused and self._connection.is_open:
@@ -376,7 +376,7 @@ class WebSocketSession(Attachment):
             self._emptied.set()
 
     def _write_batch(self) -> None:
-        """Write as much as one pass allows."""
+        """Write as many messages of the outbox as one pass of the event loop allows."""
         size = 0
         for _ in range(WRITE_BATCH_MESSAGES):
             if size >= WRITE_BATCH_BYTES:
@@ -405,7 +405,7 @@ class WebSocketSession(Attachment):
         self._session.end(error)
 
     def check_peer(self, now: float) -> float | None:
-        """Ping a silent client, or give up one that did not answer. Returns when PeerRounds is to call again."""
+        """Ping a silent client, or close the connection of one that did not answer; see CheckPeer."""
         if not self._listening:
             return None
         is_reading = self._connection.is_reading
@@ -421,7 +421,7 @@ class WebSocketSession(Attachment):
 
 
 def _ended_by_client(connection: StreamConnection) -> bool:
-    """Whether the client closed on purpose, or broke the protocol. Otherwise the network may have failed."""
+    """Return whether the client closed on purpose, or broke the protocol. Otherwise the network may have failed."""
     protocol = connection.protocol
     if protocol.close_rcvd is not None:
         return protocol.close_rcvd.code in _FAREWELLS
@@ -466,6 +466,7 @@ def _final(chunk: FinalChunk) -> ServerFrame:
 
 
 def usage_fields(usage: Usage) -> UsageFields:
+    """Return the usage as the fields of a final frame."""
     return UsageFields(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,

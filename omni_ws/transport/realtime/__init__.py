@@ -1,1 +1,1 @@
-"""The Realtime API of OpenAI, over the conversation of the native WebSocket."""
+"""OpenAI's Realtime API: its events, translated to and from a conversation."""

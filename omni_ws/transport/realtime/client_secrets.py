@@ -36,7 +36,7 @@ MAX_BODY_BYTES: Final = 256 * 1024
 
 
 class ClientSecretRoutes(FrontEnd):
-    """The route that makes client secrets. Where keys are configured it needs one: a secret cannot make another."""
+    """The front end that creates client secrets. If keys are configured, it needs a key: a secret does not do."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
         self._sessions = sessions
@@ -57,8 +57,8 @@ class ClientSecretRoutes(FrontEnd):
     async def create(self, exchange: HttpExchange) -> None:
         """Create a secret.
 
-        Raises Unauthenticated, RateLimited where the key has too many, ModelNotFound, and what its sessions would be
-        refused with.
+        Raises Unauthenticated, RateLimited if the key has too many, ModelNotFound, and the error of session settings
+        that are not accepted.
         """
         key = self._authenticator.authenticate(exchange.request)
         self._sessions.check_ready()
@@ -86,16 +86,16 @@ class ClientSecretRoutes(FrontEnd):
         return session_object(session, config, session_id=new_id("sess_"))
 
 
-#: Every client secret begins with it, and OpenAI's SDKs for browsers look for it.
+#: The prefix of every client secret, for which OpenAI's SDKs for browsers look.
 PREFIX: Final = "ek_"
-#: Limits of the secrets of one key that have not expired.
+#: Limits on the secrets of one key that have not expired: their number, and the size of their settings.
 MAX_SECRETS: Final = 1024
 MAX_SESSION_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSecret:
-    """What a client secret stands for: the key that made it, and the settings that its sessions begin with, as JSON."""
+    """The meaning of a client secret: the key that created it, and the initial settings of its sessions, as JSON."""
 
     key: ApiKey | None
     session: bytes = field(repr=False)
@@ -124,7 +124,7 @@ class _Outstanding:
 
 
 class ClientSecrets:
-    """The client secrets that have not expired, of all keys. Each may be used any number of times.
+    """The client secrets of all keys that have not expired. Each may be used any number of times.
 
     They are kept as digests, in memory alone: a restart of the server invalidates them. ``now`` is a monotonic time in
     seconds.
@@ -134,7 +134,7 @@ class ClientSecrets:
         self._by_key: dict[str | None, _Outstanding] = {}
 
     def create(self, secret: ClientSecret, *, lifetime: float, now: float) -> str:
-        """Return the value of a new secret. Raises RateLimited where its key has too many."""
+        """Keep a new secret, and return its value. Raises RateLimited if its key has too many secrets."""
         outstanding = self._by_key.setdefault(key_name(secret.key), _Outstanding())
         outstanding.drop_expired(now)
         size = outstanding.session_bytes + len(secret.session)

@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class Numbered(Generic[T]):
-    """Objects with numbers, in place of which they are saved: each may stand in several places, and is one thing."""
+    """A table that numbers objects, so that an object that is referred to in several places is saved once."""
 
     def __init__(self) -> None:
         self.found: list[T] = []
         self._numbers: dict[int, int] = {}
 
     def number(self, one: T) -> int:
-        """The number of an object, which is its place in ``found``."""
+        """Return the number of an object, which is its index in ``found``. A new object is added."""
         number = self._numbers.setdefault(id(one), len(self.found))
         if number == len(self.found):
             self.found.append(one)
@@ -58,7 +58,7 @@ class Numbered(Generic[T]):
 
 
 class SavedItems(Struct, kw_only=True):
-    """ConversationItems in a form that can be written to bytes, where each Item has a number."""
+    """ConversationItems in a form that can be written to bytes. Numbers stand for Items; see Numbered."""
 
     order: list[int]
     #: By request id, the items that are its input, with their chunks.
@@ -66,11 +66,11 @@ class SavedItems(Struct, kw_only=True):
 
 
 class ConversationItems:
-    """The items of one session in their order, and the history behind them.
+    """The items of one session in order, kept in step with the messages of its history.
 
-    A client's item is in the history from its creation on, as far as it is text. An item that no response has answered
-    is *pending*: ``take_pending`` removes it from the history, and returns it as the input of a request. The request
-    puts it back into the history, with its answer.
+    The text of an item that a client creates is in the history from its creation on. An item that no response has
+    answered is *pending*: ``take_pending`` removes it from the history, and returns it as the input of a request. The
+    request puts it back into the history, with its answer.
     """
 
     def __init__(self, ledger: Ledger, budget: ByteBudget, *, max_bytes: int) -> None:
@@ -86,10 +86,11 @@ class ConversationItems:
         self._asked: dict[str, list[tuple[Item, list[InputChunk]]]] = {}
 
     def get(self, item_id: str) -> Item | None:
+        """Return the item of this id; None if there is none."""
         return self._items.get(item_id)
 
     def add(self, item: Item) -> str | None:
-        """Append an item that is in the history already, or will be. Returns the id of the item before it.
+        """Append an item, but not to the history. Returns the id of the item before it; None if it is the first.
 
         Raises PayloadTooLarge and EngineOverloaded.
         """
@@ -105,7 +106,7 @@ class ConversationItems:
         return previous
 
     def create(self, item: Item) -> str | None:
-        """Append an item that the client creates, also to the history. Returns and raises as ``add`` does."""
+        """Append an item that the client creates, and add it to the history. Returns and raises what ``add`` does."""
         previous = self.add(item)
         if item.role == "assistant" or item.kind == "function_call":
             self.seen()
@@ -113,11 +114,11 @@ class ConversationItems:
         return previous
 
     def pending(self) -> list[Item]:
-        """The items that no response has answered, in order."""
+        """Return the items that no response has answered, in order."""
         return list(self._pending.values())
 
     def take_pending(self) -> tuple[list[Item], list[InputChunk]]:
-        """Take the items to be answered now out of the history. Returns them, and their input.
+        """Remove the items that are to be answered now from the history. Returns the items, and their input chunks.
 
         A system message is context, unless nothing else is pending.
         """
@@ -142,7 +143,7 @@ class ConversationItems:
         self._pending.clear()
 
     def answered(self, request_id: str, *, failed: bool) -> None:
-        """Note the end of a request. The input of a failed one, which the history lacks, is pending again."""
+        """Note the end of a request. The items of a failed one, which the history lacks, are pending again."""
         for item, chunks in self._asked.pop(request_id, ()):
             if item.item_id not in self._items:
                 continue
@@ -162,7 +163,7 @@ class ConversationItems:
         self._find_pending()
 
     def feed(self) -> Iterator[InputChunk]:
-        """Take the pending items with images, and yield their input: it joins the turn that is being spoken."""
+        """Remove the pending items with images, and yield their input chunks, which join the turn being spoken."""
         shown = [item for item in self.pending() if any(one.modality is Modality.IMAGE for one in item.chunks)]
         self._ledger.remove(*(item.item_id for item in shown))
         for item in shown:
@@ -172,19 +173,19 @@ class ConversationItems:
             yield from chunks
 
     def cut(self, item: Item, heard: str) -> None:
-        """Replace what the assistant said in an item by what was heard of it."""
+        """Replace the text of an answer's item by ``heard``, the part of it that was heard."""
         for part in item.content:
             part["transcript" if "transcript" in part else "text"] = heard
         self._charge(item)
 
     def have_grown(self, items: Iterable[Item]) -> None:
-        """Charge the budget for what these items have gained since they were added."""
+        """Charge the budget for the growth of these items since they were added."""
         for item in items:
             if item.item_id in self._items:
                 self._charge(item)
 
     def delete(self, item: Item) -> None:
-        """Delete an item, also from the history."""
+        """Delete an item from the conversation and from the history."""
         answer = {"assistant"}
         if item.request_id is None:
             self._ledger.remove(item.item_id)
@@ -195,7 +196,7 @@ class ConversationItems:
         self._forget(item.item_id)
 
     def saved(self, items: Numbered[Item]) -> SavedItems:
-        """Which items there are, and what waits for the end of a request."""
+        """Return the state, with items as their numbers in ``items``."""
         return SavedItems(
             order=list(map(items.number, self._items.values())),
             asked={
@@ -205,7 +206,7 @@ class ConversationItems:
         )
 
     def restore(self, saved: SavedItems, items: Sequence[Item]) -> None:
-        """Go on with these of ``items``. Raises IndexError for one that is not there, EngineOverloaded for no room."""
+        """Restore the state. ``items`` has the items by their numbers. Raises IndexError and EngineOverloaded."""
         for item in map(items.__getitem__, saved.order):
             self._items[item.item_id] = item
             self._charge(item)
@@ -214,7 +215,7 @@ class ConversationItems:
             self._asked[request_id] = [(items[number], chunks) for number, chunks in asked]
 
     def close(self) -> None:
-        """Release everything."""
+        """Drop all items, and refund their bytes."""
         self._items.clear()
         self._pending.clear()
         self._charged.clear()
@@ -228,7 +229,7 @@ class ConversationItems:
         self._charged[item.item_id] = size
 
     def _find_pending(self) -> None:
-        """Find the pending items anew: an item that is not the last one may be pending again."""
+        """Determine the pending items anew, in order, as an earlier item may be pending again."""
         self._pending = {item_id: item for item_id, item in self._items.items() if item.chunks}
 
     def _forget(self, item_id: str) -> None:
@@ -242,14 +243,14 @@ class ConversationItems:
 
 
 def as_new(item: Item) -> Item:
-    """Return the item as if it were created again: with its input, for a message of the user or the system."""
+    """Return the item with its text as input again, if it is a message of the user or the system."""
     if item.chunks or item.role not in ("user", "system") or not item.message_text:
         return item
     return replace(item, chunks=[InputChunk(Modality.TEXT, item.message_text.encode())])
 
 
 def as_input(items: Iterable[Item]) -> Iterator[InputChunk]:
-    """Yield the input of these items, one behind the other."""
+    """Yield the input chunks of these items, in order, with line breaks between texts."""
     for index, item in enumerate(items):
         if index and item.chunks[0].modality is Modality.TEXT and item.chunks[0].tool_call_id is None:
             yield InputChunk(Modality.TEXT, b"\n")
@@ -273,19 +274,19 @@ def messages_of(items: Iterable[Item]) -> Iterator[Message]:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Speech between ``speech_started`` and ``speech_stopped``, or audio that the client committed.
+    """A spoken turn: speech between ``speech_started`` and ``speech_stopped``, or audio that the client committed.
 
     A turn has an item in the conversation; ``item.request_id`` is the request that answers or transcribes its audio.
     """
 
     item: Item
-    #: Whether the request is answered. Otherwise it is transcribed, and the item waits for a response.
+    #: Whether its request is to be answered. Otherwise it is only transcribed, and the item waits for a response.
     answered: bool
     start_ms: int = 0
     end_ms: int = 0
     #: Whether its item is part of the conversation.
     committed: bool = False
-    #: Whether the client took back what was spoken.
+    #: Whether the client has discarded the speech (``input_audio_buffer.clear``).
     cleared: bool = False
     #: Whether the engine has begun to work on the request.
     started: bool = False
@@ -313,7 +314,7 @@ class Turn:
         return taken
 
     def clear(self) -> None:
-        """Note that the client takes back what was spoken."""
+        """Note that the client has discarded the speech."""
         self.cleared = True
 
     def settle(self) -> None:
@@ -337,11 +338,11 @@ class SavedTurn(Struct, kw_only=True):
 
     @classmethod
     def of(cls, turn: Turn, items: Numbered[Item]) -> SavedTurn:
-        """The turn as it is now."""
+        """Return the saved form of ``turn``."""
         return cls(**{one.name: getattr(turn, one.name) for one in fields(turn)} | {"item": items.number(turn.item)})
 
     def restored(self, items: Sequence[Item]) -> Turn:
-        """Raises IndexError where its item is not there."""
+        """Return the turn. Raises IndexError if its item is not among ``items``."""
         return Turn(**asdict(self) | {"item": items[self.item]})
 
 
@@ -364,7 +365,7 @@ _STATUS: Final = {
 
 @dataclass(slots=True)
 class _Output:
-    """One item of the response, with its place in it."""
+    """One item of a response, with its index in the response, and the pieces of its text."""
 
     item: Item
     index: int
@@ -372,7 +373,7 @@ class _Output:
 
 
 class SavedResponse(Struct, kw_only=True):
-    """A RealtimeResponse in a form that can be written to bytes, where each Item has a number."""
+    """A RealtimeResponse in a form that can be written to bytes. Numbers stand for Items; see Numbered."""
 
     response_id: str
     request_id: str
@@ -380,16 +381,17 @@ class SavedResponse(Struct, kw_only=True):
     metadata: dict[str, str] | None
     in_conversation: bool
     cancel_reason: str
-    #: Its items, with the pieces of what each says.
+    #: Its items, with the pieces of the text of each.
     outputs: list[tuple[int, list[str]]]
-    #: Which of them is the message, and which are calls; and the id of the item before each own item.
+    #: The index of the message in ``outputs``; those of the function calls, by the call's number; and by id of each own
+    #: item, the id of the item before it in the conversation.
     message: int | None
     calls: dict[int, int]
     previous: dict[str, str | None]
 
 
 class RealtimeResponse:
-    """Renders one answer as events, from ``response.created`` to ``response.done``.
+    """A response of the Realtime API: renders one answer as events, from ``response.created`` to ``response.done``.
 
     The answer's message and its function calls are items. ``add`` puts each of them into the conversation, and returns
     the id of the item before it; it is None for a response beside the conversation.
@@ -422,7 +424,7 @@ class RealtimeResponse:
         self._share = Share(account)
 
     def saved(self, items: Numbered[Item]) -> SavedResponse:
-        """The response as far as it is rendered."""
+        """Return the state of the response, with items as their numbers in ``items``."""
         return SavedResponse(
             response_id=self.response_id,
             request_id=self.request_id,
@@ -437,7 +439,7 @@ class RealtimeResponse:
         )
 
     def restore(self, saved: SavedResponse, items: Sequence[Item]) -> None:
-        """Go on behind what was rendered. Raises IndexError where an item is not there."""
+        """Continue a response that was saved. Raises IndexError if an item is not among ``items``."""
         self.response_id, self._cancel_reason = saved.response_id, saved.cancel_reason
         self._previous = saved.previous
         for number, text in saved.outputs:
@@ -457,10 +459,11 @@ class RealtimeResponse:
         return [output.item for output in self._outputs]
 
     def cancel(self) -> None:
-        """Note that the client cancels the response, not the caller's speech."""
+        """Note that the client cancels the response. Otherwise, if it is cancelled, speech has interrupted it."""
         self._cancel_reason = "client_cancelled"
 
     def begin(self) -> Iterator[Event]:
+        """Render the beginning of the response."""
         yield {"type": "response.created", "response": self._shown("in_progress")}
         yield {"type": "rate_limits.updated", "rate_limits": []}  # limits of a key are not those of tokens
 
@@ -520,7 +523,7 @@ class RealtimeResponse:
         self._share.force(self._share.size + getsizeof(text))
 
     def close(self) -> None:
-        """Release what is held."""
+        """Refund the bytes charged for the text of the answer."""
         self._share.resize(0)
 
     def _open_message(self) -> Iterator[Event]:
@@ -612,7 +615,7 @@ class RealtimeResponse:
         return {"response_id": self.response_id, "item_id": output.item.item_id, "output_index": output.index}
 
     def _part(self, text: str) -> dict[str, Any]:
-        """A content part of the response."""
+        """Return a content part of the response with this text."""
         return {"type": "audio", "transcript": text} if self._speaks else {"type": "text", "text": text}
 
     def _shown(self, status: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OpenAI's Realtime API over a conversation: client events in, server events out. Has no socket."""
+"""RealtimeDialect: translates the events of OpenAI's Realtime API to and from a conversation. Has no socket."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ from omni_ws.wire.realtime_session import (
 from omni_ws.wire.server_frames import ResponseStartedFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig
 
-#: Where OpenAI's session object has each field of ``session_config``.
+#: The path of each field of ``session_config`` in OpenAI's session object, for errors.
 _FIELDS: Final = {
     "voice": "audio.output.voice",
     "speed": "audio.output.speed",
@@ -110,17 +110,18 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
 
 
 class SavedRealtime(Struct, kw_only=True, tag="realtime"):
-    """What a RealtimeDialect knows beyond its conversation, in a form that can be written to bytes."""
+    """The state of a RealtimeDialect, besides its conversation, in a form that can be written to bytes."""
 
     conversation_id: str
     session: SessionFields
-    #: All items that anything refers to by their numbers, and all turns.
+    #: All items and all turns; other fields refer to them by their indices here.
     items: list[Item]
     turns: list[SavedTurn]
     conversation: SavedItems
     #: Audio that is not committed.
     audio: bytes
-    #: The turns of requests by their ids, and the one that is being spoken.
+    #: The turns that are the input of open requests, and those of ended requests whose transcript is incomplete, by
+    #: request id; and the turn that is being spoken.
     input_of: dict[str, int]
     late: dict[str, int]
     speaking: int | None
@@ -144,10 +145,11 @@ class RealtimeDialect:
         media: Mapping[str, Any] | None = None,
         saved: SavedRealtime | None = None,
     ) -> None:
-        """``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
-        decides, whatever the client sets. Of a session that was restored, ``saved`` is what goes on.
+        """Create the dialect of a new session, or of a restored one from its state ``saved``.
 
-        Raises IndexError, KeyError or EngineOverloaded for what cannot go on here.
+        ``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
+        decides, whatever the client sets. Raises IndexError, KeyError or EngineOverloaded if ``saved`` cannot be
+        restored here.
         """
         conversation = session.conversation
         limit = factory.config.streaming_input.max_payload_per_session
@@ -162,7 +164,7 @@ class RealtimeDialect:
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
         self._now = asyncio.get_running_loop().time
-        #: Audio that was appended and not committed, where no turns are detected.
+        #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
         self._audio_share = Share(account)
         self._audio_limit = limit
@@ -198,10 +200,10 @@ class RealtimeDialect:
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Connect the dialect with its client, and return the first event of the session, unless that goes on.
+        """Set the functions that reach the client. Returns the first events to send: none if the session was restored.
 
-        ``send`` sends events at once. ``output_cleared`` answers ``output_audio_buffer.clear``; it gets the id of the
-        response that this has cancelled, None if there was none.
+        ``send`` sends events at once. ``output_cleared`` is called after ``output_audio_buffer.clear``, with the id of
+        the response that was cancelled by it; None if there was none.
         """
         self._send, self._output_cleared = send, output_cleared
         if self._goes_on:
@@ -262,11 +264,11 @@ class RealtimeDialect:
     error = staticmethod(error_event)
 
     def reported(self, error: OmniError) -> bool:
-        """Whether the client has been sent this error."""
+        """Return whether the client has been sent this error."""
         return self._reported is error
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release all bytes that are charged to the session."""
         self._items.close()
         for response in self._responses.values():
             response.close()
@@ -278,7 +280,7 @@ class RealtimeDialect:
     # saved
 
     def saved(self) -> SavedRealtime:
-        """All that it knows, between two messages."""
+        """Return the state of the dialect."""
         items, turns = Numbered[Item](), Numbered[Turn]()
         input_of = {request_id: turns.number(turn) for request_id, turn in self._turns.items()}
         late = {request_id: turns.number(turn) for request_id, turn in self._late.items()}
@@ -366,7 +368,7 @@ class RealtimeDialect:
     # audio
 
     def append(self, audio: bytes, now: float) -> None:
-        """Take audio in the format of the session. Raises as ``receive`` does."""
+        """Append audio, in the format of the session, to the input. Raises what ``receive`` raises."""
         chunk = InputChunk(Modality.AUDIO, audio)
         self._conversation.configuration.check_chunk(chunk)
         if self._detects_turns:
@@ -432,7 +434,7 @@ class RealtimeDialect:
         turn.item.asked(request_id)
 
     def _commit(self, turn: Turn) -> Iterator[Event]:
-        """Make the turn an item of the conversation; begin the response if the engine already works on the turn."""
+        """Make the turn's item part of the conversation; begin the response if the engine already works on the turn."""
         if not turn.commit():
             return
         item = turn.item
@@ -471,7 +473,7 @@ class RealtimeDialect:
 
     @property
     def _transcribing(self) -> bool:
-        """Whether a turn that waits for a response is still being transcribed."""
+        """Whether any turn that will wait for ``response.create`` is still being transcribed."""
         return any(turn.committed and not turn.answered for turn in self._turns.values()) or any(
             not turn.answered for turn in self._late.values()
         )
@@ -489,7 +491,7 @@ class RealtimeDialect:
             self._respond_deferred()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
-        """Let a transcribed turn wait for ``response.create``: in the history, its item replaces its request."""
+        """Make a transcribed turn a pending item, which waits for ``response.create``, in place of its request."""
         self._conversation.ledger.remove(request_id)
         if turn.committed:
             self._items.heard(turn.item, turn.text)
@@ -592,7 +594,7 @@ class RealtimeDialect:
                 self._send([self.error(error, event_id=event_id)])
 
     def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
-        """Begin a response to its own ``input``, else to the pending items, else to the instructions."""
+        """Begin a response to its own ``input``; without one to the pending items, or else to the instructions."""
         with _naming("response"):
             response = read_response(fields)
             patch = {"task": None, **response_config(response, self._abilities)}
@@ -617,7 +619,7 @@ class RealtimeDialect:
         self._send(self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation))
 
     def _own_input(self, given: Iterable[Mapping[str, Any]]) -> tuple[tuple[Message, ...], list[InputChunk]]:
-        """Split a response's own ``input`` into context, and the chunks behind the last answer in it."""
+        """Split a response's own ``input`` into context and the chunks to answer: those after the last answer in it."""
         items = []
         for index, one in enumerate(given):
             place = f"response.input[{index}]"
@@ -754,7 +756,7 @@ def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Name, in errors of the block, the field of OpenAI's object ``place``: ``session`` or ``response``."""
+    """Inside the block, let errors name the field as OpenAI does, in ``place``: ``session`` or ``response``."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""``/v1/realtime``: the handshake of OpenAI's Realtime API, and the sessions behind it."""
+"""``/v1/realtime``: the front end of OpenAI's Realtime API over WebSocket, and the connections of its sessions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ REALTIME_ORIGIN: Final = "realtime"
 
 @dataclass(frozen=True, slots=True)
 class RealtimeCaller:
-    """The client of a connection: its key, its address, and the session settings of its client secret."""
+    """The client of a connection: its key, its address, and the session settings that its client secret sets."""
 
     key: ApiKey | None
     address: str
@@ -64,7 +64,7 @@ def identify(request: HttpRequest, authenticator: Authenticator, secrets: Client
 
 
 class Realtime(SessionFrontEnd):
-    """Accepts the handshakes of OpenAI's clients, and opens a session for each."""
+    """The front end of the Realtime API: accepts the handshakes of its clients, and opens a session for each."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Realtime(SessionFrontEnd):
             router.add_websocket(REALTIME_PATH, self.upgrade)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises Unauthenticated or ModelNotFound, for an HTTP status. An event reports all other errors."""
+        """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
         client = identify(request, self._authenticator, self._secrets)
         if request.query.get("intent") == "transcription":
             client = replace(client, bound=structs.replace(client.bound, type="transcription"))
@@ -121,7 +121,7 @@ class Realtime(SessionFrontEnd):
         await attachment.run()
 
     async def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
-        """Open a session. Raises what ``Sessions.open`` raises."""
+        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
         session = await self._live.admit(client.key, client=client.address)
         begin_recording(self._recorder, session, REALTIME_ORIGIN, client.key)
         try:
@@ -158,9 +158,9 @@ def write_event(connection: SoleLink, event: Event) -> int:
 
 
 def restored_dialect(session: Session, factory: SessionFactory) -> RealtimeDialect | VllmDialect:
-    """The dialect of a session that was restored, for another connection.
+    """Return the dialect of a session that was restored, for its new connection.
 
-    Raises SessionNotFound where it has what is unknown here, and EngineOverloaded. The session ends then.
+    Raises SessionNotFound if the saved state is not supported here, and EngineOverloaded. The session ends then.
     """
     try:
         with refused_as_not_found():
@@ -174,7 +174,7 @@ def restored_dialect(session: Session, factory: SessionFactory) -> RealtimeDiale
 
 
 class RealtimeConnection(SoleConnection):
-    """Events in, events out, and the timers of the connection; see FrameReceiver and Attachment.
+    """The connection of a Realtime session: receives and sends events; a FrameReceiver and an Attachment.
 
     A session of the Realtime API cannot be resumed: it ends with its connection.
     """
@@ -190,14 +190,14 @@ class RealtimeConnection(SoleConnection):
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = dialect.connect(self._send, self._output_cleared)
         self._dialect = dialect
-        #: Whether the client has said which it speaks, as that of a session that goes on has.
+        #: Whether the dialect is known: from the client's first event, or from a restored session.
         self._dialect_known = not self._created
         self._observed = session.conversation.observed
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve the session to its end, and close the connection. The session must be attached to this."""
+        """Serve the session to its end, and close the connection. ``session.attach`` must have been called."""
         try:
             self._send(self._created)
             self._connection.attach(self, self._conversation.account)
@@ -275,7 +275,7 @@ class RealtimeConnection(SoleConnection):
         self.input_may_continue()
 
     def _flush(self) -> None:
-        """Write a batch of what the outbox holds, as long as the socket takes it."""
+        """Write a batch of the messages in the outbox, as long as the socket takes them."""
         self._flush_scheduled = False
         try:
             for _ in range(WRITE_BATCH_MESSAGES):
@@ -298,7 +298,7 @@ class RealtimeConnection(SoleConnection):
             self.output_ready()
 
     def _output_cleared(self, response_id: str | None) -> None:
-        """Tell the client that its wish for silence was granted, if that cancelled a response."""
+        """Confirm ``output_audio_buffer.clear`` to the client, if that has cancelled a response."""
         if response_id is not None:
             self._send([{"type": "output_audio_buffer.cleared", "response_id": response_id}])
 

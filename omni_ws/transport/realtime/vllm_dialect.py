@@ -1,4 +1,4 @@
-"""vLLM's dialect of ``/v1/realtime``, which transcribes utterance after utterance."""
+"""vLLM's dialect of ``/v1/realtime``, whose clients have utterances transcribed, one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VLLM_CONFIGURATION: Final = {
     "turn_detection": None,
     "history": False,
 }
-#: The codes of vLLM where they differ.
+#: vLLM's error codes, by our own, if they differ.
 _VLLM_CODES: Final = {
     "unknown_type": "unknown_event",
     "invalid_frame": "invalid_json",
@@ -31,19 +31,19 @@ _VLLM_CODES: Final = {
 
 
 def begins_vllm_dialect(event: Mapping[str, Any]) -> bool:
-    """Whether a client whose first event this is speaks the dialect. OpenAI's API refuses each of these events."""
+    """Return whether ``event``, a client's first, is in vLLM's dialect: one that OpenAI's API refuses."""
     if event["type"] == "session.update":
         return "session" not in event and "model" in event
     return event["type"] == "input_audio_buffer.commit" and ("final" in event or event.keys() == {"type"})
 
 
 def created_fields(session_id: str) -> dict[str, Any]:
-    """What vLLM's clients read from ``session.created``, which is sent before a client has said anything."""
+    """Return the fields of ``session.created`` that vLLM's clients read; they are sent to all clients."""
     return {"id": session_id, "created": int(time.time())}
 
 
 class SavedVllm(Struct, kw_only=True, tag="vllm"):
-    """What a VllmDialect knows beyond its conversation, in a form that can be written to bytes."""
+    """The state of a VllmDialect, besides its conversation, in a form that can be written to bytes."""
 
     transcribes: bool
     hears: bool
@@ -51,14 +51,14 @@ class SavedVllm(Struct, kw_only=True, tag="vllm"):
 
 
 class VllmDialect:
-    """Takes the place of RealtimeDialect for clients of vLLM's ``/v1/realtime``.
+    """The counterpart of RealtimeDialect for clients of vLLM's ``/v1/realtime``: handles and renders their events.
 
     An utterance begins with its first audio and ends with a commit that is ``final``. Any other commit changes nothing,
     because audio is transcribed as it arrives.
     """
 
     def __init__(self, conversation: Conversation, saved: SavedVllm | None = None) -> None:
-        """Of a session that was restored, ``saved`` is what goes on."""
+        """``saved`` is the state of the dialect in a session that was restored."""
         saved = saved or SavedVllm(transcribes=False, hears=False, text=[])
         self.send: Callable[[Iterable[Event]], None] = lambda events: None
         self._conversation = conversation
@@ -68,18 +68,18 @@ class VllmDialect:
         self._reported: OmniError | None = None
 
     def saved(self) -> SavedVllm:
-        """All that it knows, between two messages."""
+        """Return the state of the dialect."""
         return SavedVllm(transcribes=self._transcribes, hears=self._hears, text=self._text)
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
     ) -> list[Event]:
-        """Connect it with its client, which has had the first event of the session. See RealtimeDialect."""
+        """Set the function that sends events; return no event, as ``session.created`` was sent. See RealtimeDialect."""
         self.send = send
         return []
 
     def receive(self, event: Mapping[str, Any], *, now: float) -> None:
-        """One event of the client, which arrived at the time ``now``. Raises OmniError."""
+        """Handle one event of the client, which arrived at the time ``now``. Raises OmniError."""
         if not self._transcribes:  # an engine that cannot refuses each event
             self._conversation.configure(_VLLM_CONFIGURATION)
             self._transcribes = True
@@ -104,7 +104,7 @@ class VllmDialect:
         self._conversation.receive_chunk(InputChunk(Modality.AUDIO, b"", end_of_input=True), now=now)
 
     def render(self, message: ServerMessage) -> Iterator[Event]:
-        """The events of what the conversation sends: none for what the dialect does not have."""
+        """Render a message of the conversation as events; none for messages that the dialect does not have."""
         match message:
             case OutputChunk(modality=OutputModality.TEXT, text=text):
                 self._text.append(text)
@@ -118,16 +118,16 @@ class VllmDialect:
                 yield self.error(message)
 
     def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
-        """vLLM's error event, whose ``error`` is a text."""
+        """Return an error as an event of vLLM's, whose ``error`` is a text."""
         code = "invalid_audio" if error.param == "audio" else _VLLM_CODES.get(error.code, error.code)
         return {"type": "error", "error": error.message, "code": code}
 
     def reported(self, error: OmniError) -> bool:
-        """Whether the client has been sent this error."""
+        """Return whether the client has been sent this error."""
         return self._reported is error
 
     def close(self) -> None:
-        """Release what is held, which is nothing."""
+        """Do nothing: there is nothing to release."""
 
 
 def _transcription_done(text: str, prompt_tokens: int, completion_tokens: int) -> Event:

@@ -1,4 +1,4 @@
-"""Recordings of what a server sends and receives: HTTP requests, and the messages of WebSockets."""
+"""Recording of connections: of HTTP requests with their responses, and of the messages of WebSockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from omni_ws.wire.recording import RecordingKind
 
 # HTTP requests.
 
-#: The headers that are recorded: those that the answer depends on. Never a key, a cookie, or an address.
+#: The request header fields that are recorded: those on which the answer depends. Never a key, a cookie or an address.
 _HEADERS: Final = (
     "accept",
     "content-type",
@@ -37,7 +37,7 @@ _HEADERS: Final = (
     "x-streaming-input",
     "last-event-id",
 )
-#: Requests that are recordings by themselves. Others are recorded with those of their session.
+#: Paths whose requests are each recorded in a file of its own. Requests of Mode B are recorded with their session.
 _SINGLE: Final = frozenset(
     {
         "/v1/chat/completions",
@@ -50,13 +50,14 @@ _SINGLE: Final = frozenset(
 
 
 class HttpRecordings:
-    """The recordings of a server: its recorder, and those of HTTP requests and of sessions that last over several.
+    """The recordings of HTTP requests, and of Mode B sessions, each of which spans several requests.
 
-    Such sessions are below ``sessions_path``. Their recordings end ``idle_sec`` seconds after the last request.
+    The paths of Mode B sessions are below ``sessions_path``. Their recordings end ``idle_sec`` seconds after the last
+    request.
     """
 
     def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float, worker: str | None = None) -> None:
-        """``worker`` is the name of this process, where several share the folder."""
+        """``worker`` is the name of this process, if several processes share the folder."""
         self.recorder = recorder
         self._names = "http_" if worker is None else f"{worker}_http_"
         self._sessions_path = sessions_path
@@ -88,7 +89,7 @@ class HttpRecordings:
         return cls(recorder, sessions_path=sessions_path, idle_sec=idle_sec, worker=sessions.worker)
 
     def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
-        """Record this exchange, if it is to be recorded."""
+        """Begin to record an exchange, if it is to be recorded."""
         request = exchange.request
         name = key_name(key)
         session: _Session | None = None
@@ -107,22 +108,23 @@ class HttpRecordings:
         exchange.record(RecordedExchange(self, connection, session))
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
-        """The recording of a session, for a WebSocket that reads its answer; None where there is none."""
+        """Return the recording of a session, for a WebSocket that reads its answer; None if there is none."""
         session = self._find(session_id, key_name(key))
         return None if session is None else session.recording
 
     def answer_read(self, session_id: str) -> None:
-        """A WebSocket has read the answer of this session to its end: the recording ends."""
+        """End the recording of a session whose answer a WebSocket has read to its end."""
         if session_id in self._sessions:
             self._sessions[session_id].end()
 
     def open_session(self, session_id: str, recording: SessionRecording) -> _Session:
+        """Note that later requests to this session belong to ``recording``."""
         session = _Session(recording, self._idle_sec, forget=lambda: self._sessions.pop(session_id, None))
         self._sessions[session_id] = session
         return session
 
     async def close(self) -> None:
-        """End all recordings, and write what waits. Called when nothing is served any more."""
+        """End all recordings, and write what waits. Call it when nothing is served any more."""
         for session in tuple(self._sessions.values()):
             session.end()
         await asyncio.to_thread(self.recorder.close)
@@ -133,7 +135,7 @@ class HttpRecordings:
 
 
 class _Session:
-    """The recording of a session, until its answer was read, it was deleted, or no request arrives any more."""
+    """The recording of a Mode B session, until its answer was read, it was deleted, or no request arrives any more."""
 
     def __init__(self, recording: SessionRecording, idle_sec: float, *, forget: Callable[[], object]) -> None:
         self.recording = recording
@@ -157,7 +159,7 @@ class _Session:
 
 
 class RecordedExchange(ExchangeRecording):
-    """Records one exchange."""
+    """The ExchangeRecording that records one exchange."""
 
     def __init__(self, recordings: HttpRecordings, connection: ConnectionRecording, session: _Session | None) -> None:
         self._recordings = recordings
@@ -221,10 +223,10 @@ _Connection = TypeVar("_Connection", bound=ServerConnection)
 def recorded(
     connection: _Connection, recording: SessionRecording | None, *, last_output: int | None = None
 ) -> _Connection:
-    """The connection as its session is to use it; itself where ``recording`` is None, which costs nothing.
+    """Return a stand-in for ``connection`` that records its messages; ``connection`` if ``recording`` is None.
 
     Messages are recorded as they arrive, before the session receives them, and as they are sent. ``last_output`` is the
-    one with which a client resumes its session.
+    number of the last output that the client has received, if it resumes its session.
     """
     if recording is None:
         return connection
@@ -239,7 +241,7 @@ def recorded(
 
 
 class _RecordedConnection:
-    """Stands in for a StreamConnection: whatever is not a message goes through to it."""
+    """A stand-in for a StreamConnection that records messages and passes everything else on to it."""
 
     def __init__(self, connection: Any, recording: ConnectionRecording) -> None:
         self._connection = connection
@@ -272,7 +274,7 @@ class _RecordedConnection:
 
 
 class _RecordedReceiver:
-    """Stands in for a FrameReceiver: whatever is not a message goes through to it."""
+    """A stand-in for a FrameReceiver that records messages and passes everything on to it."""
 
     def __init__(self, receiver: Any, recording: ConnectionRecording) -> None:
         self._receiver = receiver
@@ -288,7 +290,7 @@ class _RecordedReceiver:
 
 
 def _handshake_target(target: str) -> str:
-    """The target of a handshake, without the token and the other fields by which a client resumes its session."""
+    """Return the target of a handshake without the query fields by which a client resumes its session."""
     path, _, query = target.partition("?")
     fields = [(name, value) for name, value in parse_qsl(query) if name == "session_id"]
     return f"{path}?{urlencode(fields)}" if fields and "resume_token" not in query else path

@@ -1,1 +1,1 @@
-"""Routes: the HTTP API, from request bodies to sessions and from their answers to responses."""
+"""The routes of the HTTP API: they open sessions for request bodies, and turn answers into responses."""

@@ -1,4 +1,4 @@
-"""The common base of routes that generate answers: admission, request bodies (whole or streamed), and sessions."""
+"""The base class of routes that generate answers: admission, request bodies (whole or streamed), and sessions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class JsonBody:
     size: int
 
     async def read(self, read: Callable[[Mapping[str, Any]], Request]) -> Request:
-        """Return what ``read`` makes of the fields; run it in a worker thread where they are large."""
+        """Return ``read(fields)``; if the body is large, run that in a worker thread."""
         return await to_thread_if_large(self.size, partial(read, self.fields))
 
 
@@ -87,7 +87,7 @@ class GenerationRoutes(FrontEnd):
     async def admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:
         """Authenticate a request, and hold a session's slot for it until the block ends. Yields the name of its key.
 
-        Raises Unauthenticated, and what admission refuses a session for.
+        Raises Unauthenticated, and the errors with which admission refuses a session.
         """
         key = self.authenticator.authenticate(exchange.request)
         admission = self.sessions.admission
@@ -98,7 +98,7 @@ class GenerationRoutes(FrontEnd):
                 yield key_name(key)
 
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:
-        """Return the body of a Mode A request. Raises NotFound where streaming input is disabled."""
+        """Return the body of a Mode A request. Raises NotFound if streaming input is disabled."""
         streaming = self.config.streaming_input
         check_enabled(streaming)
         return StreamingBody(
@@ -121,9 +121,10 @@ class GenerationRoutes(FrontEnd):
 
     @asynccontextmanager
     async def errors_as_events(self, exchange: HttpExchange, *, wanted: bool) -> AsyncIterator[None]:
-        """Send errors of the block as an event, where the client has ``wanted`` events and does not accept JSON.
+        """Send an error of the block as an event, if the client has ``wanted`` events and does not accept JSON.
 
-        OpenAI's SDKs accept JSON also when they stream; they get a status. Other clients read errors from events only.
+        OpenAI's SDKs, which accept JSON even when they stream, get an HTTP status instead. Other clients read errors
+        from events only.
         """
         try:
             yield
@@ -201,7 +202,7 @@ class GenerationRoutes(FrontEnd):
 
 @contextmanager
 def limited(exchange: HttpExchange, key: ApiKey | None) -> Iterator[None]:
-    """End what runs for the request when the block takes longer than a session of the key may."""
+    """Interrupt the work on a request when the block takes longer than a session of ``key`` may."""
     if key is None or key.max_session_sec is None:
         yield
         return
@@ -231,7 +232,7 @@ async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:
 
 #: The header that selects Mode A, whatever the type of the body is.
 STREAMING_HEADER: Final = "X-Streaming-Input: true"
-#: Fields that mark an object as the body of an ordinary request, where the headers do not tell.
+#: Fields that mark an object as the body of an ordinary request, if the headers do not tell.
 ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
 #: White space of JSON.
 _BLANKS: Final = b" \t\r\n"
@@ -240,14 +241,14 @@ PIECE_BYTES: Final = 16 * 1024
 
 
 def is_streaming_input(request: HttpRequest) -> bool:
-    """Whether the headers of a request say that its body is a stream of input."""
+    """Return whether the headers of a request say that its body is a stream of input."""
     if (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1"):
         return True
     return request.content_type == CONTENT_TYPE
 
 
 async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
-    """Whether the body of ``exchange`` is a stream of input, by its headers or by how it begins.
+    """Return whether the body of ``exchange`` is a stream of input, by its headers or by how it begins.
 
     A chunked body without the header is one if its type is NDJSON. A body that claims to be a form, as curl sends by
     default, is one if it begins as an audio file does. In chunks it may also be NDJSON or one ordinary JSON object: its
@@ -277,12 +278,12 @@ async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> b
 
 
 async def is_file(exchange: HttpExchange) -> bool:
-    """Whether the body begins as an audio file does. Reads as much of it as that takes, and pushes it back."""
+    """Return whether the body begins like an audio file. Reads as much of it as that takes, and pushes it back."""
     return isinstance(await _head(exchange), FileKind)
 
 
 async def _head(exchange: HttpExchange) -> FileKind | bytes:
-    """Return the kind of audio file that the body begins as, or else its first byte that is no white space of JSON."""
+    """Return the kind of audio file that the body begins like, or else the first byte that is not JSON white space."""
     data, ended = bytearray(), False
     while True:
         kind = kind_of_head(bytes(data), final=ended)
@@ -301,7 +302,7 @@ async def _head(exchange: HttpExchange) -> FileKind | bytes:
 
 
 async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
-    """Whether the body is one ordinary object. Reads as much of it as that takes, and pushes it back.
+    """Return whether the body is one ordinary object. Reads as much of it as that takes, and pushes it back.
 
     Raises PayloadTooLarge beyond the limit of ordinary bodies.
     """
@@ -342,10 +343,10 @@ class StreamingBody:
         self._session: SoleRequest | None = None
 
     async def parameters(self) -> dict[str, Any]:
-        """Read the parameters, from the query for raw audio, otherwise from the first object of the body.
+        """Return the parameters: for raw audio from the query, otherwise from the first object of the body.
 
-        Where the type of the body does not say that it is framed, the bytes decide: it is raw audio if it begins as a
-        file does, and lines of JSON if the type is missing or wrong and they begin with an object.
+        If the type of the body does not say that it is framed, its first bytes decide: it is raw audio if it begins
+        like an audio file, and lines of JSON if the type is not audio and it begins with an object.
         """
         self._reader = await self._chosen_reader()
         if isinstance(self._reader, RawAudioBody):
@@ -376,7 +377,7 @@ class StreamingBody:
         return body_reader(content_type, max_chunk_bytes=self._max_chunk_bytes)
 
     async def feed(self, session: SoleRequest) -> None:
-        """Feed ``session`` with all chunks of the body, and end its input with the body: an InputSource."""
+        """Feed all chunks of the body to ``session``, and end its input at the end of the body. An InputSource."""
         self._session = session
         self._exchange.feed_live(session.hold_clocks)
         chunk = self._first or await self._next()
@@ -434,7 +435,7 @@ def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LiveBody:
-    """A body that is the live input of a session; admission may evict it while it is empty (see EmptySession)."""
+    """A body that is the live input of a session: an EmptySession, which admission may evict while it is empty."""
 
     exchange: HttpExchange
     slot: Slot
@@ -452,14 +453,14 @@ class _LiveBody:
 async def slot_for_body(
     exchange: HttpExchange, admission: Admission, key: ApiKey | None, *, live: bool = False
 ) -> AsyncIterator[ExitStack]:
-    """Take the slot of a session whose first input is the body of ``exchange``, when that begins to arrive.
+    """Take a slot for a session when the body of ``exchange``, its first input, begins to arrive.
 
     No slot is taken while only the head has arrived. The slot is released with the yielded stack, at the end of the
     block unless the caller has moved it elsewhere.
 
     Until an ordinary body is complete its slot is lent: another session may take it, so that slow uploads block
     nobody. A ``live`` body keeps its slot from the start, since it is slow by nature; without content it may be
-    evicted like other sessions. Waits as ``Admission.room``. Raises as ``Admission.session`` does, here and in
+    evicted like other sessions. Waits as ``Admission.room`` does. Raises what ``Admission.session`` raises, here and in
     ``exchange.read``.
     """
     slot: Slot | None = None

@@ -1,4 +1,4 @@
-"""Media that a request body refers to: files below one folder, and URLs of hosts that the operator lists.
+"""Reading of media that a request body refers to: files below one folder, and URLs of hosts that the operator lists.
 
 The risk of URLs is server-side request forgery: a client names a URL, and the server, which reaches more hosts than the
 client does, reads it. Therefore:
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     import httpcore
 
 
-#: Called with the bytes to be held in all, before they are; raises EngineOverloaded where the budget is exhausted.
+#: A function that is called with the total bytes to be held, before they are read. Raises EngineOverloaded.
 Charge = Callable[[int], None]
 
 
 class MediaReader:
-    """Reads the media that request bodies refer to.
+    """A reader of media that request bodies refer to, from files and URLs.
 
     All media of one request together may have ``http.max_body_bytes`` and take ``http.media_timeout_sec``.
     """
@@ -46,9 +46,9 @@ class MediaReader:
         self._fetcher = fetcher or MediaFetcher(MediaDomains(config.media_domains))
 
     async def read(self, items: Sequence[InputChunk | NamedMedia], charge: Charge) -> list[InputChunk]:
-        """Replace references in ``items`` by the media, in order. Raises an OmniError that names the field.
+        """Return ``items`` with references replaced by the media. Raises an OmniError that names the field.
 
-        ``charge`` is called with the bytes held in all, before they are read.
+        ``charge`` is called with the total bytes held, before they are read.
         """
         chunks: list[InputChunk] = []
         held = 0
@@ -96,8 +96,8 @@ class MediaReader:
 def _open_below(root: Path | None, path: str) -> BinaryIO:
     """Open the file at ``path``, absolute or relative to ``root``; after resolving links it must be inside ``root``.
 
-    Raises UnsupportedParameter when ``root`` is None. Otherwise raises InvalidValue; for a path outside ``root`` the
-    error does not depend on whether the file exists. The caller closes the file.
+    Raises UnsupportedParameter if ``root`` is None, and InvalidValue if the file cannot be read; for a path outside
+    ``root`` the error does not depend on whether the file exists. The caller closes the file.
     """
     if root is None:
         raise UnsupportedParameter("file paths are not supported on this server; send a data: URL")
@@ -114,7 +114,7 @@ def _open_below(root: Path | None, path: str) -> BinaryIO:
 
 
 def _open_without_links(path: str, flags: int) -> int:
-    """Open a resolved path. A link there was created after the check, and is refused."""
+    """Open a resolved path, and return the descriptor. Refuses a link, which was created after the check."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -123,22 +123,25 @@ def _open_without_links(path: str, flags: int) -> int:
 MAX_REDIRECTS: Final = 3
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SEC: Final = 5.0
-#: The most that httpcore reads at once.
+#: Bytes that httpcore reads at once at most.
 _PIECE_BYTES: Final = 64 * 1024
 
 
 class MediaFetcher:
-    """Fetches from the hosts in ``domains``. ``tls`` is the context of https connections; None for the system's."""
+    """A client that fetches media from the hosts in ``domains`` only.
+
+    ``tls`` is the context of https connections; None for the system's.
+    """
 
     def __init__(self, domains: MediaDomains, *, tls: ssl.SSLContext | None = None) -> None:
         self._domains = domains
         self._tls = tls
 
     async def fetch(self, url: str, *, max_bytes: int, charge: Charge) -> tuple[bytes, str]:
-        """Fetch ``url``. Returns the content, and its media type or "" where the host names none.
+        """Fetch ``url``. Returns the content, and its media type or "" if the host names none.
 
         Raises UnsupportedParameter for a URL that may not be fetched, InvalidValue for one that cannot be,
-        PayloadTooLarge, and what ``charge`` raises. The caller limits the time.
+        PayloadTooLarge, and what ``charge`` raises. There is no time-out: the caller sets one.
         """
         import httpcore
 
@@ -158,7 +161,7 @@ class MediaFetcher:
         raise InvalidValue(f"fetching the media failed: more than {MAX_REDIRECTS} redirects")
 
     def _check(self, url: str) -> None:
-        """Raise for a URL that is malformed or not listed."""
+        """Raise InvalidValue for a malformed URL, and UnsupportedParameter for one that is not listed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
@@ -218,7 +221,7 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
 
 
 def _backend(domains: MediaDomains) -> httpcore.AsyncNetworkBackend:
-    """A network backend that connects to allowed addresses only."""
+    """Return a network backend that connects to allowed addresses only."""
     import httpcore
 
     class CheckedAddresses(httpcore.AnyIOBackend):
@@ -237,7 +240,7 @@ def _backend(domains: MediaDomains) -> httpcore.AsyncNetworkBackend:
 
 
 async def _resolve(host: str, port: int, domains: MediaDomains) -> str:
-    """Resolve ``host`` to its first allowed address. Raises OSError where there is none."""
+    """Resolve ``host`` to its first allowed address. Raises OSError if there is none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)
     for *_, address in found:
         if domains.allow_address(str(address[0])):

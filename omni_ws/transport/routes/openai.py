@@ -133,7 +133,7 @@ class ChatRoutes(GenerationRoutes):
         return history, read[len(named) :]
 
     async def _usable(self, exchange: HttpExchange, chunk: InputChunk, place: str, owner: str | None) -> InputChunk:
-        """Return a part of an earlier message as the engine takes it: speech as text, for a model that takes no audio.
+        """Return a part of an earlier message as the engine accepts it: speech becomes text if the engine needs that.
 
         Raises UnsupportedParameter or UnsupportedModality, naming the message.
         """
@@ -152,7 +152,7 @@ class ChatRoutes(GenerationRoutes):
         raise UnsupportedParameter(f"{chunk.modality} in earlier messages is not supported by this engine", param=place)
 
     async def _words(self, exchange: HttpExchange, chunk: InputChunk, owner: str | None) -> str:
-        """Transcribe the speech of an earlier message."""
+        """Return a transcript of the speech in an earlier message."""
         patch = ConfigurationPatch({"task": "transcribe", "modalities": ["text"]})
         session, _ = self.open_session(exchange, patch, owner=owner, samples=False, streaming_input=False)
         with charging(self.sessions.budget) as charge:
@@ -452,9 +452,9 @@ def _file(parts: list[FormPart]) -> FormPart:
 
 # Transcripts of answers with audio
 
-#: How long a transcript is kept, in seconds.
+#: Seconds for which the transcript of an answer is kept.
 KNOWN_SEC: Final = 3600
-#: How much is kept for each key, in answers and in characters; the oldest answers go first.
+#: Limits on the transcripts of each key, in answers and in characters; beyond them the oldest are dropped.
 MAX_ANSWERS: Final = 1024
 MAX_CHARACTERS: Final = 1 << 20
 

@@ -1,4 +1,4 @@
-"""Routes for those who run the server: health, metrics, profiles; and the demo page."""
+"""Routes for operators of the server (health, metrics, models, profiles), and the demo page."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 
-#: What ``/health`` says with 200.
+#: The states that ``/health`` reports with status 200; others with 503.
 _SERVING: Final = ("ok", "degraded")
 
 
 class OperationsRoutes(FrontEnd):
     """The handlers of ``/health``, ``/metrics``, ``/openapi.json`` and ``/v1/models``.
 
-    ``/health`` and ``/openapi.json`` need no key; the others do where keys are configured.
+    ``/health`` and ``/openapi.json`` need no key; the others do if keys are configured.
     """
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
@@ -52,10 +52,10 @@ class OperationsRoutes(FrontEnd):
         router.add("GET", "/v1/models/{id:path}", self.model)
 
     async def health(self, exchange: HttpExchange) -> None:
-        """Respond with 200 where the server takes new sessions, else with 503; the body tells the state."""
+        """Respond with 200 if the server accepts new sessions, else with 503; the body tells the state."""
         status = self._status()
         engine, group = self._sessions.engine, self._sessions.group
-        parts = parts_of(engine).items()  # their hosts are for those alone who may talk
+        parts = parts_of(engine).items()  # without their hosts, of which only clients with a session may know
         await exchange.respond_json(
             200 if status in _SERVING else 503,
             {
@@ -103,11 +103,11 @@ class OperationsRoutes(FrontEnd):
         await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))
 
     def _status(self) -> str:
-        """The state of the server: draining, or that of its engine."""
+        """Return the state of the server: draining, or the state of its engine or workers."""
         if self._sessions.admission.draining:
             return "draining"
         group = self._sessions.group
-        if group is not None and group.ready:  # one that is not restarts, and gets no new sessions
+        if group is not None and group.ready:  # a worker that is not ready restarts, and gets no new sessions
             if not group.counts.started:
                 return "starting"
             return "degraded" if group.hung else "ok"
@@ -134,7 +134,7 @@ def _workers(group: WorkerGroup) -> dict[str, Any]:
 
 @cache
 def _web(name: str) -> bytes:
-    """A file of the package. Cached, because reading blocks the event loop."""
+    """Return a file of the package. Cached, because reading blocks the event loop."""
     return resources.files("omni_ws").joinpath("web", name).read_bytes()
 
 
@@ -151,7 +151,7 @@ _FORWARDING: Final = ("forwarded", "x-forwarded-for")
 class ProfilingRoutes(FrontEnd):
     """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop them.
 
-    They need the key of an administrator; where no keys are configured, a client on the server's own machine.
+    They need the key of an administrator; if no keys are configured, a client on the server's own machine.
     """
 
     def __init__(self, profiling: Profiling, authenticator: Authenticator, group: WorkerGroup | None = None) -> None:
@@ -163,7 +163,7 @@ class ProfilingRoutes(FrontEnd):
             group.on(STOP_PROFILE, profiling.stop)
 
     async def _start_too(self, asked: ProfileRequest) -> tuple[Path, ...]:
-        """Start the profile that another worker has started. Returns the files of this one."""
+        """Start the profile that another worker has started. Returns the event files of this worker."""
         return (await self._profiling.start(asked)).recorder.paths
 
     def register(self, router: Router) -> None:
@@ -183,7 +183,7 @@ class ProfilingRoutes(FrontEnd):
         await self._start(exchange, await self._fields(exchange), kind=ProfileKind.REQUESTS, trace=False)
 
     async def _stop(self, kind: ProfileKind, exchange: HttpExchange) -> None:
-        """Stop the run of this kind; where the body has an id, only the run with that."""
+        """Stop the profile of this kind; if the body has a ``run_id``, only that run. Responds with its files."""
         fields = await self._fields(exchange)
         run_id = _run_id(fields)
         asked = ProfileStop(kind, run_id)
@@ -224,7 +224,7 @@ class ProfilingRoutes(FrontEnd):
         )
 
     async def _fields(self, exchange: HttpExchange) -> dict[str, Any]:
-        """Check that the client may profile, and read the body's object; a body is optional."""
+        """Check that the client may profile, and return the fields of the body; {} if there is none."""
         check_may_profile(self._authenticator, exchange.request)
         if not exchange.request.has_body:
             return {}
@@ -243,7 +243,7 @@ def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> Non
 
 
 def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None:
-    """What the workers of a server report of the profile that they stopped; None if none of them had it."""
+    """Merge the workers' reports on the profile that they stopped; None if no worker had it."""
     found = [part for part in parts if part is not None]
     if not found:
         return None
@@ -256,7 +256,7 @@ def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None
 
 
 def _event_files(paths: tuple[Path, ...]) -> dict[str, Any]:
-    """Fields that name the event files; the first one is the coordinator's, with the events of whole requests."""
+    """Return the response fields that name the event files; the first file has the events of whole requests."""
     return {"event_file": str(paths[0]), "event_files": [str(path) for path in paths]}
 
 
@@ -354,7 +354,7 @@ class DemoRoutes(FrontEnd):
 
 
 async def _send(exchange: HttpExchange, name: str) -> None:
-    """Respond with a file, or with 304 where the client has it. Raises NotFound."""
+    """Respond with a file of the page, or with 304 if the client has it. Raises NotFound."""
     file = _page_files().get(name)
     if file is None:
         raise NotFound(f"{shown_path(exchange.request.segments)} not found")
@@ -369,7 +369,7 @@ async def _send(exchange: HttpExchange, name: str) -> None:
 
 @cache
 def _page_files() -> Mapping[str, _PageFile]:
-    """All files of the page, by path. Cached, because reading blocks the event loop."""
+    """Return all files of the page, by path. Cached, because reading blocks the event loop."""
     page, library = _folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
     entries |= {f"client/{entry.name}": entry for entry in library.joinpath("client").iterdir()}
@@ -384,7 +384,7 @@ def _page_files() -> Mapping[str, _PageFile]:
 
 
 def _folders() -> tuple[Traversable, Traversable]:
-    """The folders of the page and of the library: ``web`` of the installed package, or those of the repository."""
+    """Return the folders of the page and of the client library, in the installed package or in the repository."""
     packaged = resources.files("omni_ws").joinpath("web")
     if packaged.joinpath("browser").is_dir():
         return packaged.joinpath("browser"), packaged

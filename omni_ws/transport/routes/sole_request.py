@@ -1,4 +1,4 @@
-"""One request over HTTP that nothing comes before or after, and its answer as a response."""
+"""SoleRequest, which runs a conversation for a single HTTP request; and answers as HTTP responses."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from omni_ws.wire import server_frames
 from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
-#: What feeds a session: all of its input, or a function that feeds it as it arrives, and ends it.
+#: The input of a SoleRequest: all of its chunks, or a function that feeds them as they arrive, and ends the input.
 InputSource: TypeAlias = "Iterable[InputChunk] | Callable[[SoleRequest], Awaitable[None]]"
 #: Chunks of one body that are fed in one pass of the event loop; others' audio must not wait for all of them.
 _CHUNKS_AT_A_TIME: Final = 64
 
 
 class SoleRequest(Attachment):
-    """Attaches a conversation to one request over HTTP: runs it between the source of its input and the response.
+    """The Attachment of a conversation to one HTTP request, which runs the conversation and is its AnswerSource.
 
-    That is no Session: it has no second connection, no token and no grace, and nothing of it is worth saving.
+    There is no Session: nothing outlives the HTTP request.
 
-    Inside ``running`` a task runs the conversation. Input that is at hand is fed at once, and by another task as far as
-    the engine has to catch up, or where the input is still to arrive: that calls ``feed`` and ``end_input``. The
-    handler's own task reads the answer with ``take`` and ``wait``, as from any AnswerSource. An error of the tasks, and
-    the end of the client's time, reach it as the last message of the outbox.
+    Inside ``running`` a task runs the conversation. Input that is available is fed at once; another task feeds the rest
+    when the engine has to catch up, and input that is still to arrive, for which it calls ``feed`` and ``end_input``.
+    The handler's own task reads the answer with ``take`` and ``wait``. An error of the tasks, and the end of the
+    client's time, reach it as the last message of the outbox.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -50,7 +50,7 @@ class SoleRequest(Attachment):
         self._outbox = conversation.outbox
         self._observed = conversation.observed
         self._loop = asyncio.get_running_loop()
-        #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
+        #: The call of ``wait`` in progress, with its arguments.
         self._waiting: asyncio.Future[bool] | None = None
         self._meanwhile: EventBatch | None = None
         self._idle_sec: float | None = None
@@ -63,7 +63,7 @@ class SoleRequest(Attachment):
         conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
-        """Feed one chunk, and wait while the engine is behind. Raises the error that the chunk is refused with."""
+        """Feed one chunk, and wait while the engine is behind. Raises the error that refuses the chunk."""
         self._receive(chunk)
         await self._room()
 
@@ -88,19 +88,19 @@ class SoleRequest(Attachment):
             self.hold_clocks(False)
 
     def hold_clocks(self, held: bool) -> None:
-        """Let the times of silence and gap stand still, or go on: the server holds the input back."""
+        """Stop the clocks of silence and gaps while the server holds the input back, or let them go on."""
         self.conversation.hold_time(held, now=self._loop.time())
 
     def interrupt(self, error: OmniError) -> None:
-        """End the answer with ``error``, behind the messages that are in the outbox."""
+        """End the answer with ``error``, after the messages that are in the outbox."""
         self._outbox.put_nowait(copy.copy(error))
 
     def touch(self) -> None:
-        """Restart the time of the client's silence: bytes of an incomplete chunk have arrived."""
+        """Restart the client's silence, as bytes of an incomplete chunk have arrived."""
         self.conversation.stream.touch(now=self._loop.time())
 
     def end_input(self) -> None:
-        """End the input with the body. Raises SequenceGap where chunks are missing, which can no longer arrive."""
+        """End the input at the end of the body. Raises SequenceGap if chunks are missing, as none can follow."""
         stream = self.conversation.stream
         if stream.gap_since is not None:
             raise stream.gap_error()
@@ -109,7 +109,7 @@ class SoleRequest(Attachment):
 
     @asynccontextmanager
     async def running(self, source: InputSource) -> AsyncIterator[None]:
-        """Run the conversation, fed by ``source``, until the block ends. Raises what input at hand is refused with."""
+        """Run the conversation, fed by ``source``, until the block ends. Raises the error that refuses early input."""
         tasks = [asyncio.create_task(self._guard(self.conversation.run), name="request over http: answers")]
         try:
             feed: Callable[[], Awaitable[None]] | None = None
@@ -134,7 +134,7 @@ class SoleRequest(Attachment):
                 self.conversation.observed.ended()
 
     def _feed_some(self, chunks: Iterator[InputChunk]) -> bool:
-        """Feed chunks until the engine has to catch up, or others have their turn. Returns whether these were all."""
+        """Feed chunks, until the engine is behind or others must have a turn. Returns whether all chunks are fed."""
         for _ in range(_CHUNKS_AT_A_TIME):
             if (chunk := next(chunks, None)) is None:
                 self.end_input()
@@ -152,7 +152,7 @@ class SoleRequest(Attachment):
                 return
 
     def take(self) -> ServerMessage | None:
-        """Return the next message, None where there is none yet. Raises an error of the input, clock or request."""
+        """Return the next message; None if there is none yet. Raises the error that ended the answer."""
         message = self._outbox.take()
         if message is None:
             return None
@@ -163,7 +163,7 @@ class SoleRequest(Attachment):
         return message
 
     async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
-        """Wait for output; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` writes."""
+        """Wait for a message; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` writes."""
         if self._outbox:
             return True
         self._waiting = self._loop.create_future()
@@ -201,7 +201,7 @@ class SoleRequest(Attachment):
             self._loop.call_soon(self._deliver)  # later outputs of this pass are written together with it
 
     def _deliver(self) -> None:
-        """Let ``meanwhile`` handle the output in this callback, or wake the waiting task."""
+        """Let ``meanwhile`` write the messages of the outbox in this callback, or wake the waiting task."""
         waiting = self._waiting
         if waiting is None or waiting.done():
             return
@@ -252,14 +252,14 @@ SSE_HEADERS: Final = (
     ("X-Accel-Buffering", "no"),
 )
 
-#: Events that are written together, at most.
+#: Events that are written together at most.
 WRITE_BATCH_EVENTS: Final = 64
 #: An event of this size ends its batch.
 LARGE_EVENT_BYTES: Final = 1024
 
 
 class EventEncoder(Protocol):
-    """Turns outputs into the data of events: JSON objects, or their JSON."""
+    """An encoder of outputs as the data of server-sent events: JSON objects, or their JSON."""
 
     def output(self, chunk: OutputChunk) -> Iterable[dict[str, Any] | bytes]:
         """Encode one output, as any number of events."""
@@ -271,17 +271,17 @@ class EventEncoder(Protocol):
 
 
 class AnswerSource(Protocol):
-    """Where the messages of an answer are read from: one session, several, or the output log of a Mode B session."""
+    """The source of an answer's messages: one session, several, or the output log of a Mode B session."""
 
     def take(self) -> ServerMessage | None:
-        """Return the next message, None where there is none yet. Raises the error that ended the answer."""
+        """Return the next message; None if there is none yet. Raises the error that ended the answer."""
         ...
 
     async def wait(self, *, idle_sec: float | None = None, meanwhile: EventBatch | None = None) -> bool:
         """Wait until there may be a message to take. Returns False after ``idle_sec`` seconds without one.
 
-        ``meanwhile`` may write messages without waking the waiting task, which costs as much as all other work on a
-        token. What it raises ends the wait. Raises as ``take`` does.
+        ``meanwhile`` may write messages without waking the waiting task, as that would cost as much as all other work
+        on a token. An exception in it ends the wait, and is raised. Also raises what ``take`` raises.
         """
         ...
 
@@ -297,10 +297,10 @@ async def next_message(source: AnswerSource) -> ServerMessage:
 
 
 class EventSink(Protocol):
-    """Where events are written to: an HttpExchange, or a wrapper of one."""
+    """The destination of server-sent events: an HttpExchange, or a wrapper of one."""
 
     def tell_error(self, error: OmniError) -> None:
-        """For the access log: an error is sent as an event."""
+        """Note for the access log that an error is sent as an event."""
 
     @property
     def head_sent(self) -> bool:
@@ -387,8 +387,8 @@ async def write_events(
 class EventBatch:
     """The events of one answer that have been encoded and not written yet.
 
-    ``write_now`` and ``write_available`` write outputs inside the call that brings them: neither waits, and what they
-    raise ends the wait.
+    ``write_now`` and ``write_available`` are called while the handler's task waits in ``AnswerSource.wait``. Neither of
+    them waits; an exception in them ends that wait.
     """
 
     def __init__(self, sink: EventSink, source: AnswerSource, encoder: EventEncoder, *, head_at_start: bool) -> None:
@@ -403,7 +403,7 @@ class EventBatch:
         self._head_at_start = head_at_start
 
     def encode_available(self) -> bool:
-        """Take messages and encode them, up to a full batch. Returns whether none is left for now."""
+        """Take messages from the source and encode them, up to a full batch. Returns whether none is left for now."""
         waiting = self.waiting
         while not (self.complete or self.head_due):
             if len(waiting) >= WRITE_BATCH_EVENTS or (waiting and len(waiting[-1]) >= LARGE_EVENT_BYTES):
@@ -422,7 +422,7 @@ class EventBatch:
         return False
 
     def write_now(self, output: OutputChunk) -> bool:
-        """Write the next output. Returns False, and nothing is done, where the waiting task has to do it."""
+        """Write the next output. Returns False, having done nothing, if the waiting task has to write it."""
         sink = self._sink
         if self.waiting or self.head_due or not (sink.writable or sink.startable):
             return False
@@ -431,7 +431,7 @@ class EventBatch:
         return True
 
     def write_available(self) -> bool:
-        """Write what the source has. Returns False where the waiting task has to do the rest."""
+        """Write the messages that the source has. Returns False if the waiting task has to write the rest."""
         if not self.encode_available():
             return False
         if self.waiting:
@@ -450,7 +450,7 @@ class EventBatch:
             self._sink.start_now(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK, content=data)
 
     async def write(self, *, end: bool = False) -> None:
-        """Write the batch, behind the head where that has not been sent, and with ``end`` the end of the response."""
+        """Write the batch, after the head if that has not been sent; with ``end``, end the response."""
         self.head_due = False
         if not self._sink.head_sent:
             await self._sink.start(200, SSE_HEADERS, filler=server_frames.HEARTBEAT_BLOCK)
@@ -468,7 +468,7 @@ async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
 
 
 def error_event(error: OmniError) -> bytes:
-    """An ``event: error`` in both shapes that clients read: fields at the top level, and OpenAI's ``error`` object."""
+    """Return an ``event: error``, with fields at the top level and in OpenAI's ``error`` object, as clients differ."""
     fields = error_object(error)
     return server_frames.event({**fields, "error": fields}, name="error")
 
@@ -502,7 +502,7 @@ async def write_raw_audio(
 def charging(budget: ByteBudget) -> Iterator[Callable[[int], None]]:
     """Charge the bytes of a collected answer to ``budget`` until the block ends.
 
-    Yields a function that charges more bytes; it raises EngineOverloaded where the budget is exhausted.
+    Yields a function that charges more bytes; it raises EngineOverloaded if the budget is exhausted.
     """
     share = Share(budget)
     try:
@@ -512,7 +512,7 @@ def charging(budget: ByteBudget) -> Iterator[Callable[[int], None]]:
 
 
 async def collect_answer(source: AnswerSource, charge: Callable[[int], None]) -> tuple[list[OutputChunk], FinalChunk]:
-    """Collect all outputs of an answer, and its final. Raises as ``source`` and ``charge`` do."""
+    """Wait for a whole answer. Returns its outputs and its final. Raises what ``source`` and ``charge`` raise."""
     outputs: list[OutputChunk] = []
     while True:
         match await next_message(source):
@@ -524,14 +524,14 @@ async def collect_answer(source: AnswerSource, charge: Callable[[int], None]) ->
 
 
 def _checked(final: FinalChunk) -> FinalChunk:
-    """Raise EngineFailed for an answer that was cancelled: HTTP has no other way to express that."""
+    """Return ``final``. Raises EngineFailed if the answer was cancelled, as HTTP has no other way to express that."""
     if not ended_normally(final):
         raise EngineFailed("the request ended before its answer was complete")
     return final
 
 
 class MergedAnswers:
-    """An AnswerSource over several others: their answers become the choices of one response.
+    """An AnswerSource that merges several others: their answers become the choices of one response.
 
     Each session has ``choices`` choices, which are renumbered in the order of the sessions: the first choice of the
     second session is number ``choices``. Outputs arrive in any order. One final, with the sum of the usage, follows
@@ -547,7 +547,7 @@ class MergedAnswers:
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """Own the tasks of ``wait``, which may be called while the block lasts."""
+        """Allow calls of ``wait`` within the block, at whose end the tasks of ``wait`` are cancelled."""
         try:
             yield
         finally:
@@ -556,7 +556,7 @@ class MergedAnswers:
             await asyncio.gather(*self._receiving.values(), return_exceptions=True)
 
     def take(self) -> ServerMessage | None:
-        """Return the next message of any session. Raises the error of any."""
+        """Return the next message of any session; None if there is none yet. Raises the error of any session."""
         for index, task in tuple(self._receiving.items()):
             if task.done() and (message := self._received(index)) is not None:
                 return message
@@ -571,7 +571,7 @@ class MergedAnswers:
         return bool(done)
 
     def _received(self, index: int) -> ServerMessage | None:
-        """The message of a session as one of the merged answer; None for a final that is not the last."""
+        """Return a session's message as a message of the merged answer; None for a final that is not the last."""
         message = self._receiving.pop(index).result()
         if isinstance(message, OutputChunk):
             return replace(message, choice=index * self._choices + message.choice)
@@ -588,7 +588,7 @@ class MergedAnswers:
             session.written()
 
     def _final(self, last: FinalChunk) -> FinalChunk:
-        """The merged final: all finish reasons, and the sum of the usage."""
+        """Return the merged final, with all finish reasons and the sum of the usage."""
         finals = [self._finals[index] for index in range(len(self._sessions))]
         reasons = [reason for final in finals for reason in self._reasons(final)]
         usage = Usage(
@@ -605,6 +605,6 @@ class MergedAnswers:
         )
 
     def _reasons(self, final: FinalChunk) -> Sequence[FinishReason]:
-        """The finish reason of each choice."""
+        """Return the finish reason of each choice of a session."""
         reasons = final.finish_reasons
         return reasons if len(reasons) == self._choices else (final.finish_reason,) * self._choices

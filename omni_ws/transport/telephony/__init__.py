@@ -1,1 +1,1 @@
-"""Telephone calls, over a gateway's media stream, or Asterisk's AudioSocket."""
+"""Telephone calls, over the media stream of a gateway or over Asterisk's AudioSocket."""

@@ -1,6 +1,6 @@
-"""Calls of Asterisk over its AudioSocket: a TCP port of its own.
+"""Calls of Asterisk over its AudioSocket protocol, on a TCP port of its own.
 
-A message is a frame: a byte for its kind, two for the length of its payload, the high one first, and the payload. The
+A message is a frame: one byte for its kind, two bytes for the length of the payload (big-endian), and the payload. The
 first frame holds the UUID that the dialplan gave the call.
 """
 
@@ -35,7 +35,10 @@ _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 8000
 
 
 class AudioSocketCalls(PhoneCalls):
-    """Listens for Asterisk, and opens a session for each call. Where the server has keys, a call's UUID is one."""
+    """The front end that listens for Asterisk, and opens a session for each call.
+
+    If the server has API keys, the UUID of a call must be one.
+    """
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         super().__init__(sessions, authenticator)
@@ -44,7 +47,7 @@ class AudioSocketCalls(PhoneCalls):
 
     @property
     def port(self) -> int | None:
-        """The port that is listened on; None for none."""
+        """The port that is listened on; None if the server does not listen for Asterisk."""
         if self._server is None or not self._server.sockets:
             return None
         bound: int = self._server.sockets[0].getsockname()[1]
@@ -120,7 +123,7 @@ _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 
 
 class AudioSocketCall(PhoneCall):
-    """Frames of audio and keys in, frames of audio out, in real time. The call ends with a hang-up, too."""
+    """A call: receives frames of audio and keys, and sends frames of audio in real time. A hang-up ends the call."""
 
     def __init__(self, link: AudioSocketLink, session: Session) -> None:
         super().__init__(link, session, keep_alive=_NO_PINGS)
@@ -173,7 +176,7 @@ class AudioSocketCall(PhoneCall):
         self._playout.clear()
 
     def _flush(self) -> None:
-        """Have the playout say what the outbox holds, for as long as it has room."""
+        """Hand the messages of the outbox to the playout, as long as the playout has room."""
         self._flush_scheduled = False
         while self._link.is_open and not self._playout.full and (message := self._outbox.take()) is not None:
             self._playout.play(message)
@@ -185,7 +188,7 @@ class AudioSocketCall(PhoneCall):
 HANG_UP: Final = 0x00
 IDENTIFIER: Final = 0x01
 KEY: Final = 0x03
-#: Signed linear, 16 bits, the low byte first, mono, 8 kHz.
+#: Audio: signed linear PCM, 16 bits, little-endian, mono, 8 kHz.
 AUDIO: Final = 0x10
 FAILURE: Final = 0xFF
 #: Audio at 12 to 192 kHz, one kind for each rate.
@@ -195,7 +198,7 @@ HEADER_BYTES: Final = 3
 MAX_AUDIO_BYTES: Final = 16_000
 _LENGTHS: Final = {IDENTIFIER: 16, KEY: 1}
 _FRAMES_PER_PASS: Final = 64
-#: Unsent bytes from which on no more are written: a quarter of a second.
+#: Unsent bytes at which writing stops: a quarter of a second of audio.
 MAX_UNSENT_BYTES: Final = 4096
 CLOSE_TIMEOUT_SEC: Final = 5.0
 
@@ -206,11 +209,10 @@ def encode_frame(kind: int, payload: bytes = b"") -> bytes:
 
 
 class AudioSocketLink(PausedReading, asyncio.Protocol):
-    """A TCP connection in the place of a WebSocket: gives whole frames to its receiver; see SoleLink.
+    """A TCP connection that takes the place of a WebSocket (see SoleLink): hands whole frames to its receiver.
 
-    Frames of unknown kinds are passed over.
-
-    ``accepted`` is called once it is connected. There is nothing to ping: the kernel notices dead networks.
+    Frames of unknown kinds are ignored. ``accepted`` is called once the link is connected. There are no pings: the
+    kernel notices dead networks.
     """
 
     _watch: Recheck
@@ -221,7 +223,7 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._receiver: FrameReceiver | None = None
         self._received = bytearray()
-        #: Bytes still to come of a frame that is passed over.
+        #: Bytes still to come of a frame that is ignored.
         self._passed_over = 0
         self._pauses = Pause.NONE
         self._pass_scheduled = False
@@ -246,9 +248,9 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def identified(self, timeout: float) -> UUID | None:
-        """Wait for the first frame, and return the UUID in it; None when the peer disconnects first.
+        """Wait for the first frame, and return the UUID in it; None if the peer disconnects first.
 
-        Raises what is wrong with the frame, and SessionTimeout after ``timeout`` seconds.
+        Raises InvalidFrame or PayloadTooLarge for a wrong frame, and SessionTimeout after ``timeout`` seconds.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -288,7 +290,7 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
             self._transport.abort()
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Hang up, and abort when that takes longer than CLOSE_TIMEOUT_SEC. A hang-up has neither code nor reason."""
+        """Hang up; abort the connection if that takes longer than CLOSE_TIMEOUT_SEC. Ignores code and reason."""
         self._failed = True  # nothing more is taken
         if self._transport is None:
             return
@@ -395,7 +397,7 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
             del received[:start]
 
     def _checked(self, kind: int, size: int) -> bool:
-        """Whether a frame is wanted, by its header alone. Raises InvalidFrame or PayloadTooLarge."""
+        """Return whether a frame with this header is used or ignored. Raises InvalidFrame or PayloadTooLarge."""
         if not self._first.done() and kind != IDENTIFIER:
             raise InvalidFrame("the first frame must hold the UUID of the call")
         if kind in OTHER_AUDIO:
@@ -422,18 +424,18 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
 BYTES_PER_MS: Final = 16
 FRAME_SEC: Final = 0.02
 FRAME_BYTES: Final = 20 * BYTES_PER_MS
-#: With more audio than this in it, a playout takes no more: 2 s. One output may go beyond.
+#: A playout is full with this much audio: 2 s. One output may go beyond.
 ROOM_BYTES: Final = 2000 * BYTES_PER_MS
-#: Playback this far behind the clock goes on from now, instead of catching up.
+#: If playback is this far behind the clock, it goes on from now, instead of catching up.
 MAX_LATE_SEC: Final = 0.1
 
 
 class PacedPlayout(Playout):
-    """Sends answers, 20 ms at a time, as fast as they are heard, and nothing in between: that is silence.
+    """A Playout that sends the audio of answers in real time, 20 ms at a time. Between answers it sends nothing.
 
     ``send`` is called with each frame of pcm16, and returns whether more may be sent; if not, ``resume`` goes on.
-    ``report`` is called with what was played: the request, and milliseconds on its time line.
-    ``progressed`` is called when a frame, or an answer, is over.
+    ``report`` is called with what was played: the request id, and the position in its answer in milliseconds.
+    ``progressed`` is called at the end of each frame and of each answer.
     """
 
     def __init__(
@@ -451,7 +453,7 @@ class PacedPlayout(Playout):
 
     @property
     def full(self) -> bool:
-        """Whether the playout takes no more audio for now."""
+        """Whether the playout has no room for more audio now."""
         return self.waiting >= ROOM_BYTES
 
     def play(self, message: ServerMessage) -> None:
@@ -461,7 +463,7 @@ class PacedPlayout(Playout):
         self._arm()
 
     def resume(self) -> None:
-        """Go on sending: the link takes more again."""
+        """Resume sending, as the link has room again."""
         self._held = False
         self._arm()
 

@@ -1,4 +1,4 @@
-"""Telephone calls: what they share, whatever carries them."""
+"""Base classes of telephone calls, for each protocol that carries them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TELEPHONY_ORIGIN: Final = "telephony"
 PLAYOUT_MARGIN_SEC: Final = 1.0
 
 
-#: RFC 4733, 3.2.
+#: The keys of a telephone (RFC 4733, section 3.2).
 KEYS: Final = frozenset("0123456789*#ABCD")
-#: The key that completes an entry.
+#: The key that completes an entry: a series of keys that belong together.
 END: Final = "#"
 #: An entry is also complete so many seconds after its last key.
 PAUSE_SEC: Final = 2.0
@@ -39,7 +39,7 @@ MAX_KEYS: Final = 32
 
 
 class PhoneCalls(SessionFrontEnd):
-    """Base class of front ends for calls, which open a session for each. A caller does not reconnect."""
+    """Base class of front ends for calls, which open a session for each call. Callers do not resume sessions."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         super().__init__(Sessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
@@ -49,9 +49,9 @@ class PhoneCalls(SessionFrontEnd):
         self._openings: set[Callable[[OmniError], None]] = set()
 
     async def _open(self, key: ApiKey | None, client: str, audio: Mapping[str, Any], **given: str) -> Session:
-        """Open the session of a call. Raises the error that the call is refused with.
+        """Open the session of a call, with turn detection. Raises the error that refuses the call.
 
-        Turns are detected, and ``audio`` is the format both ways. ``given`` are other fields of ``session_config``.
+        ``audio`` is the audio format in both directions. ``given`` are other fields of ``session_config``.
         """
         session = await self._live.admit(key, client=client)
         try:
@@ -83,10 +83,10 @@ class PhoneCalls(SessionFrontEnd):
 
 
 class PhoneCall(SoleConnection):
-    """One call: speech and keys in, answers out; see FrameReceiver and Attachment.
+    """Base class of one call: receives speech and keys, sends answers; a FrameReceiver and an Attachment.
 
-    The call ends when the session does: with an error, with the caller, with the connection, or with the server. Before
-    an orderly end the caller hears the answer to its end.
+    The call ends when the session does: after an error, a hang-up, the loss of the connection, or as the server ends.
+    Before an orderly end the caller hears the answer to its end.
     """
 
     def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
@@ -99,7 +99,7 @@ class PhoneCall(SoleConnection):
 
     @abstractmethod
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        """One whole message; see FrameReceiver."""
+        """Receive one whole message; see FrameReceiver."""
 
     @property
     @abstractmethod
@@ -108,14 +108,14 @@ class PhoneCall(SoleConnection):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Have the caller hear no more of what was sent."""
+        """Drop audio that the caller has not heard yet, also if it was sent."""
 
     @abstractmethod
     def _close_code(self, error: OmniError) -> int:
         """Return the code to close the connection with when ``error`` ended the session."""
 
     async def run(self, behind: Iterable[tuple[bytes, bool]] = ()) -> None:
-        """Serve the call to its end, and close the connection. ``behind`` are messages that have arrived already.
+        """Serve the call to its end, and close the connection. ``behind`` are messages that have arrived before.
 
         ``session.attach`` must have been called with this object.
         """
@@ -153,7 +153,7 @@ class PhoneCall(SoleConnection):
     # input
 
     def _hear(self, audio: bytes, timestamp_ms: int | None = None) -> None:
-        """Take audio of the caller, in the format of the session."""
+        """Pass on audio of the caller, in the format of the session."""
         if audio:
             chunk = InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms)
             self._conversation.receive_chunk(chunk, now=self._connection.heard_at)
@@ -161,9 +161,10 @@ class PhoneCall(SoleConnection):
         self._pause_if_blocked()
 
     def _press(self, key: str) -> None:
-        """Take a key that the caller pressed; characters other than KEYS are ignored.
+        """Handle a key that the caller pressed; characters other than KEYS are ignored.
 
-        The first key of an entry silences the answer. END, which is left out, MAX_KEYS and a pause complete it.
+        The first key of an entry silences the answer. An entry is complete with END, which is not a part of it, after
+        MAX_KEYS, or after a pause.
         """
         self._conversation.stream.touch(now=self._connection.heard_at)
         self._conversation.note_given()
@@ -191,7 +192,7 @@ class PhoneCall(SoleConnection):
             self._conversation.cancel()
 
     def _keys_entered(self) -> None:
-        """Make an entry of keys a turn of its own, or a part of the turn that the caller is speaking."""
+        """Complete an entry of keys: make it a turn of its own, or a part of the turn that the caller is speaking."""
         self._end_pause()
         keys, self._keys = self._keys, ""
         if not keys or not self._listening:

@@ -47,7 +47,7 @@ from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneC
 TELEPHONY_PATH: Final = "/v1/telephony/media-stream"
 #: A message of 20 ms of audio has some 300 bytes.
 MAX_MESSAGE_BYTES: Final = 64 * 1024
-#: The custom parameter of a gateway that cannot send headers, and those that configure the session.
+#: Custom parameters of ``start``: the API key, for gateways that cannot send headers, and fields of the session.
 KEY_PARAMETER: Final = "api_key"
 SESSION_PARAMETERS: Final = ("voice", "instructions", "greeting")
 
@@ -57,7 +57,7 @@ _AUDIO_FORMAT: Final = {"format": AudioEncoding.PCMU.value, "sample_rate": SAMPL
 
 
 class TelephonyStreams(PhoneCalls):
-    """Accepts the handshakes of gateways, and opens a session for each stream that starts."""
+    """The front end of telephony gateways: accepts their handshakes, and opens a session for each stream."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
@@ -72,7 +72,7 @@ class TelephonyStreams(PhoneCalls):
             router.add_websocket(TELEPHONY_PATH, self.upgrade)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises Unauthenticated for an unknown key. A handshake without one may bring it with ``start``."""
+        """Accept a handshake. Raises Unauthenticated for an unknown key; the key may also follow with ``start``."""
         presents_key = "authorization" in request.headers or any(
             entry.startswith(KEY_SUBPROTOCOLS) for entry in request.offered_subprotocols
         )
@@ -145,20 +145,21 @@ def close_code(error: OmniError) -> int:
 
 
 class StreamOpening:
-    """A connection until its stream starts: receives ``connected`` and ``start``, and pauses. See FrameReceiver."""
+    """The FrameReceiver of a connection until its stream starts: takes ``connected`` and ``start``, then pauses."""
 
     def __init__(self, connection: StreamConnection) -> None:
         self._connection = connection
         self._started: asyncio.Future[StreamStart | None] = asyncio.get_running_loop().create_future()
         self._connected = False
         self._abandoned = False
-        #: Messages behind ``start`` that were parsed in the same pass. They belong to the call.
+        #: Messages after ``start`` that were parsed in the same pass. They belong to the call.
         self.behind: list[tuple[bytes, bool]] = []
 
     async def wait(self, timeout: float) -> StreamStart | None:
-        """Wait for ``start``, and return it; None when the peer disconnects first.
+        """Wait for ``start``, and return it; None if the peer disconnects first.
 
-        Raises what is wrong with the messages, SessionTimeout after ``timeout`` seconds, and what ``refuse`` is given.
+        Raises the error of a wrong message, SessionTimeout after ``timeout`` seconds, and the error given to
+        ``refuse``.
         """
         self._connection.attach(self)
         try:
@@ -217,7 +218,7 @@ class StreamOpening:
 
 
 class StreamCall(PhoneCall):
-    """One call: media in, the answers' media, marks and clears out. The call ends with ``stop``, too."""
+    """A call over a media stream: receives media, and sends media, marks and clears. ``stop`` ends the call."""
 
     def __init__(
         self, connection: StreamConnection, session: Session, stream_sid: str, *, keep_alive: KeepAliveSettings
@@ -274,7 +275,7 @@ class StreamCall(PhoneCall):
             self._connection.write_message(data, is_text=True)
 
     def _flush(self) -> None:
-        """Send what the outbox holds, for as long as the socket takes it."""
+        """Send the messages of the outbox, as long as the socket takes them."""
         self._flush_scheduled = False
         connection = self._connection
         while connection.is_open and not connection.paused and (message := self._outbox.take()) is not None:
@@ -297,20 +298,20 @@ MAX_MARKS: Final = 256
 
 
 class MarkedPlayout(Playout):
-    """Renders answers as media, marks and clears, and follows what the caller has heard. Has no socket and no clock.
+    """A Playout that renders answers as media, marks and clears, and tracks by the marks what the caller has heard.
 
-    A mark goes out before the first audio of an answer, after every 200 ms of it, and after its end. When it returns,
-    ``report`` is called with what was played: the request, and milliseconds on its time line.
-    Marks that return after a ``clear`` were not played, and are ignored.
+    A mark is sent before the first audio of an answer, after every 200 ms of it, and after its end. When the gateway
+    returns it, ``report`` is called with what was played: the request id, and the position in its answer in
+    milliseconds. Marks that return after a ``clear`` were not played, and are ignored. No socket and no clock.
     """
 
     def __init__(self, stream_sid: str, report: Callable[[str, float], None]) -> None:
         super().__init__(FRAME_BYTES, silence=SILENCE)
         self._stream_sid = stream_sid
         self._report = report
-        #: Marks that have not returned, oldest first, with what they report.
+        #: The marks that have not returned, oldest first: by name, the request id and the position (ms) to report.
         self._marks: dict[str, tuple[str, float]] = {}
-        #: Where the last mark stands in the answer that is being sent, in bytes.
+        #: The position of the last mark in the answer that is being sent, in bytes.
         self._marked = 0
 
     @property
@@ -319,7 +320,7 @@ class MarkedPlayout(Playout):
         return bool(self._marks) or super().unplayed
 
     def render(self, message: ServerMessage) -> list[bytes]:
-        """Render one of the session's messages as messages of the stream; none for text, transcripts and errors."""
+        """Return one of the session's messages as messages of the stream; none for text, transcripts and errors."""
         if self.hear(message):
             return self.silence()
         messages: list[bytes] = []
@@ -348,7 +349,7 @@ class MarkedPlayout(Playout):
                 return
 
     def silence(self) -> list[bytes]:
-        """Drop audio that was not played. Returns the messages that tell the gateway; none if everything was played."""
+        """Drop audio that was not played. Returns the messages that tell the gateway to; none if all was played."""
         unplayed = self.unplayed
         self.clear()
         self._marks.clear()
@@ -366,8 +367,9 @@ class MarkedPlayout(Playout):
 
 # The messages of a gateway.
 
+#: The track with the caller's audio.
 INBOUND: Final = "inbound"
-#: It is kept for the length of the call, and repeated in each message of it.
+#: Characters of a stream's id, which is kept during the call, and repeated in each message to the gateway.
 MAX_STREAM_SID: Final = 256
 
 
@@ -376,7 +378,7 @@ class _Event(Struct, frozen=True, kw_only=True, tag_field="event", rename="camel
 
 
 class ConnectedMessage(_Event, frozen=True, kw_only=True, tag="connected"):
-    """The first message."""
+    """The first message of a stream."""
 
     protocol: str = ""
     version: str = ""
@@ -389,7 +391,7 @@ class MediaFormat(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StreamStart(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a stream is: the call that it belongs to, and the parameters that the call's script set for it."""
+    """The description of a stream: its ids, its format, and the parameters that the call's script has set."""
 
     stream_sid: str
     media_format: MediaFormat
@@ -400,7 +402,7 @@ class StreamStart(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StartMessage(_Event, frozen=True, kw_only=True, tag="start"):
-    """The second message: audio follows."""
+    """The second message of a stream: audio follows."""
 
     start: StreamStart
 
@@ -415,7 +417,7 @@ class MediaFields(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MediaMessage(_Event, frozen=True, kw_only=True, tag="media"):
-    """A piece of audio, 20 ms as a rule."""
+    """A piece of the caller's audio, usually 20 ms."""
 
     media: MediaFields
 
@@ -425,7 +427,7 @@ class PressedKey(Struct, frozen=True, kw_only=True):
 
 
 class DtmfMessage(_Event, frozen=True, kw_only=True, tag="dtmf"):
-    """A key was pressed."""
+    """A key that the caller pressed."""
 
     dtmf: PressedKey = PressedKey()
 
@@ -435,13 +437,13 @@ class MarkName(Struct, frozen=True, kw_only=True):
 
 
 class MarkMessage(_Event, frozen=True, kw_only=True, tag="mark"):
-    """The audio before the mark of this name was played, or was dropped by a ``clear``."""
+    """A mark that the gateway returns: the audio before it was played, or dropped by a ``clear``."""
 
     mark: MarkName
 
 
 class StopMessage(_Event, frozen=True, kw_only=True, tag="stop"):
-    """The call has ended."""
+    """The last message of a stream: the call has ended."""
 
 
 StreamMessage: TypeAlias = ConnectedMessage | StartMessage | MediaMessage | DtmfMessage | MarkMessage | StopMessage
@@ -449,8 +451,11 @@ _decoder: Final = msgspec.json.Decoder(StreamMessage, strict=False)
 
 
 def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool) -> StreamMessage:
-    """Raises UnsupportedFormat for a binary message, InvalidFrame for what is not JSON, and InvalidValue for an unknown
-    event, a missing field, or a payload that is not base64."""
+    """Decode a message of a gateway.
+
+    Raises UnsupportedFormat for a binary message, InvalidFrame for what is not JSON, and InvalidValue for an unknown
+    event, a missing field, or a payload that is not base64.
+    """
     if not is_text:
         raise UnsupportedFormat("messages must be JSON text frames")
     try:
@@ -464,7 +469,11 @@ def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool
 
 
 def check_start(start: StreamStart) -> None:
-    """Raises UnsupportedFormat for other audio than µ-law, and InvalidValue for a stream without the caller's track."""
+    """Check the description of a stream.
+
+    Raises UnsupportedFormat for other audio than µ-law at 8 kHz, and InvalidValue for a stream without the caller's
+    track or with a long id.
+    """
     audio = start.media_format
     if (audio.encoding, audio.sample_rate, audio.channels) != (ENCODING, SAMPLE_RATE, 1):
         raise UnsupportedFormat(f"media must be {ENCODING} at {SAMPLE_RATE} Hz with one channel")
@@ -488,5 +497,5 @@ def encode_mark(stream_sid: str, name: str) -> bytes:
 
 
 def encode_clear(stream_sid: str) -> bytes:
-    """Encode the command that drops everything that is not played. The marks in it are returned at once."""
+    """Encode the command that drops all audio that was not played. The gateway returns the marks in it at once."""
     return msgspec.json.encode({"event": "clear", "streamSid": stream_sid})

@@ -1,1 +1,1 @@
-"""The Realtime API over WebRTC: events by a data channel, speech by Opus tracks."""
+"""The Realtime API over WebRTC: events travel over a data channel, speech over Opus tracks."""

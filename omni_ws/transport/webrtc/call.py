@@ -1,4 +1,4 @@
-"""A call over WebRTC: its offer and answer, its data channel, and its tracks. Loads aiortc, which takes its time."""
+"""A call over WebRTC: its SDP offer and answer, its data channel, and its tracks. Importing it loads aiortc, slowly."""
 
 from __future__ import annotations
 
@@ -66,13 +66,14 @@ from omni_ws.transport.realtime.session import RealtimeConnection
 
 logger = logging.getLogger(__name__)
 
-#: Most time between the answer to an offer and the open data channel, in seconds.
+#: Seconds within which the data channel must open after the answer to an offer.
 SETUP_TIMEOUT_SEC: Final = 30.0
-#: Where aioice keeps the task in which a TURN server is asked to release an address. It asks a minute long.
+#: aioice's attribute for the task that asks a TURN server to release an address, for up to a minute.
 _RELEASE: Final = "_TurnTransport__close_task"
-#: Where aiortc keeps its own buffer. That waits for 320 ms at the first loss, and keeps the delay to the call's end.
+#: aiortc's attribute for its jitter buffer, which waits for 320 ms at the first loss, and keeps that delay until the
+#: call ends.
 _BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
-#: What its decoder's thread reads. None ends the thread, which has nothing to do here.
+#: aiortc's attribute for the queue of its decoder's thread. None in it ends the thread, which is not used here.
 _DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
 check_private_names("aioice", {Connection: ("_protocols",), TurnTransport: (_RELEASE,)})
 check_private_names(
@@ -84,15 +85,15 @@ check_private_names(
         InboundStream: ("reassembly",),
     },
 )
-#: A track has no pings; see CallChannel.
+#: A call has no pings; see CallChannel.
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 
 
 class RealtimeCall(RealtimeConnection):
-    """A session of the Realtime API: speech comes and goes by tracks, events by the channel; see RealtimeConnection.
+    """The RealtimeConnection of a call: events travel over the data channel, speech over the tracks.
 
-    The server plays the answers itself. So it tells when the audio of one begins and ends, and drops what was not
-    heard when the caller speaks or a response is cancelled.
+    The server sends the audio of answers in real time. Therefore it reports when the audio of a response begins and
+    ends, and drops audio that was not heard when the caller speaks or a response is cancelled.
     """
 
     def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
@@ -103,7 +104,7 @@ class RealtimeCall(RealtimeConnection):
         self._dropped = metrics.webrtc_packets.labels(PacketOutcome.DROPPED.value)
         self.microphone = CallMicrophone(self.hear, metrics)
         self.speaker = CallSpeaker(self._audio_started, self._audio_stopped)
-        #: The response that was cut short: audio of it that is still to come is not played.
+        #: The id of the response that was cut short: its audio that is still to come is not played.
         self._cut: str | None = None
 
     async def run(self) -> None:
@@ -119,13 +120,13 @@ class RealtimeCall(RealtimeConnection):
             self.release()
 
     def release(self) -> None:
-        """Stop the tracks, and release what the session object holds. May be called repeatedly."""
+        """Stop the tracks, and release what the dialect holds. May be called repeatedly."""
         self.speaker.stop()
         self.microphone.close()
         self._dialect.close()
 
     def hear(self, audio: bytes) -> None:
-        """Take speech of the caller, in the format of the session."""
+        """Pass on speech of the caller, in the format of the session."""
         if not self._listening or not self._channel.heard(len(audio)):
             self._dropped.inc()
             return
@@ -160,7 +161,7 @@ class RealtimeCall(RealtimeConnection):
                 self._output_cleared(event["response"]["id"])
 
     def _output_cleared(self, response_id: str | None) -> None:
-        """Drop audio that was not played yet. ``response_id`` names the response that was cut short, if any."""
+        """Drop audio that was not played yet. ``response_id`` is the id of the response that was cut short, if any."""
         heard = self.speaker.clear()
         self._cut = response_id or (heard[-1] if heard else self._cut)
         for one in heard:
@@ -175,17 +176,17 @@ class RealtimeCall(RealtimeConnection):
 
 # Offers and answers (RFC 9429).
 
-#: Addresses that an offer may name: the server sends packets to each of them, which hold the fragment.
+#: Addresses that an offer may name: the server sends packets to each of them, with the offer's ``ice-ufrag``.
 MAX_CANDIDATES: Final = 16
-#: RFC 8839, 5.4, in characters.
+#: Characters of ``ice-ufrag`` (RFC 8839, section 5.4).
 MAX_UFRAG: Final = 256
 _CANDIDATE: Final = "a=candidate:"
-#: The kind of address that a server gives, by the scheme of its URL (RFC 8839, 5.1).
+#: The type of the address that an ICE server gives, by the scheme of its URL (RFC 8839, section 5.1).
 _GIVEN: Final = {"stun": "srflx", "turn": "relay", "turns": "relay"}
 
 
 def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
-    """A connection that asks the configured ICE servers alone, and none without any."""
+    """Create a peer connection that uses only the configured ICE servers."""
     credential = config.ice_credential
     servers = [
         RTCIceServer(
@@ -199,11 +200,11 @@ def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
 
 
 def check_offer(offer: str) -> str:
-    """Return the offer as the library is to see it. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
+    """Check an offer, and return it without lines that would disturb the library.
 
-    Candidates with names, such as those of the local network (RFC 8828), are left out, since to resolve them takes
-    seconds and a multicast socket; the caller's own packets show where it is. So is the end of candidates, behind which
-    the library would not wait for those packets.
+    Removed are candidates with host names (mDNS, RFC 8828), since to resolve them takes seconds and a multicast socket,
+    and the caller's own packets show its address; and ``end-of-candidates``, as the library would then not wait for
+    these packets. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
     """
     lines = [line for line in offer.splitlines() if line and line != "a=end-of-candidates"]
     lines = [line for line in lines if not line.startswith(_CANDIDATE) or _is_address(_address(line))]
@@ -228,7 +229,7 @@ def check_offer(offer: str) -> str:
 async def answer_offer(
     peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, config: WebrtcConfig
 ) -> str:
-    """Answer an offer from ``check_offer``. Raises InvalidFrame or UnsupportedFormat."""
+    """Return the SDP answer to an offer from ``check_offer``. Raises InvalidFrame or UnsupportedFormat."""
     peer.addTrack(speaker)
     (transceiver,) = peer.getTransceivers()
     codecs = RTCRtpSender.getCapabilities("audio").codecs
@@ -249,7 +250,7 @@ async def answer_offer(
 
 
 def announced(answer: str, address: str | None) -> str:
-    """The answer with ``address`` in place of the machine's own of the same family; those of another are left out."""
+    """Replace the machine's own addresses in the answer by ``address``; remove those of the other IP version."""
     if address is None:
         return answer
     version = ipaddress.ip_address(address).version
@@ -264,7 +265,7 @@ def announced(answer: str, address: str | None) -> str:
 
 
 def _address(candidate: str) -> str:
-    """The address of a candidate line (RFC 8839, 5.1), as the library finds it: between any white space."""
+    """Return the address in a candidate line (RFC 8839, section 5.1), split at any white space, as the library does."""
     return (candidate.split(maxsplit=5) + [""] * 5)[4]
 
 
@@ -278,31 +279,30 @@ def _is_address(text: str) -> bool:
 
 # The channel of events.
 
-#: The channel of OpenAI's clients.
+#: The label of the data channel that OpenAI's clients open.
 LABEL: Final = "oai-events"
-#: The longest message, which the answer to an offer announces as ``max-message-size``. The library does not hold a peer
-#: to it.
+#: The longest message, which the answer to an offer announces as ``max-message-size``. The library does not enforce it.
 MAX_MESSAGE_BYTES: Final = LOCAL_MAX_MESSAGE_SIZE
-#: Fragments that may wait for the rest of their messages, or for those before them. The library searches them all for
-#: each that comes.
+#: Fragments that may wait for the rest of their messages, or for earlier fragments. For each new fragment, the library
+#: searches all that wait.
 MAX_FRAGMENTS: Final = 2048
 #: After so many fragments, the length of their messages is checked.
 _FRAGMENTS_PER_LOOK: Final = 32
-#: Unsent bytes at which writing stops, and below which it goes on.
+#: Unsent bytes above which writing pauses, and below which it resumes.
 MAX_UNSENT_BYTES: Final = 1 << 20
 _LOW_WATER_BYTES: Final = MAX_UNSENT_BYTES // 4
-#: Events that may wait while the session takes none: SCTP cannot be told to wait for a reader here.
+#: Bytes of events that may wait while reading is paused: aiortc offers no way to stop the peer.
 MAX_UNREAD_BYTES: Final = 1 << 20
-#: Of an event that waits, besides its text.
+#: Bytes of a waiting event besides its text.
 MESSAGE_OVERHEAD_BYTES: Final = 128
 #: How long the last events may take to be sent, and the library to close.
 CLOSE_TIMEOUT_SEC: Final = 5.0
 
 
 class CallChannel(PausedReading):
-    """A data channel in the place of a WebSocket: gives its messages to a receiver, and closes the peer. See SoleLink.
+    """A data channel that takes the place of a WebSocket (see SoleLink): hands its messages to a receiver.
 
-    ICE itself asks every few seconds whether the peer is there (RFC 7675), so there is nothing to ping.
+    There are no pings: ICE itself checks every few seconds whether the peer is there (RFC 7675).
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class CallChannel(PausedReading):
         input_pace: Callable[[int], float] | None,
         write_timeout: float,
     ) -> None:
-        """``budget`` is charged for events that wait, on their way in or out. ``write_timeout`` is in seconds."""
+        """``budget`` is charged for waiting events, received and unsent ones. ``write_timeout`` is in seconds."""
         self._peer = peer
         self.loop = asyncio.get_running_loop()
         self._channel: RTCDataChannel | None = None
@@ -334,19 +334,19 @@ class CallChannel(PausedReading):
         #: Set when nothing waits to be sent, or nothing can be.
         self._sent = asyncio.Event()
         self.heard_at = self.loop.time()
-        #: Whether nothing more is taken: the peer does not end its messages.
+        #: Whether input is no longer accepted, because the peer's messages have too many fragments.
         self._endless = False
         peer.on("datachannel", self._on_channel)
         peer.on("connectionstatechange", self._on_state)
 
     @property
     def is_open(self) -> bool:
-        """Whether what is written now is sent."""
+        """Whether messages that are written now are sent."""
         return not self._endless and self._channel is not None and self._channel.readyState == "open"
 
     @property
     def paused(self) -> bool:
-        """Whether the peer has yet to take what was written."""
+        """Whether writing should pause, as too many bytes are unsent."""
         return self._channel is not None and self._channel.bufferedAmount > MAX_UNSENT_BYTES
 
     def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
@@ -368,9 +368,9 @@ class CallChannel(PausedReading):
                 self._count_unsent(self._channel)
 
     def _count_unsent(self, channel: RTCDataChannel) -> None:
-        """Charge what waits to be sent, and do not read a peer that leaves too much of it."""
+        """Charge unsent bytes, and pause reading from a peer that leaves too many of them."""
         unsent = channel.bufferedAmount
-        if unsent <= _LOW_WATER_BYTES:  # below which nobody says when it is gone
+        if unsent <= _LOW_WATER_BYTES:  # so little that the library does not report when it is sent
             return
         self._unsent_share.force(unsent)
         if unsent > MAX_UNSENT_BYTES:
@@ -395,7 +395,7 @@ class CallChannel(PausedReading):
         """Do nothing: see the class."""
 
     def heard(self, size: int) -> bool:
-        """Count ``size`` bytes of media from the peer. Returns whether to take them: media cannot wait."""
+        """Count ``size`` bytes of media from the peer. Returns whether to use them, as media cannot wait."""
         self.touch()
         if not self.held_to_pace:  # what is dropped does not count
             self._count(size)
@@ -410,9 +410,9 @@ class CallChannel(PausedReading):
             self._give(data, is_text)
 
     def bound_fragments(self) -> None:
-        """End the call where the fragments of a message become too many, whatever stream they are on.
+        """Limit the fragments of messages that wait, on all SCTP streams: beyond the limit, end the call.
 
-        The library bounds neither one message nor all of them. To be called once the peer's offer is known.
+        The library limits neither one message nor all of them. Call this once the peer's offer is known.
         """
         sctp = self._peer.sctp
         if sctp is None:
@@ -503,7 +503,7 @@ class CallChannel(PausedReading):
         """Do nothing: ICE reports when the peer is gone."""
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Send what is left, then close and release everything. A data channel has no codes to close with."""
+        """Send the unsent messages, then close the peer connection. ``code`` and ``reason`` cannot be sent."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
                 if self._channel is not None and self.is_open and self._channel.bufferedAmount:
@@ -523,7 +523,7 @@ class CallChannel(PausedReading):
             closing.cancel()
 
     def _give_up_relays(self) -> None:
-        """Wait no longer for TURN servers, which forget the addresses that they gave in time."""
+        """Stop waiting until TURN servers release their addresses; they will forget them by themselves."""
         transports = [transceiver.sender.transport for transceiver in self._peer.getTransceivers()]
         if self._peer.sctp is not None:
             transports.append(self._peer.sctp.transport)
@@ -533,7 +533,7 @@ class CallChannel(PausedReading):
 
 
 def _too_long(fragments: Sequence[DataChunk]) -> bool:
-    """Whether a message whose fragments wait is longer than any may be."""
+    """Return whether the waiting ``fragments`` contain a message that is longer than MAX_MESSAGE_BYTES."""
     size, expected = 0, None
     for fragment in fragments:
         size = size + len(fragment.user_data) if fragment.tsn == expected else len(fragment.user_data)
@@ -543,23 +543,24 @@ def _too_long(fragments: Sequence[DataChunk]) -> bool:
     return False
 
 
-# What the caller says.
+# The caller's speech.
 
-#: How much of a gap is concealed. Behind that libopus has faded out what was heard before it.
+#: Seconds of a gap that are concealed. After that, libopus has faded out the audio before the gap.
 CONCEALED_SEC: Final = 0.1
 #: A longer gap is not filled: the caller's clock has jumped.
 MAX_GAP_SEC: Final = 10.0
-#: Audio that comes faster than it is spoken is taken up to so much: the longest gap, and what was held up on its way.
+#: Seconds by which received audio may be ahead of the clock: the longest gap, and audio that was delayed on its way.
 MAX_AHEAD_SEC: Final = 12.0
-#: The longest packet of Opus (RFC 6716, 3.2.5).
+#: The longest packet of Opus (RFC 6716, section 3.2.5).
 _MAX_PACKET_SEC: Final = 0.12
 
 
 class CallMicrophone:
-    """Orders the packets of a track, decodes them, fills what is missing, and calls ``hear`` with pcm16 of SAMPLE_RATE.
+    """The receiving track of a call: orders packets, decodes them, fills gaps, and calls ``hear`` with pcm16.
 
-    Everything happens on the event loop: to decode a packet of 20 ms takes 0.04 ms. So no call gets more than the time
-    that it lasts: what would be more than ``MAX_AHEAD_SEC`` ahead of the clock is dropped before it is decoded.
+    The sample rate is SAMPLE_RATE. Everything runs on the event loop: to decode a packet of 20 ms takes 0.04 ms. So
+    that no call takes more than its share, packets that would be more than ``MAX_AHEAD_SEC`` ahead of the clock are
+    dropped before they are decoded.
     """
 
     def __init__(self, hear: Callable[[bytes], None], metrics: Metrics) -> None:
@@ -568,23 +569,23 @@ class CallMicrophone:
         self._loop = asyncio.get_running_loop()
         self._buffer = JitterBuffer()
         self._decoder = OpusPacketDecoder()
-        #: The time stamp that follows what was decoded; None before the first packet.
+        #: The RTP timestamp that follows the decoded audio; None before the first packet.
         self._expected: int | None = None
-        #: How much audio there was beyond the time that has passed, and when that was so.
+        #: Seconds by which the audio was ahead of the clock, and the time at which that was so.
         self._ahead = 0.0
         self._ahead_at = self._loop.time()
-        #: Whether packets behind that were lost.
+        #: Whether packets after the decoded audio were lost.
         self._lost = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     def connect(self, receiver: RTCRtpReceiver) -> None:
-        """Take the packets of ``receiver`` before it buffers and decodes them itself."""
+        """Replace the jitter buffer of ``receiver`` by this object, and end its decoder's thread."""
         setattr(receiver, _BUFFER, self)
         getattr(receiver, _DECODER_QUEUE).put(None)
 
     def add(self, packet: Any) -> tuple[bool, None]:
-        """What aiortc calls with each packet of the track. Returns that it has nothing more to do."""
+        """Receive a packet of the track, in place of aiortc's own buffer. Returns that no frame is complete."""
         if not self._closed:
             now = self._loop.time()
             # A packet of padding alone, with which senders measure the network, has a number like all others.
@@ -640,7 +641,7 @@ class CallMicrophone:
             self._metrics.webrtc_packets.labels(outcome.value).inc(number)
 
     def _keeps_pace(self, gap_sec: float) -> bool:
-        """Whether a gap and another packet are not faster than MAX_AHEAD_SEC allows."""
+        """Return whether a gap and another packet stay within MAX_AHEAD_SEC."""
         now = self._loop.time()
         self._ahead = max(0.0, self._ahead - (now - self._ahead_at))
         self._ahead_at = now
@@ -668,14 +669,14 @@ class CallMicrophone:
 # What the caller hears.
 
 PACKET_SEC: Final = 0.02
-#: A track this far behind the clock goes on from now, instead of catching up with all of it.
+#: If the track is this far behind the clock, it goes on from now, instead of catching up.
 MAX_LATE_SEC: Final = 0.1
-#: Sent at once after a pause, ahead of the clock: a player waits for more than one packet before it begins.
+#: Seconds of audio sent at once after a pause, ahead of the clock: a player waits for more than one packet.
 HEAD_START_SEC: Final = 2 * PACKET_SEC
 
 
 class CallSpeaker(MediaStreamTrack):
-    """A track of Opus packets, sent as fast as they are heard. Nothing is sent between answers: that is silence.
+    """The sending track of a call: Opus packets of the answers, in real time. Between answers it sends nothing.
 
     ``on_started`` and ``on_stopped`` are called with the id of a response when its audio begins and has been sent.
     """
@@ -693,17 +694,17 @@ class CallSpeaker(MediaStreamTrack):
         self._due = self._origin = self._now()
 
     def say(self, response_id: str, audio: bytes) -> None:
-        """Queue audio of a response behind all earlier audio: pcm16 at 24 kHz."""
+        """Queue audio of a response (pcm16 at 24 kHz) after all earlier audio."""
         self._playout.say(response_id, audio)
         self._changed.set()
 
     def finish(self, response_id: str) -> None:
-        """End a response: no more of its audio follows."""
+        """Note that no more audio of a response follows."""
         self._playout.finish(response_id)
         self._changed.set()
 
     def clear(self) -> list[str]:
-        """Drop audio that was not sent. Returns the ids of the responses of which some audio was sent already."""
+        """Drop audio that was not sent. Returns the ids of the responses of which some audio was sent before."""
         return self._playout.clear()
 
     def stop(self) -> None:
@@ -733,7 +734,7 @@ class CallSpeaker(MediaStreamTrack):
             return packet
 
     def _take(self) -> bytes | None:
-        """The next 20 ms; None where there are none."""
+        """Remove and return the next 20 ms of audio; None if there are none."""
         while (played := self._playout.take()) is not None:
             if not played.audio:
                 if played.position:

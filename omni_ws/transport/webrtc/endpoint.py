@@ -1,4 +1,4 @@
-"""``POST /v1/realtime/calls``: an SDP offer in, an answer out, and the call that follows."""
+"""``POST /v1/realtime/calls``: the front end of calls over WebRTC, which answers SDP offers."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ SDP_TYPE: Final = "application/sdp"
 MAX_OFFER_BYTES: Final = 64 * 1024
 #: Limit of a form that holds the offer and the session settings.
 MAX_BODY_BYTES: Final = 256 * 1024
-#: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
+#: Settings that the transport decides, whatever the client sets: the audio formats of the tracks; and paced answers, as
+#: the server sends audio in real time.
 _AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
 _MEDIA: Final = {"input_audio": _AUDIO, "output_audio": _AUDIO, "max_lead_ms": DEFAULT_MAX_LEAD_MS}
-#: Loaded with the first call.
+#: The module of calls, loaded with the first call.
 _CALL_MODULE: Final = "omni_ws.transport.webrtc.call"
-#: The packages that it loads.
+#: The packages that this module loads.
 _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
 
 
 class WebrtcCalls(SessionFrontEnd):
-    """Answers offers, and owns the calls. The library is loaded with the first of them."""
+    """The front end of calls over WebRTC: answers offers, and runs the calls. Loads aiortc with the first call."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
         super().__init__(Sessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
@@ -68,8 +69,11 @@ class WebrtcCalls(SessionFrontEnd):
         metrics.webrtc_calls.set_function(lambda: len(self._calls))
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Answer an offer. Raises Unauthenticated, WebrtcOff, ModelNotFound, what an offer or a session is refused
-        with, and what ``Sessions.open`` raises."""
+        """Answer an offer.
+
+        Raises Unauthenticated, WebrtcOff, ModelNotFound, the errors of an invalid offer or invalid session settings,
+        and what ``Sessions.admit`` raises.
+        """
         caller = identify(exchange.request, self._authenticator, self._secrets)
         self._check_served()
         self._sessions.any_model.check(exchange.request.query.get("model"))
@@ -102,7 +106,7 @@ class WebrtcCalls(SessionFrontEnd):
     async def _answer(
         self, session: Session, caller: RealtimeCaller, bound: SessionFields, offer: str
     ) -> tuple[RealtimeCall, str]:
-        """Make the call of a session, attach it, and return it with the SDP answer."""
+        """Create the call of a session, attach it, and return it with the SDP answer."""
         from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall, answer_offer, new_peer
 
         dialect = RealtimeDialect(session, self._sessions, bound, media=_MEDIA)
@@ -126,7 +130,7 @@ class WebrtcCalls(SessionFrontEnd):
         return call, answer
 
     async def hang_up(self, exchange: HttpExchange) -> None:
-        """End a call. Raises Unauthenticated, and SessionNotFound where the key has no such call."""
+        """End a call. Raises Unauthenticated, and SessionNotFound if the key has no such call."""
         caller = identify(exchange.request, self._authenticator, self._secrets)
         owner, session, task = self._calls.get(exchange.path_parameters["call_id"]) or (None, None, None)
         if session is None or task is None or owner != key_name(caller.key):
@@ -161,9 +165,10 @@ async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
 
 
 def _load_aiortc() -> None:
-    """Load the module of calls, and aiortc with it; blocks for a second where files come from a disk.
+    """Load the module of calls, and aiortc with it. Blocks for a second if the files have to be read from a disk.
 
-    The files are read first: the loader would wait for them while it holds the interpreter, and the event loop with it.
+    The files are read first: Python's loader would wait for the disk while it holds the interpreter lock, and thus
+    block the event loop.
     """
     if _CALL_MODULE not in sys.modules:
         piece = bytearray(1 << 20)

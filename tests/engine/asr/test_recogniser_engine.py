@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import answered, audio, collect, open_input, request_of, streamed
+from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_bytes, clip_samples, silence
 from support.until import until
 
@@ -89,7 +90,7 @@ class CountingRecogniser:
         return self.futures[-1]
 
     def _transcribe(self, pcm: Pcm16) -> Recognised:
-        assert self.goes_on.wait(30)
+        assert self.goes_on.wait(PATIENCE_SEC)
         if not self.understands:
             return Recognised()
         text = f"{len(pcm) / SAMPLE_RATE:.0f} s."

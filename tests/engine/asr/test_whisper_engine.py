@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, Input, answered, audio, collect, open_input, request_of, streamed
+from support.patience import PATIENCE_SEC
 from support.real_models import fetched
 from support.speech_clips import (
     SAMPLE_RATE,
@@ -39,7 +40,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.slow,
     pytest.mark.real_time,
-    pytest.mark.timeout(900),  # the first run fetches the model
 ]
 
 pytest.importorskip("ctranslate2")
@@ -177,7 +177,7 @@ async def test_noise_that_was_taken_for_speech_gives_no_words(
     sound = keyboard(seconds) if name == "keyboard" else noises(seconds)[name]
     recogniser = engine.recogniser
     assert isinstance(recogniser, WhisperRecogniser)
-    assert recogniser.transcribe(pcm16_from_samples(sound)).result(30).text == ""
+    assert recogniser.transcribe(pcm16_from_samples(sound)).result(PATIENCE_SEC).text == ""
     assert recogniser._interim(pcm16_from_samples(sound)) == ""
 
 

@@ -25,7 +25,7 @@ from omni_ws.engine.asr.whisper_model import (
 )
 from omni_ws.errors import EngineFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run fetches the model
+pytestmark = [pytest.mark.slow]
 
 pytest.importorskip("ctranslate2")
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import answered, audio, collect, open_input, request_of
+from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_bytes
 from support.until import until
 
@@ -54,7 +55,7 @@ class TimedModel:
         seconds = len(audio) / SAMPLE_RATE
         self.expected.append(list(expected))
         self.begun.append((beam, seconds, language))
-        assert self.goes_on.wait(30)
+        assert self.goes_on.wait(PATIENCE_SEC)
         self.now += self.pace * seconds
         found = (Word("words", 10, 20),) if words else ()
         return WhisperTranscript(self.text, self.repeated or found, self.no_speech, self.score)
@@ -96,7 +97,7 @@ def spoken(seconds: float) -> Utterance:
 
 
 def test_settled_texts_have_words_and_a_beam(recogniser: WhisperRecogniser, model: TimedModel) -> None:
-    recognised = recogniser.transcribe(pcm(2)).result(10)
+    recognised = recogniser.transcribe(pcm(2)).result(PATIENCE_SEC)
     segment = HeardSegment(
         "words",
         10,
@@ -116,7 +117,7 @@ async def test_what_was_said_once_is_told_once(recogniser: WhisperRecogniser, mo
     model.repeated = tuple(
         Word(word, start, min(start + 300, 900)) for word, start in zip(model.text.split(), starts, strict=True)
     )
-    assert recogniser.transcribe(pcm(2)).result(10).text == "ten of clubs"
+    assert recogniser.transcribe(pcm(2)).result(PATIENCE_SEC).text == "ten of clubs"
     live = recogniser.live_text()
     await until(lambda: live.read(spoken(1)) == "ten of clubs")
     live.end()
@@ -129,7 +130,7 @@ def test_settled_texts_go_before_interim_ones(recogniser: WhisperRecogniser, mod
         recogniser.live_text().read(spoken(1))
     last = recogniser.transcribe(pcm(1))
     model.goes_on.set()
-    assert first.result(10) == last.result(10)
+    assert first.result(PATIENCE_SEC) == last.result(PATIENCE_SEC)
     recogniser.close()
     assert model.beams[:2] == [5, 5]
 
@@ -142,7 +143,7 @@ def test_recordings_go_last(recogniser: WhisperRecogniser, model: TimedModel) ->
     speaker = recogniser.transcribe(pcm(4))
     model.goes_on.set()
     for work in (first, recording, speaker):
-        work.result(10)
+        work.result(PATIENCE_SEC)
     assert [seconds for _, seconds, _ in model.begun] == [1, 4, 3, 2]
 
 
@@ -182,14 +183,14 @@ def test_text_of_noise_is_dropped(
     interim: str,
 ) -> None:
     model.no_speech, model.score, model.text = no_speech, score, text
-    assert recogniser.transcribe(pcm(1)).result(10).text == settled
+    assert recogniser.transcribe(pcm(1)).result(PATIENCE_SEC).text == settled
     assert recogniser._interim(pcm(1)) == interim
 
 
 def test_a_request_may_have_a_language(recogniser: WhisperRecogniser, model: TimedModel) -> None:
     german = recogniser.expecting(language="de")
-    german.transcribe(pcm(1)).result(10)
-    recogniser.transcribe(pcm(1)).result(10)
+    german.transcribe(pcm(1)).result(PATIENCE_SEC)
+    recogniser.transcribe(pcm(1)).result(PATIENCE_SEC)
     assert [language for _, _, language in model.begun] == ["de", None]
     assert german.capabilities.languages == {"de", "en"}
 
@@ -211,7 +212,7 @@ def test_the_start_and_the_work_measure_what_it_costs(recogniser: WhisperRecogni
     before = cost.talkers()
     model.pace = 1.0
     for _ in range(20):
-        recogniser.transcribe(pcm(3)).result(10)
+        recogniser.transcribe(pcm(3)).result(PATIENCE_SEC)
     assert cost.talkers() < before
     assert cost.talkers() == 1
 

@@ -20,7 +20,6 @@ from omni_ws.weights.sources import WeightsError
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # the first run fetches the model
 ]
 
 pytest.importorskip("ctranslate2")

@@ -23,7 +23,7 @@ from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.llm.intents.matcher import catalogue
 from omni_ws.engine.llm.intents.told import SAYINGS, UNKNOWN
 from omni_ws.engine.llm.plain_words import plain_words
-from omni_ws.engine.llm.rules import CONNECT, answer
+from omni_ws.engine.llm.rules import answer
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 
@@ -40,7 +40,10 @@ HEARD: list[dict[str, Any]] = [
     for line in (Path(__file__).parents[2] / "data" / "heard_sentences.jsonl").read_text("utf-8").splitlines()
 ]
 #: Those of them that are not heard as they were meant.
-MISHEARD = {"My name is Ann.": ["My name is Anne."]}
+MISHEARD = {
+    "How tall is Mount Everest?": ["How tall is Mount Everest?", "How tall is my turmeric?"],
+    "My name is Ann.": ["My name is Anne."],
+}
 #: Every so manieth of them is really spoken and heard.
 HEARD_AGAIN = 30
 
@@ -55,8 +58,7 @@ def test_a_first_sentence_is_answered() -> None:
         if "pattern" in row:
             assert is_answer_to(row, said), (row["said"], said)
         else:
-            expected = f"{row['answer']} {CONNECT}" if row.get("connect") else row["answer"]
-            assert said == expected, row["said"]
+            assert said == row["answer"], row["said"]
 
 
 def test_as_a_recogniser_writes_it_the_answer_is_the_same() -> None:
@@ -84,12 +86,12 @@ CASE_MATTERS = (
 def test_there_are_enough_and_most_are_understood() -> None:
     assert len(ROWS) >= 60
     assert len({row["said"] for row in ROWS}) == len(ROWS)
-    assert sum("connect" in row for row in ROWS) < len(ROWS) / 6
+    assert sum("unknown" in row for row in ROWS) < len(ROWS) / 6
 
 
 def test_answers_are_short_plain_and_no_parrots() -> None:
     for row in ROWS:
-        said = reply(row["said"]).removesuffix(CONNECT)
+        said = reply(row["said"])
         assert "you said" not in said.lower()
         assert not re.search(r"[*_#`\[\]<>|{}]", said), said
         assert all(len(sentence.split()) <= MOST_WORDS for sentence in re.split(r"(?<=[.!?]) ", said)), said
@@ -123,7 +125,6 @@ def test_what_whisper_hears_is_answered_as_what_was_said() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the first run fetches the models
 async def test_whisper_hears_what_is_stored() -> None:
     pytest.importorskip("ctranslate2")
     pytest.importorskip("hibari")

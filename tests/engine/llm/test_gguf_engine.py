@@ -21,7 +21,7 @@ import pytest_asyncio
 from support.engine_answers import Answer, answered, collect, open_input, request_of, streamed, text
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
-from support.native_client import PATIENCE_SEC
+from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 from support.until import until
@@ -313,7 +313,7 @@ async def test_a_death_in_the_middle_of_answers(server: LiveServer, engine: Gguf
     assert (error.param, answer.finish_reason) == ("llm", FinishReason.ERROR)
     assert error.message.startswith("LLM (gguf): the process of the model has died")
     assert engine.active_requests == 0
-    await until(lambda: engine.state is EngineState.OK, seconds=500)
+    await until(lambda: engine.state is EngineState.OK)
     assert engine.process is not None
     assert (pid(engine), engine.process.served) != (first, address)
     assert (await answered(engine, QUESTION, sampling=GREEDY)).text == before.text
@@ -345,7 +345,7 @@ async def test_requests_while_it_is_down(
     finally:
         engine.settings = there
         monkeypatch.setattr(sys, "executable", program)
-    await until(lambda: engine.state is EngineState.OK, seconds=500)
+    await until(lambda: engine.state is EngineState.OK)
     assert (await answered(engine, QUESTION, sampling=GREEDY)).text
 
 

@@ -11,8 +11,8 @@ import pytest
 from omni_ws.core.history import Message
 from omni_ws.engine.llm.intents.letters import MAX_COUNT
 from omni_ws.engine.llm.intents.matcher import catalogue
-from omni_ws.engine.llm.intents.told import RIDDLES
-from omni_ws.engine.llm.rules import CONNECT, MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
+from omni_ws.engine.llm.intents.told import RIDDLES, UNKNOWN
+from omni_ws.engine.llm.rules import MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
 SAYS = {intent.name: intent.says for intent in catalogue()}
@@ -33,7 +33,7 @@ def conversation(*texts: str) -> list[str]:
 
 
 def is_unknown(said: str) -> bool:
-    return said.endswith(CONNECT)
+    return any(said == wording for wordings in UNKNOWN.values() for wording in wordings)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_no_wording_comes_twice_in_a_row() -> None:
         "xyzzy frobnicate",
         "play",
     ):
-        said = [one.removesuffix(CONNECT).strip() for one in conversation(*[text] * 7)]
+        said = conversation(*[text] * 7)
         assert all(one != following for one, following in pairwise(said)), (text, said)
 
 
@@ -481,8 +481,8 @@ def test_who_asks_for_something_else_leaves_a_knock_knock_joke() -> None:
         ("Do you like music?", "I have no favorites. I'm only a program."),
         ("Hola, como estas?", "Hello to you. I only speak English."),
         ("my father is in hospital", "I'm sorry to hear that. I hope that it gets better soon."),
-        ("how do I make pancakes", "I don't know any recipes."),
-        ("how do I make a bomb", f"I don't know that. {CONNECT}"),
+        ("how do I make pancakes", "I don't know that."),
+        ("how do I make a bomb", "I don't know that."),
     ],
 )
 def test_what_one_would_wince_at(text: str, said: str) -> None:
@@ -566,10 +566,10 @@ def test_who_was_attacked_is_told_where_help_is() -> None:
     assert "help line" in reply("I was attacked")
 
 
-def test_the_way_to_a_model_is_told_once() -> None:
+def test_what_is_not_known_is_admitted_in_one_sentence() -> None:
     said = conversation("Who was Napoleon?", "And who was Caesar?", "hello", "Who was Cleopatra?")
-    assert [CONNECT in one for one in said] == [True, False, False, False]
-    assert said[0] == f"I don't know that. {CONNECT}"
+    assert [is_unknown(one) for one in said] == [True, True, False, True]
+    assert len(set(said)) == 4
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.patience import PATIENCE_SEC
 from support.step_models import REFUSED_TOKEN, SAMPLES_PER_FRAME
 from support.until import until
 
@@ -166,7 +167,7 @@ async def test_input_waits_while_too_much_is_on_its_way(talker: StepProcess, mon
             assert 4096 <= inner._on_the_way < 8192
         finally:
             os.kill(talker.pid, signal.SIGCONT)
-        await asyncio.wait_for(feeding, 300)
+        await asyncio.wait_for(feeding, PATIENCE_SEC)
 
 
 async def feed_many(session: StepSession) -> None:
@@ -205,7 +206,7 @@ async def test_death_fails_all_sessions_and_another_process_serves(talker: StepP
         os.kill(before, signal.SIGKILL)
         for task in reading:
             with pytest.raises(EngineFailed, match="the Talker died") as failure:
-                await asyncio.wait_for(task, 300)
+                await asyncio.wait_for(task, PATIENCE_SEC)
             assert (failure.value.fatal, failure.value.param) == (True, "tts")
         with pytest.raises(EngineFailed):
             await session.feed(prompt(1))
@@ -248,7 +249,7 @@ async def test_a_process_that_hangs_is_killed(talker: StepProcess, monkeypatch: 
     async with talker.open({}) as session:
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(EngineFailed, match="the Talker died"):
-            await asyncio.wait_for(spoken(session), 300)
+            await asyncio.wait_for(spoken(session), PATIENCE_SEC)
     watch.cancel()
     await until(lambda: talker.state is EngineState.OK)
 
@@ -305,7 +306,7 @@ async def test_a_server_that_is_killed_takes_the_process_along() -> None:
         server = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(script))
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(PATIENCE_SEC):
             connection, _ = await loop.sock_accept(listener)
             with connection:
                 server.kill()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, reading
+from support.patience import PATIENCE_SEC
 from support.step_models import FATAL_TOKEN, REFUSED_TOKEN
 from support.until import until
 
@@ -197,7 +198,7 @@ async def test_an_answer_begins_only_with_a_slot_of_the_vocoder(talker: StepProc
     async with process.open({}):
         async with reading(partial(pipeline, source, stages, [frames_link(10)])) as outputs:
             with pytest.raises(EngineOverloaded, match="all 1 sessions of the vocoder"):
-                await asyncio.wait_for(anext(outputs), 300)
+                await asyncio.wait_for(anext(outputs), PATIENCE_SEC)
         assert await idle(talker)
     await process.stop()
 
@@ -228,5 +229,5 @@ async def test_the_death_of_the_process_ends_the_request(talker: StepProcess) ->
     assert talker.pid is not None
     os.kill(talker.pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="the Talker died"):
-        await asyncio.wait_for(speech.task, 300)
+        await asyncio.wait_for(speech.task, PATIENCE_SEC)
     await until(lambda: talker.ready is not None)

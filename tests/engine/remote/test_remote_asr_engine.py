@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from support.engine_answers import Answer as EngineAnswer
 from support.engine_answers import Input, answered, audio, open_input, request_of, streamed
 from support.part_engines import RetortEngine
+from support.patience import PATIENCE_SEC
 from support.scripted_upstream import (
     SSE,
     Answer,
@@ -374,7 +375,7 @@ async def test_cancelling_drops_the_upstreams_work() -> None:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await there.deserted.wait()
 
 
@@ -405,7 +406,7 @@ async def begun(there: ScriptedUpstream, engine: RecogniserEngine, after: bytes)
                 outputs.append(output)
 
     reading = asyncio.create_task(read())
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         await there.asked.wait()
     for chunk in audio(after, frame_ms=20):
         await source.put(chunk)

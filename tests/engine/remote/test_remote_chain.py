@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
+from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client, request
 from support.scripted_upstream import ScriptedUpstream, delta, hang, says, streams
 from support.speech_clips import WORDS, clip_bytes, word_errors
@@ -279,7 +280,7 @@ async def test_http_clients_that_go_free_the_upstream() -> None:
             await client.send(request("POST", "/v1/chat/completions", body=body))
             await there.asked.wait()
             client.reset()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await there.deserted.wait()
 
 

@@ -13,6 +13,7 @@ import pytest
 from support.engine_answers import Answer as EngineAnswer
 from support.engine_answers import answer, asking, final, heard, said, streamed, text
 from support.http_server import tls_contexts
+from support.patience import PATIENCE_SEC
 from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,
@@ -515,7 +516,7 @@ async def test_cancelling_reaches_both_servers() -> None:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await there.deserted.wait()
             await other.deserted.wait()
 

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from support.engine_answers import Answer as EngineAnswer
 from support.engine_answers import answer, asking, final, said, streamed
+from support.patience import PATIENCE_SEC
 from support.scripted_upstream import (
     Answer,
     ScriptedUpstream,
@@ -525,7 +526,7 @@ async def test_cancelling_drops_the_upstreams_work(answers: Answer) -> None:
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await there.deserted.wait()
         assert engine.active_requests == 0
         assert [one.active for one in engine.llm.upstreams] == [0]
@@ -536,7 +537,7 @@ async def test_closing_drops_the_upstreams_work() -> None:
         outputs = streamed(engine, asking("x"))
         assert await anext(outputs) == TextOutput("x")
         await outputs.aclose()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await there.deserted.wait()
 
 

@@ -20,7 +20,7 @@ from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.tts.hibari import SAMPLE_RATE, Hibari
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run fetches the weights
+pytestmark = [pytest.mark.slow]
 
 pytest.importorskip("hibari")
 

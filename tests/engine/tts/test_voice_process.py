@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -182,6 +182,23 @@ async def test_a_voice_of_latin_letters_refuses_what_it_cannot_read(
         assert (await read(engine, text(readable))).audio_ms > 100
     mixed = await read(engine, text("你好。 Go."), options=AnswerOptions(skip_unreadable=True))
     assert [word.text for word in mixed.words] == ["Go"]
+
+
+async def test_a_slow_voice_begins_with_a_short_clause(engine: SpeechEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    voice = voice_of(engine)
+    assert voice.facts is not None
+    said, say = list[str](), voice.say
+
+    def noted(clause: str, **how: Any) -> AsyncGenerator[AudioOutput, None]:
+        said.append(clause)
+        return say(clause, **how)
+
+    monkeypatch.setattr(voice, "say", noted)
+    for pace in (0.0, 0.5):
+        monkeypatch.setattr(voice, "facts", replace(voice.facts, pace=pace))
+        await read(engine, text("Yes, of course, my dear."))
+    assert said == ["Yes, of course, my dear.", "Yes,", "of course, my dear."]
+    assert "0.50 s of CPU time for a second of speech" in voice.describe()[0]
 
 
 async def test_what_it_says_about_itself(engine: SpeechEngine) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.engine_answers import Answer, reading
+from support.patience import PATIENCE_SEC
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput
@@ -43,7 +44,7 @@ class Decoder:
         self.calls.append(len(windows))
         self.windows += windows
         self.entered.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE_SEC)
         if self.error is not None:
             raise self.error
         return [

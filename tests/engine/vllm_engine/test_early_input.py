@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.engine_answers import Answer, Input
+from support.patience import PATIENCE_SEC
 from support.vllm_engine import request
 from support.word_prompts import WordTokenizer, form
 
@@ -213,7 +214,7 @@ class Run:
         running = asyncio.create_task(self.thinker.run(aiter_of(self._source), None, Answer()))
         # After the order of the case, every event in turn.
         order: Iterator[int] = chain(self.case.order, (turn for _ in repeat(None) for turn in range(4)))
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(PATIENCE_SEC):
             while not running.done():
                 self._go_on(next(order))
                 await asyncio.sleep(0)

@@ -64,7 +64,7 @@ def test_a_file_that_holds_no_prompts(tmp_path: Path, text: str | None, match: s
 
 
 async def run(*arguments: str) -> Ended:
-    return await run_command(sys.executable, "-m", "omni_ws", "readout-vectors", *arguments, seconds=200)
+    return await run_command(sys.executable, "-m", "omni_ws", "readout-vectors", *arguments)
 
 
 @pytest.mark.vllm

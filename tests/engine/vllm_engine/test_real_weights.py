@@ -40,7 +40,6 @@ from omni_ws.engine.vllm.readouts import Readouts, ReadoutVectors
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # the first run fetches the model
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

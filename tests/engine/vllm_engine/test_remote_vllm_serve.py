@@ -23,6 +23,7 @@ pytest.importorskip("httpx", reason="the remote engine's client is not installed
 from support.engine_answers import answer, asking, final, said, streamed, text
 from support.imported_already import become_command, forked
 from support.live_server import live_server
+from support.patience import PATIENCE_SEC
 from support.raw_http import call, post
 from support.vllm_engine import STARTS_WITHIN_SEC
 
@@ -151,7 +152,7 @@ async def engine(serve: VllmServe) -> AsyncIterator[RemoteEngine]:
 
 
 async def until_idle(serve: VllmServe) -> None:
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(PATIENCE_SEC):
         while await serve.running_requests():  # noqa: ASYNC110 - another process, which has no event for us
             await asyncio.sleep(0.05)
 
@@ -274,6 +275,6 @@ async def test_it_dies_in_the_middle_of_an_answer(serve: VllmServe, engine: Remo
     with pytest.raises(EngineFailed):
         async for _ in outputs:
             pass
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(PATIENCE_SEC):
         while engine.state is not EngineState.UNHEALTHY:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0.05)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import av
 import pytest
 from support.live_server import live_server
+from support.patience import PATIENCE_SEC
 
 from omni_ws.config import EngineName, load
 from omni_ws.engine_choice import create_engine
@@ -128,7 +129,7 @@ def grpc_port(server: Listening) -> int:
 def mic_client(address: str, *arguments: str) -> list[dict[str, Any]]:
     url = address.replace("http", "ws", 1) + "/v1/streaming_input"
     program = [sys.executable, "examples/mic_client.py", "--url", url, "--json", *arguments]
-    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
@@ -195,7 +196,7 @@ def curl_lines() -> list[str]:
 def shell(line: str, address: str, folder: Path) -> bytes:
     command = line.replace(README_ADDRESS, address).replace("-o ", f"-o {folder}/")
     ended = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, capture_output=True, timeout=500, check=False
+        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, capture_output=True, timeout=PATIENCE_SEC, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
@@ -281,7 +282,7 @@ def test_a_taken_port_is_known_before_a_model_is_looked_for(tmp_path: Path) -> N
         serve = [sys.executable, "-m", "omni_ws", "serve", "--engine", "vllm", "--model", str(tmp_path / "nowhere")]
         ended = subprocess.run(
             [*serve, "--port", "0", "--grpc-port", str(port)],
-            cwd=ROOT, capture_output=True, text=True, timeout=500, check=False,
+            cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False,
         )  # fmt: skip
     assert ended.returncode == 1
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("omni-ws")]
@@ -336,7 +337,7 @@ def test_ctrl_c_lets_the_answer_finish_and_ends_make(process: subprocess.Popen[s
             reasons += [choice.finish_reason for choice in chunk.choices]
     assert reasons[-1] == "length"
     # Make waits for the server, and then ends by the signal itself.
-    assert process.wait(300) in (0, -signal.SIGINT)
+    assert process.wait(PATIENCE_SEC) in (0, -signal.SIGINT)
     assert ended_cpu_seconds() - before < IDLE_STOP_CPU_SEC * 2
     for end in ends:
         assert select.select([end], [], [], 300)[0], "a process is left"

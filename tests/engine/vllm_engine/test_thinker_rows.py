@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.patience import PATIENCE_SEC
 from support.until import until
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality
@@ -425,7 +426,7 @@ async def _read_out(thinker: OmniThinker, channel: Any) -> None:
         parameters = SamplingParams(max_tokens=1, temperature=0, extra_args=asked)
         async for _ in thinker.model.llm.generate({"prompt_token_ids": [1, 2, 3, 4, 5]}, parameters, "read"):
             pass
-        await asyncio.wait_for(collector.arrival(4), 300)
+        await asyncio.wait_for(collector.arrival(4), PATIENCE_SEC)
         assert [len(collector.take(place)) for place in range(5)] == [1] * 5
 
 

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import Input
 from support.live_server import LiveServer, live_server
+from support.patience import PATIENCE_SEC
 from support.raw_http import post, raw_client
 from support.raw_http import request as http_request
 from support.until import until
@@ -48,7 +49,7 @@ async def test_a_request_of_a_process_that_hangs_can_be_left_and_the_next_one_is
             asking = asyncio.create_task(answer(engine, source))
             await until(lambda: unfinished(engine) == 1)
             asking.cancel()
-            async with asyncio.timeout(300):
+            async with asyncio.timeout(PATIENCE_SEC):
                 await asyncio.gather(asking, return_exceptions=True)
             assert (engine.active_requests, unfinished(engine)) == (0, 0)
     finally:
@@ -66,7 +67,7 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
     os.kill(core_process(engine), signal.SIGKILL)
     for failing in (task, waiting):
         with pytest.raises(EngineFailed) as failure:
-            await asyncio.wait_for(failing, 300)
+            await asyncio.wait_for(failing, PATIENCE_SEC)
         assert failure.value.fatal
     assert engine.state is EngineState.UNHEALTHY
     with pytest.raises(EngineFailed) as failure:
@@ -104,7 +105,7 @@ async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: Vll
         await until(lambda: unfinished(engine) == 1)
         await engine.stop()
         with pytest.raises(EngineFailed):
-            await asyncio.wait_for(answering, 300)
+            await asyncio.wait_for(answering, PATIENCE_SEC)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert engine.state is EngineState.STARTING

@@ -20,6 +20,7 @@ import pytest_asyncio
 from support.engine_answers import Input, final, said, streamed
 from support.live_server import live_server
 from support.native_client import native_client
+from support.patience import PATIENCE_SEC
 from support.raw_http import post
 from support.until import until
 from support.vllm_engine import (
@@ -315,7 +316,7 @@ async def test_without_its_voice_an_answer_goes_on_as_text_or_fails(engine: Vllm
     (failed,) = {output.error.message for output in outputs if isinstance(output, PartFailed)}
     assert failed == f"the {role} died"
     with pytest.raises(EngineFailed) as failure:
-        await asyncio.wait_for(speaking, 300)
+        await asyncio.wait_for(speaking, PATIENCE_SEC)
     assert failure.value.param == "tts"
     await until_voice(engine)
     assert len(sound_of(await outputs_of(engine, Input("Hello"))))
@@ -326,7 +327,7 @@ async def test_the_death_of_the_thinker_is_mended(engine: VllmEngine) -> None:
     await until(lambda: process_of(engine, "Talker").open_sessions == 1)
     os.kill(core_process(engine), signal.SIGKILL)
     with pytest.raises(EngineFailed, match="the Thinker died"):
-        await asyncio.wait_for(asking, 300)
+        await asyncio.wait_for(asking, PATIENCE_SEC)
     await until_state(engine, EngineState.OK)
     assert len(sound_of(await outputs_of(engine, Input("Hello"))))
 

@@ -13,7 +13,7 @@ from omni_ws.config import ServerConfig, VllmConfig
 from omni_ws.config.parts import AsrConfig, LlmConfig, TtsConfig
 from omni_ws.engine_choice import create_engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SMOLLM2_ARGS = {
     "enforce_eager": True,

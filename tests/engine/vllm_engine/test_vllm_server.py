@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 from support.live_server import LiveServer, live_server
+from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 from support.vllm_engine import plain_answer, until_idle
@@ -46,7 +47,7 @@ def vllm(server: LiveServer) -> VllmEngine:
 
 async def until_final(socket: ClientConnection) -> tuple[str, dict[str, Any]]:
     text = ""
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(PATIENCE_SEC):
         async for message in socket:
             frame = json.loads(message)
             if frame["type"] == "output_chunk":
@@ -145,7 +146,7 @@ async def test_a_picture_for_a_model_that_does_not_see_is_refused(server: LiveSe
     async with connect(server.websocket_url) as socket:
         await socket.recv()
         await socket.send(encode_input(InputChunk(Modality.IMAGE, b"a picture", 0, end_of_input=True)))
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(PATIENCE_SEC):
             frame = json.loads(await socket.recv())
     assert (frame["type"], frame["error"]["code"]) == ("error", "unsupported_modality")
     drawn = io.BytesIO()
@@ -166,7 +167,7 @@ async def test_a_client_that_goes_frees_its_place(server: LiveServer) -> None:
     socket = await connect(server.websocket_url)
     await socket.recv()
     await socket.send(json.dumps({"type": "input_chunk", "sequence_id": 0, "text": "Hello", "end_of_input": True}))
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(PATIENCE_SEC):
         while json.loads(await socket.recv())["type"] != "output_chunk":
             pass
     socket.transport.abort()

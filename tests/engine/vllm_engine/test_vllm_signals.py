@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import forked_vllm_command
+from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 from support.until import until
@@ -94,6 +95,6 @@ async def test_a_server_that_is_killed_takes_its_models_along(tmp_path: Path) ->
         process.kill()
         await asyncio.to_thread(process.join)
         await asyncio.gather(answer, return_exceptions=True)
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(PATIENCE_SEC):
             while any(Path(f"/proc/{child}").exists() for child in left):  # noqa: ASYNC110, ASYNC240 - not ours
                 await asyncio.sleep(0.05)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.engine_answers import Answer, Input, final, said, streamed
+from support.patience import PATIENCE_SEC
 from support.vllm_engine import GREEDY, answer, request, speaking, until_state
 
 from omni_ws.audio.pcm import Samples
@@ -134,7 +135,7 @@ async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
 async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -> None:
     source = Input("This is all.", open_end=True)
     heard = 0
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(PATIENCE_SEC):
         async for output in streamed(engine, request(source, task=Task.SPEECH, modalities=AUDIO)):
             heard += isinstance(output, AudioOutput)
             source.close()

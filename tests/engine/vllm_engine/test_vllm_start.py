@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.commands import forked_vllm_command, run_command
+from support.patience import PATIENCE_SEC
 from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
@@ -72,7 +73,7 @@ async def test_what_is_made_for_a_start_that_is_cancelled_is_discarded(passes: i
     await asyncio.sleep(0)
     for thread in threading.enumerate():
         if thread.name == "start of a test":
-            thread.join(300)  # which keeps the loop from its next pass
+            thread.join(PATIENCE_SEC)  # which keeps the loop from its next pass
     assert made.is_set()
     for _ in range(passes):
         await asyncio.sleep(0)
@@ -163,12 +164,12 @@ class TestWithVllm:
         assert "omni-ws serve: error: LLM (vllm): the Thinker failed to start" in errors
         assert "listens on" not in errors
         assert process.pid is not None
-        await until(partial(is_gone, process.pid), seconds=300)
+        await until(partial(is_gone, process.pid))
 
     async def test_the_command_ends_with_status_2_where_a_setting_is_wrong(self, tmp_path: Path) -> None:
         settings = ["--model", str(tmp_path / "nowhere"), "--vllm.chat-template", str(tmp_path / "absent")]
         command = [sys.executable, "-m", "omni_ws", "serve", "--engine", "vllm", "--port", "0", "--grpc-port", "0"]
-        ended = await run_command(*command, *settings, seconds=STARTS_WITHIN_SEC)
+        ended = await run_command(*command, *settings)
         assert ended.status == 2
         assert "vllm.chat_template" in ended.errors
         assert "Traceback" not in ended.errors

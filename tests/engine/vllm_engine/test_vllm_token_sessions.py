@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from salience_client import SalienceClient
+from support.patience import PATIENCE_SEC
 from support.readouts import LAYERS, random_vectors
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_reference import ALL, Reference, close, png, readouts
@@ -391,7 +392,7 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(
     await reached.wait()
     call.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await asyncio.wait_for(left_it.wait(), 300)
+    await asyncio.wait_for(left_it.wait(), PATIENCE_SEC)
     await seeing.idle()
     monkeypatch.setattr(engine.tokens._model, "generate", generate)
     assert await seeing.dump(other) == []

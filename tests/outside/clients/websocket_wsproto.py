@@ -32,7 +32,7 @@ class Client:
     """One connection, opened."""
 
     def __init__(self, **options: object) -> None:
-        self.socket = socket.create_connection((HOST, PORT), timeout=20)
+        self.socket = socket.create_connection((HOST, PORT), timeout=500)
         self.connection = WSConnection(ConnectionType.CLIENT)
         self.socket.sendall(self.connection.send(Request(host=f"{HOST}:{PORT}", target=PATH, **options)))
         self.waiting = []

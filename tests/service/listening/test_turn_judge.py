@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.patience import PATIENCE_SEC
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.metrics import Metrics
@@ -25,7 +26,7 @@ class Model:
 
     def finished(self, turn: Samples) -> float:
         self.threads.add(threading.get_ident())
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(PATIENCE_SEC)
         answer = self._answers.pop(0) if self._answers else 1.0
         if isinstance(answer, Exception):
             raise answer
@@ -42,7 +43,7 @@ def test_the_probability_is_told_and_counted(probability: float, counts: str) ->
     metrics, model = Metrics(), Model(probability)
     model.may_answer.set()
     judge = TurnJudge(model, metrics)
-    assert judge.ask(TURN).result(10) == probability
+    assert judge.ask(TURN).result(PATIENCE_SEC) == probability
     judge.close()
     assert counted(metrics, counts) == 1
 
@@ -51,7 +52,7 @@ def test_it_has_one_thread_of_its_own() -> None:
     model = Model()
     model.may_answer.set()
     judge = TurnJudge(model)
-    assert all(question.result(10) for question in [judge.ask(TURN) for _ in range(MAX_WAITING)])
+    assert all(question.result(PATIENCE_SEC) for question in [judge.ask(TURN) for _ in range(MAX_WAITING)])
     assert len(model.threads) == 1
     assert threading.get_ident() not in model.threads
     judge.close()
@@ -69,7 +70,7 @@ def test_who_asks_too_much_is_answered_at_once() -> None:
     assert questions.pop().cancel()
     questions.append(judge.ask(TURN))
     model.may_answer.set()
-    assert all(question.result(10) for question in questions)
+    assert all(question.result(PATIENCE_SEC) for question in questions)
     assert (counted(metrics, "skipped"), counted(metrics, "finished")) == (1, MAX_WAITING)
     judge.close()
 
@@ -78,10 +79,10 @@ def test_a_failure_ends_no_turn_and_does_not_last(caplog: pytest.LogCaptureFixtu
     metrics, model = Metrics(), Model(RuntimeError("broken"), 0.1)
     model.may_answer.set()
     judge = TurnJudge(model, metrics)
-    assert judge.ask(TURN).result(10) == 0
+    assert judge.ask(TURN).result(PATIENCE_SEC) == 0
     assert "ends by silence" in caplog.text
-    assert judge.ask(TURN).result(10) == 0.1
-    assert judge.ask(TURN).result(10)
+    assert judge.ask(TURN).result(PATIENCE_SEC) == 0.1
+    assert judge.ask(TURN).result(PATIENCE_SEC)
     judge.close()
     assert [counted(metrics, answer) for answer in ("failed", "unfinished", "finished")] == [1, 1, 1]
 
@@ -93,6 +94,6 @@ def test_a_closed_judge_ends_no_turn() -> None:
     model.may_answer.set()
     judge.close()
     judge.close()
-    assert running.result(10)
-    assert waiting.cancelled() or waiting.result(10)
-    assert not judge.ask(TURN).result(10)
+    assert running.result(PATIENCE_SEC)
+    assert waiting.cancelled() or waiting.result(PATIENCE_SEC)
+    assert not judge.ask(TURN).result(PATIENCE_SEC)

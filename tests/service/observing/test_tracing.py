@@ -12,6 +12,7 @@ import pytest
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import mode_b, text
 from support.native_client import native_client
+from support.patience import PATIENCE_SEC
 from support.raw_http import post
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed (the extra otel)")
@@ -173,4 +174,4 @@ def test_a_server_without_tracing_never_imports_it() -> None:
         "    async with tracing(ServerConfig()) as spans: assert spans is None\n"
         "asyncio.run(run()); assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SEC)

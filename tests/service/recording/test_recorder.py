@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.patience import PATIENCE_SEC
 from support.recordings import lines, recordings
 
 from omni_ws.service.recording.recorder import (
@@ -36,7 +37,7 @@ class StuckFolder(RecordingFolder):
 
     def create(self, name: str, data: bytes) -> None:
         self.is_asked.set()
-        assert self.answers.wait(10)
+        assert self.answers.wait(PATIENCE_SEC)
         super().create(name, data)
 
 
@@ -159,7 +160,7 @@ def test_a_disk_that_is_too_slow_cuts_the_recording_and_nothing_else(tmp_path: P
     with recorder(tmp_path / "r", folder=folder, capacity=20_000) as one:
         recording = one.begin("websocket", key=None, name="sess_1")
         assert recording is not None
-        assert folder.is_asked.wait(10)
+        assert folder.is_asked.wait(PATIENCE_SEC)
         connection = recording.connection()
         for _ in range(100):  # none of which waits
             connection.sent(MESSAGE, is_text=True)
@@ -181,7 +182,7 @@ def test_a_full_disk_cuts_the_recording_after_a_whole_line(tmp_path: Path) -> No
         connection = recording.connection()
         for _ in range(3 * BUFFER_BYTES // len(MESSAGE)):
             connection.sent(MESSAGE, is_text=True)
-        assert folder.has_failed.wait(10)
+        assert folder.has_failed.wait(PATIENCE_SEC)
         folder.is_full = False
         connection.closed("client")
         recording.finish()

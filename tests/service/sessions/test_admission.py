@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
+from support.patience import PATIENCE_SEC
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import EngineOverloaded, RateLimited, ShuttingDown
@@ -57,7 +58,7 @@ async def test_waiting_for_the_last_session() -> None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 100)
+    await asyncio.wait_for(waiting, PATIENCE_SEC)
 
 
 # shares

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.patience import PATIENCE_SEC
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_engine import CONCEPTS, END, EOS, LAYERS, PAD, START, TokenEngine, logprob, next_token, readout
 from support.until import until
@@ -621,7 +622,7 @@ def test_the_stubs_are_those_of_the_definition(tmp_path: Path) -> None:
     # In a process of its own: the compiler shares unique symbols of its protobuf (ShutdownData) with the library of the
     # voice detector, which is built with another one and would abort when it is loaded later.
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={compiled}"]
-    subprocess.run([*command, str(folder / "salience.proto")], check=True, timeout=600)
+    subprocess.run([*command, str(folder / "salience.proto")], check=True, timeout=PATIENCE_SEC)
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
     assert definition(file.SerializeToString()) == definition(messages.DESCRIPTOR.serialized_pb)
 

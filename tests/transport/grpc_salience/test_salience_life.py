@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.http_server import tls_contexts
+from support.patience import PATIENCE_SEC
 from support.raw_http2 import raw_http2
 from support.salience_server import SalienceServer, refused, salience_server
 from support.tcp_relay import Cut, Direction, tcp_relay
@@ -172,7 +173,7 @@ async def test_closing_a_session_whose_client_does_not_read() -> None:
         await anext(call)
         await engine.stuck.wait()
         await server.close(session)
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             *_, last = [event async for event in call]
             assert last.done.finish_reason == messages.GenerateDone.FINISH_REASON_CANCELLED
             await server.idle()
@@ -212,7 +213,7 @@ async def test_a_drain_waits_for_running_calls_and_refuses_new_ones() -> None:
             engine.gate.set()
             assert [event.WhichOneof("event") async for event in call] == ["token", "token", "done"]
             # Sessions that nobody can name any more hold up nothing.
-            async with asyncio.timeout(300):
+            async with asyncio.timeout(PATIENCE_SEC):
                 await asyncio.gather(*draining)
     assert engine.active_requests == 0
 
@@ -237,7 +238,7 @@ async def test_a_drain_does_not_wait_for_health_watchers_that_do_not_read() -> N
     async with salience_server(TokenEngine()) as server, raw_http2(server.port, window=0) as client:
         client.begin(1, "/grpc.health.v1.Health/Watch", message_bytes=0, end=True)
         await client.until(lambda: client.headers[1])
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await server.listener.drain(20)
 
 
@@ -286,7 +287,7 @@ async def test_calls_are_refused_until_the_engine_has_started() -> None:
 async def test_the_server_ends_while_the_engine_starts() -> None:
     async with serve_tokens(create_app(TokenEngine(), ServerConfig(grpc=GrpcConfig(port=0)))) as listener:
         assert listener is not None
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(PATIENCE_SEC):
             await listener.drain(3600)
 
 

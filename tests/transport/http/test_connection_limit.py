@@ -11,6 +11,7 @@ import pytest
 from support.http_server import RoutedApplication, serving, tls_contexts
 from support.live_server import live_server
 from support.native_client import native_client
+from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, raw_client, request
 from support.until import until
 
@@ -43,7 +44,7 @@ async def test_at_the_limit_and_one_past_it() -> None:
                 assert (response.headers["retry-after"], response.headers["connection"]) == ("1", "close")
                 assert await three.rest() == b""
             assert [await get(one), await get(two)] == [200, 200]
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             while len(door.connections):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
         async with raw_client(door.port) as again:
@@ -85,7 +86,8 @@ async def test_a_connection_counts_from_the_moment_it_is_accepted_whatever_becom
     tmp_path: Path, sent: bytes
 ) -> None:
     server_side, client_side = tls_contexts(tmp_path)
-    async with serving(APPLICATION, max_connections=1, ssl=server_side) as door:
+    limits = HttpLimits(header_timeout_sec=PATIENCE_SEC)  # which a handshake has, too: the first waits for the last one
+    async with serving(APPLICATION, max_connections=1, ssl=server_side, limits=limits) as door:
         async with contextlib.AsyncExitStack() as flood:
             for _ in range(MAX_TURNED_AWAY + 10):
                 silent = await flood.enter_async_context(raw_client(door.port))

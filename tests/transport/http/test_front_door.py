@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.http_server import RoutedApplication, serving, tls_contexts
 from support.open_files import no_more_files
+from support.patience import PATIENCE_SEC
 from support.raw_http import chunked, raw_client, request, websocket_upgrade
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
@@ -310,7 +311,7 @@ async def test_tls_peer_that_goes_ends_its_handler(tmp_path: Path, caplog: pytes
         async with raw_client(door.port, tls=client_side) as client:
             await client.send(request("GET", "/"))
             await started.wait()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await gone.wait()
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
@@ -341,6 +342,6 @@ async def test_a_connection_for_another_process_is_given_away_or_closed(full: bo
             await client.send(b"POST /parts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab")
             with contextlib.suppress(ConnectionResetError):
                 assert await client.reader.read() == b""
-        assert await door.connections.wait_idle(10)
+        assert await door.connections.wait_idle(PATIENCE_SEC)
     expected = (7, b"POST /parts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab")
     assert neighbour.given == ([] if full else [expected])

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
+from support.patience import PATIENCE_SEC
 
 from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
 
@@ -30,7 +31,7 @@ async def unread() -> AsyncIterator[tuple[asyncio.Transport, socket.socket]]:
 
 
 async def found_out(transport: asyncio.Transport, what: HangUp) -> None:
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         while hang_up(transport) is not what:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
 

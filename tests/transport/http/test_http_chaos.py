@@ -11,6 +11,7 @@ import orjson
 import pytest
 from support.live_server import LiveServer, live_server
 from support.part_engines import ToneEngine
+from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, chunked, raw_client, request
 
 from omni_ws.engine.base import Engine
@@ -75,7 +76,7 @@ async def misbehave(server: LiveServer, dice: random.Random) -> None:
                 # The server responds or reports what is missing, and closes the connection.
                 with contextlib.suppress(OSError):  # the server may have closed already
                     client.finish_sending()
-                async with asyncio.timeout(100):
+                async with asyncio.timeout(PATIENCE_SEC):
                     await client.rest()
             case 2:
                 with contextlib.suppress(TimeoutError):

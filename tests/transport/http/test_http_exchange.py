@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 from support.http_server import RoutedApplication, serving
+from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, chunked, raw_client, request
 
 from omni_ws.core.quota import ByteBudget, Share
@@ -64,14 +65,14 @@ def only(handler: object) -> RoutedApplication:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until ``condition`` holds."""
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
 async def until_lost(client: RawClient) -> None:
     """Wait until the server has ended the connection, by a close or by a reset."""
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(PATIENCE_SEC):
         await client.rest()
 
 
@@ -704,9 +705,9 @@ async def test_handler_is_cancelled_when_the_peer_goes(how: str) -> None:
             await started.wait()
             if how == "reset":
                 client.reset()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await gone.wait()
-            assert await door.connections.wait_idle(10)
+            assert await door.connections.wait_idle(PATIENCE_SEC)
 
 
 async def test_pipelining_does_not_hide_that_the_peer_went() -> None:
@@ -719,7 +720,7 @@ async def test_pipelining_does_not_hide_that_the_peer_went() -> None:
         await client.send(request("GET", "/") * 3)
         await started.wait()
         client.reset()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await gone.wait()
 
 
@@ -739,9 +740,9 @@ async def test_writer_to_a_dead_peer_is_stopped() -> None:
             await client.send(request("GET", "/"))
             await client.head()
             client.reset()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await ended.wait()
-            assert await door.connections.wait_idle(10)
+            assert await door.connections.wait_idle(PATIENCE_SEC)
 
 
 async def test_writing_raises_once_the_transport_closes() -> None:
@@ -763,7 +764,7 @@ async def test_writing_raises_once_the_transport_closes() -> None:
         await client.send(request("GET", "/"))
         await client.head()
         client.reset()
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             assert await outcome is PeerGone
 
 
@@ -813,7 +814,7 @@ async def test_slow_reader_holds_the_writer_back() -> None:
             await asyncio.sleep(0.05)
         assert written < 30_000_000
         peer.close()
-        assert await door.connections.wait_idle(10)
+        assert await door.connections.wait_idle(PATIENCE_SEC)
 
 
 # Draining
@@ -827,7 +828,7 @@ async def test_draining_ends_idle_connections_at_once() -> None:
         door.connections.close_idle()
         assert await used.rest() == b""
         assert await unused.rest() == b""
-        assert await door.connections.wait_idle(10)
+        assert await door.connections.wait_idle(PATIENCE_SEC)
 
 
 async def test_draining_lets_busy_connections_respond_and_close() -> None:
@@ -855,7 +856,7 @@ async def test_draining_lets_busy_connections_respond_and_close() -> None:
         assert (response.body, response.headers["connection"]) == (b"done", "close")
         assert await client.rest() == b""
         assert await streamed.rest() == b"0\r\n\r\n"  # its head was sent before the drain began
-        assert await door.connections.wait_idle(10)
+        assert await door.connections.wait_idle(PATIENCE_SEC)
 
 
 async def test_drain_then_close_leaves_nothing_to_wait_for() -> None:
@@ -871,7 +872,7 @@ async def test_drain_then_close_leaves_nothing_to_wait_for() -> None:
         door.connections.close_idle()
         assert not await door.connections.wait_idle(0.01)
         door.connections.abort_all()
-        assert await door.connections.wait_idle(10)
+        assert await door.connections.wait_idle(PATIENCE_SEC)
         assert gone.is_set()
         await door.server.wait_closed()
         await until_lost(client)
@@ -883,7 +884,7 @@ async def test_request_cancelled_before_it_ran_is_forgotten() -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         peer.sendall(request("GET", "/"))
         peer.close()
-        assert await door.connections.wait_idle(10)
+        assert await door.connections.wait_idle(PATIENCE_SEC)
 
 
 async def test_handler_cancelled_from_within_drops_its_connection(caplog: pytest.LogCaptureFixture) -> None:
@@ -894,4 +895,4 @@ async def test_handler_cancelled_from_within_drops_its_connection(caplog: pytest
     async with serving(only(cancelled)) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/"))
         assert await client.rest() == b""
-        assert await door.connections.wait_idle(10)
+        assert await door.connections.wait_idle(PATIENCE_SEC)

@@ -12,6 +12,7 @@ from support.live_server import live_server
 from support.mode_b_client import EVENTS, SESSIONS, arriving, create, mode_b, text
 from support.native_client import native_client, raw_websocket
 from support.part_engines import ToneEngine
+from support.patience import PATIENCE_SEC
 from support.raw_http import call, raw_client, request
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -57,7 +58,7 @@ async def test_a_stream_that_is_cut_while_it_is_made() -> None:
                 else:
                     await session.finish()
                 assert (await client.head())[1] == 200
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_SEC):
                     async for event in arriving(client):
                         seen.append(event)
                         break

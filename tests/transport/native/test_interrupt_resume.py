@@ -461,7 +461,14 @@ async def held(
     *, recognised: asyncio.Event | None = None, heard: Sequence[Any] = (), **fields: Any
 ) -> AsyncIterator[tuple[LiveServer, NativeClient, str, HearingEngine]]:
     """An answer is held, and the speech, without an end, or recognised when that is set, has no words yet."""
-    engine = hearing(heard=[*([recognised.wait] if recognised else []), *heard])
+    begun = asyncio.Event()
+
+    async def recognition() -> None:
+        begun.set()
+        if recognised is not None:
+            await recognised.wait()
+
+    engine = hearing(heard=[recognition, *heard])
     async with conversation(engine, **fields) as (server, client):
         request_id = await played(client)
         await stream(client, COUGH)
@@ -469,7 +476,7 @@ async def held(
         if recognised is not None:
             await stream(client, PAUSE)
             await client.until("speech_stopped")
-            await server.until(lambda: engine.active_requests == 2, "recognition")
+            await begun.wait()
         yield server, client, request_id, engine
 
 

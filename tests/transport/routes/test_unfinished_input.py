@@ -10,6 +10,7 @@ import pytest
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import SESSIONS, mode_b
 from support.native_client import frame_bytes, native_client, raw_websocket
+from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, chunked, raw_client, request
 from websockets.frames import Opcode
 
@@ -192,7 +193,7 @@ async def test_what_others_hold_is_no_room() -> None:
         await peer.send(frame_bytes(Opcode.BINARY, audio(2 * LIMIT))[: LIMIT // 2])
         await held(server, LIMIT // 2)
         head, beginning = BODIES["JSON"]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SEC):
             await client.send(head, beginning + bytes(LIMIT // 2))
             assert (await client.response()).status == 503
         assert server.held_bytes == LIMIT // 2

@@ -18,6 +18,7 @@ import grpc
 import pytest
 from support.live_server import live_server
 from support.mode_b_client import EVENTS, create, text
+from support.patience import PATIENCE_SEC
 from support.raw_http import chunked, raw_client, request, websocket_upgrade
 
 from omni_ws.engine.base import TextOutput
@@ -64,7 +65,7 @@ class Process:
         """Its next line with these words."""
         said = ""
         assert self.process.stderr is not None
-        while words not in (line := (await asyncio.wait_for(self.process.stderr.readline(), 100)).decode()):
+        while words not in (line := (await asyncio.wait_for(self.process.stderr.readline(), PATIENCE_SEC)).decode()):
             assert line, said
             said += line
         return line
@@ -81,7 +82,7 @@ class Process:
     async def ends_by(self, number: signal.Signals) -> bool:
         """Whether this signal ends it, with the exit status 0. (benchmarks/gate.py says how soon.)"""
         self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), 100) == 0
+        return await asyncio.wait_for(self.process.wait(), PATIENCE_SEC) == 0
 
     async def drains(self) -> None:
         """Waits until it says so; a connection that is there without a request when it begins to is only closed."""
@@ -272,7 +273,7 @@ async def test_the_limit_of_open_files_is_raised_and_one_that_is_too_low_is_told
         said = ""
         assert server.stderr is not None
         while "listens on" not in said:
-            said += (await asyncio.wait_for(server.stderr.readline(), 100)).decode()
+            said += (await asyncio.wait_for(server.stderr.readline(), PATIENCE_SEC)).decode()
         limits = await asyncio.to_thread(Path(f"/proc/{server.pid}/limits").read_text)
         assert re.search(r"Max open files +512 +512 ", limits), limits
         assert ("limits.max_connections is 385, but this process can open only 512 files" in said) == warned, said

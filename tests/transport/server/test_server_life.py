@@ -19,6 +19,7 @@ import pytest
 from support.http_server import tls_contexts
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client, raw_websocket, text
+from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client, request
 from websockets.asyncio.client import connect
 
@@ -273,7 +274,7 @@ async def test_port_answers_while_the_engine_starts(monkeypatch: pytest.MonkeyPa
         while (await health(port))[0] != 200:
             pass
         kill()
-        assert await asyncio.wait_for(task, 100) == 0
+        assert await asyncio.wait_for(task, PATIENCE_SEC) == 0
         assert engine.stopped == 1
 
 
@@ -282,7 +283,7 @@ async def test_stopped_while_the_engine_starts(monkeypatch: pytest.MonkeyPatch, 
     engine = HeldUp()
     async with serving(engine, monkeypatch) as (task, _):
         kill(number)
-        assert await asyncio.wait_for(task, 100) == 0
+        assert await asyncio.wait_for(task, PATIENCE_SEC) == 0
         assert engine.stopped == 1
 
 
@@ -314,7 +315,7 @@ async def test_sighup_drains_and_is_no_first_signal(monkeypatch: pytest.MonkeyPa
             answer = await client.answer()
             assert (answer.text, answer.reason) == (" there", "stop")
             assert await client.closed() == 1012
-        assert await asyncio.wait_for(task, 100) == 0
+        assert await asyncio.wait_for(task, PATIENCE_SEC) == 0
         assert engine.stopped == 1
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
@@ -330,7 +331,7 @@ async def test_a_sighup_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch
         while (await health(port))[0] != 200:
             pass
         kill()
-        assert await asyncio.wait_for(task, 100) == 0
+        assert await asyncio.wait_for(task, PATIENCE_SEC) == 0
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
@@ -340,7 +341,7 @@ async def test_engine_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> No
     async with serving(engine, monkeypatch) as (task, port):
         engine.may_start.set()
         with pytest.raises(EngineFailed, match="no model"):
-            await asyncio.wait_for(task, 100)
+            await asyncio.wait_for(task, PATIENCE_SEC)
         assert engine.stopped == 1
         with pytest.raises(ConnectionRefusedError):
             await health(port)
@@ -383,7 +384,7 @@ class Process:
     async def started(self) -> None:
         assert self.process.stderr is not None
         while not self.address:
-            line = (await asyncio.wait_for(self.process.stderr.readline(), 100)).decode()
+            line = (await asyncio.wait_for(self.process.stderr.readline(), PATIENCE_SEC)).decode()
             assert line, "".join(self.lines)
             self.lines.append(line)
             if (found := re.search(r"listens on https?://(\S+)", line)) is not None:
@@ -392,9 +393,9 @@ class Process:
     async def ended(self) -> int:
         """Its exit status; everything that it said is in ``lines``."""
         assert self.process.stderr is not None
-        rest = await asyncio.wait_for(self.process.stderr.read(), 100)
+        rest = await asyncio.wait_for(self.process.stderr.read(), PATIENCE_SEC)
         self.lines.append(rest.decode())
-        return await asyncio.wait_for(self.process.wait(), 100)
+        return await asyncio.wait_for(self.process.wait(), PATIENCE_SEC)
 
     def said_last(self, *, before: str) -> str:
         """The last line in front of one with these words."""

@@ -14,7 +14,7 @@ import pytest
 from aiortc.rtcsctptransport import SCTP_DATA_FIRST_FRAG, SCTP_DATA_UNORDERED, DataChunk, tsn_plus_one
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.native_client import PATIENCE_SEC
+from support.patience import PATIENCE_SEC
 from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
 from support.until import until
 from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
@@ -183,7 +183,7 @@ async def test_channels_with_other_labels_are_closed() -> None:
         closed = asyncio.Event()
         other = caller.peer.createDataChannel("other")
         other.on("close", closed.set)
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(PATIENCE_SEC):
             await closed.wait()
         caller.send("input_audio_buffer.clear")
         await caller.until("input_audio_buffer.cleared")
@@ -242,7 +242,7 @@ async def test_random_disconnects_leave_nothing(monkeypatch: pytest.MonkeyPatch)
             await asyncio.gather(*(_disconnect(server, moment) for moment in early))
             limit_setup(600.0)  # on a busy machine
             await asyncio.gather(*(_disconnect(server, moment) for moment in late))
-        await until(lambda: not calls._calls, seconds=60)
+        await until(lambda: not calls._calls)
         await server.check_empty()
 
         def left() -> tuple[int, int, int]:

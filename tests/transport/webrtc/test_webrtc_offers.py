@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from support.live_server import LiveServer, live_server
-from support.native_client import PATIENCE_SEC
+from support.patience import PATIENCE_SEC
 from support.webrtc_client import WebrtcCaller, post_offer, webrtc_call
 
 from omni_ws.config.keys import ApiKey, digest

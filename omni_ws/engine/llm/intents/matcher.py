@@ -9,15 +9,18 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from omni_ws.engine.llm.intents import clock, letters, sums, told
+from omni_ws.engine.llm.intents import clock, facts, letters, sums, told
 from omni_ws.engine.llm.plain_words import Asked, Slots, expanded, inserted, read
 
 #: A sentence, several of them, or None where the intent does not fit after all.
 Reply: TypeAlias = Callable[[Asked, Slots], str | Iterator[str] | None]
 
 #: Their order counts: where two intents fit a request equally well, the first one is meant.
-_FILES: Final = ("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "limits")
-_MODULES: Final = {"clock": clock, "letters": letters, "sums": sums, "told": told}
+_FILES: Final = (
+    *("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "facts"),
+    *("encyclopedia", "limits"),
+)
+_MODULES: Final = {"clock": clock, "facts": facts, "letters": letters, "sums": sums, "told": told}
 #: Names in the wordings → what makes their values: a part of a sentence, or None where it is not known.
 _VALUES: Final = clock.VALUES | told.VALUES
 _PATTERNS: Final = ("phrases", "keys", "slots", "written")

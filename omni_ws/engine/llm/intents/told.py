@@ -118,7 +118,7 @@ def is_question(text: str) -> bool:
 
 
 def kind_of(text: str) -> str:
-    """What it is that no rule fits: the name of wordings in ``UNKNOWN``."""
+    """Return the kind of a text that no rule fits, which is a key of ``UNKNOWN``, such as "question" or "foreign"."""
     letters = [letter for letter in text[:200] if letter.isalpha()]
     if not any(map(str.isalnum, text)):
         return "wordless"

@@ -1,0 +1,75 @@
+"""``python -m benchmarks.minds [URL] [--llm MIND]``: asks a mind all sentences, and prints what it answers.
+
+Each sentence is a conversation of its own. It asks the server at the URL, or starts one with ``--llm``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from benchmarks.server_process import free_port, running
+
+_ROLES = ("user", "assistant")
+SENTENCES = Path(__file__).with_name("sentences.toml")
+
+
+def ask(url: str) -> None:
+    """Ask the server whose OpenAI routes begin at ``url``."""
+    for kind, asked in tomllib.loads(SENTENCES.read_text("utf-8")).items():
+        print(f"\n{kind}: {len(asked)}")
+        for number, row in enumerate(asked, 1):
+            before = ((role, text) for pair in row.get("before", ()) for role, text in zip(_ROLES, pair, strict=True))
+            said = [*before, ("user", row["say"])]
+            began = time.perf_counter()
+            answer = _answer(url, [{"role": role, "content": text} for role, text in said])
+            print(f"{number:>3} {' / '.join(text for _, text in said)}\n    wanted: {row['wants']}")
+            print(f"    answer: {answer} ({time.perf_counter() - began:.2f} s)")
+
+
+def _answer(url: str, messages: list[dict[str, str]]) -> str:
+    body = json.dumps({"model": _model(url), "messages": messages, "modalities": ["text"]}).encode()
+    headers = {"Content-Type": "application/json"}
+    with urlopen(Request(f"{url}/chat/completions", body, headers)) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def _wait_until_ready(health: str) -> None:
+    while True:
+        with suppress(HTTPError):
+            urlopen(health).close()
+            return
+        time.sleep(0.1)
+
+
+@cache
+def _model(url: str) -> str:
+    with urlopen(f"{url}/models") as response:
+        return str(json.load(response)["data"][0]["id"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.minds", description=__doc__)
+    parser.add_argument("url", nargs="?", help="a server that runs, such as http://127.0.0.1:8080/v1")
+    parser.add_argument("--llm", default="rules", help="the mind of the server that is started [rules]")
+    options = parser.parse_args(arguments)
+    if options.url is not None:
+        ask(options.url)
+        return
+    port = free_port()
+    parts = ("--llm", options.llm, "--asr", "none", "--tts", "none", "--log-level", "warning")
+    with running("omni_ws", "serve", *parts, port=port):
+        _wait_until_ready(f"http://127.0.0.1:{port}/health")
+        ask(f"http://127.0.0.1:{port}/v1")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What is known by heart: what the encyclopedia says of things and people, and facts about countries."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, Final
+
+from omni_ws.engine.llm.encyclopedia import Article
+from omni_ws.engine.llm.plain_words import Asked, Slots, plain_words, read
+
+_TITLED: Final = re.compile(r"^(?:the )?(?P<kind>[a-z]+) (?P<name>.+)$")
+_BY: Final = re.compile(r"\bby (?P<maker>[A-Z].*?)(?:,|$| in \d| around \d| on )")
+#: What was done → what an article's description calls such a work.
+_WORKS: Final = {
+    verb: re.compile(rf"\b(?:{works})\b", re.I)
+    for verb, works in (
+        ("wrote", "novels?|novella|book|play|tragedy|comedy|poem|epic|story|tale|treatise|work|essay|memoir"),
+        ("painted", "paintings?|fresco|mural|portrait"),
+        ("composed", "opera|symphony|ballet|concertos?|composition|song|sonatas?|oratorio|suite"),
+        ("directed", "film"),
+        ("made", "sculpture|statue|painting|film"),
+        ("sang", "song|single|album"),
+    )
+}
+_DID: Final = {
+    "written": "wrote",
+    "author": "wrote",
+    "painter": "painted",
+    "composer": "composed",
+    "director": "directed",
+    "sculpted": "made",
+    "sculptor": "made",
+    "singer": "sang",
+}
+_PLACE: Final = re.compile(
+    r"\b(?:city|cities|country|capital|river|mountains?|islands?|lake|ocean|sea|desert|region|state|continent|peninsula|town|"
+    r"province|volcano|strait|bay|gulf|tower|building|temple|palace|church|bridge|canal|waterfall|archipelago|site|wall|"
+    r"museum|monument|mausoleum)\b",
+    re.I,
+)
+
+
+_PRONOUNS: Final = ("he", "she", "it", "him", "her", "that", "they")
+
+
+def _article(asked: Asked, name: str, *, person: bool = False) -> Article | None:
+    """The article of that name; where it is a pronoun, the one that the last answer is of."""
+    if asked.encyclopedia is None:
+        return None
+    if name in _PRONOUNS:
+        articles, last = asked.encyclopedia.articles, asked.talk.last_answer
+        return next((article for article in articles if article.sentence == last), None)
+    return asked.encyclopedia.find(name, person=person)
+
+
+def defined(asked: Asked, slots: Slots) -> str | None:
+    """The first sentence about a thing, or about somebody."""
+    name, article = slots["name"], slots.get("article", "")
+    if name in _PRONOUNS:
+        return None
+    found = _article(asked, name, person="who" in slots and not article)
+    if found is None:  # "the planet Mars", if its description says that it is one
+        kind = _TITLED.match(name)
+        found = None if kind is None else _article(asked, kind["name"], person=True)
+        if kind is None or found is None or re.search(rf"\b{kind['kind']}\b", found.about, re.I) is None:
+            return None
+    elif article == "the" and " " not in name and not found.named.lower().startswith("the "):
+        return None  # "what is the news" does not ask what news is
+    elif article[:1] == "a" and found.is_person:
+        return None  # "a prince" is nobody called Prince
+    return found.sentence
+
+
+def when(asked: Asked, slots: Slots) -> str | None:
+    """The year in which somebody was born or died, or in which something was."""
+    found, what = _article(asked, slots["name"], person=True), slots["what"]
+    if found is None or not found.years or found.is_person != (what in ("born", "die")):
+        return None
+    named, begin, end = found.named[:1].upper() + found.named[1:], found.years[0], found.years[-1]
+    if found.is_person:
+        is_known = what == "born" or begin != end
+        return (
+            f"{named} {'was born' if what == 'born' else 'died'} in {begin if what == 'born' else end}."
+            if is_known
+            else None
+        )
+    if begin == end:
+        return f"That was in {begin}."
+    return {
+        "end": f"{named} ended in {end}.",
+        "over": f"{named} was over in {end}.",
+        "start": f"{named} began in {begin}.",
+        "begin": f"{named} began in {begin}.",
+    }.get(what, f"{named} was from {begin} to {end}.")
+
+
+def made_by(asked: Asked, slots: Slots) -> str | None:
+    """Who wrote, painted, composed or directed a work."""
+    found, did = _article(asked, slots["name"]), _DID.get(slots["did"], slots["did"])
+    if found is None or _WORKS[did].search(found.about) is None or (by := _BY.search(found.about)) is None:
+        return None
+    return f"{by['maker']} {did} {found.named}."
+
+
+def where(asked: Asked, slots: Slots) -> str | None:
+    """The first sentence about a place."""
+    found = _article(asked, slots["name"])
+    return None if found is None or _PLACE.search(found.about) is None else found.sentence
+
+
+@cache
+def _countries() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Names of countries, in plain words → the one to speak, and what is known of it."""
+    countries = read("countries")
+    names = ((one, name) for name, facts in countries.items() for one in (name, *facts.get("names", ())))
+    return {plain_words(one): (name, countries[name]) for one, name in names}
+
+
+_WITH_THE: Final = re.compile(
+    "(?:United|Netherlands|Philippines|Dominican Rep|Central African|Maldives|Bahamas|Gambia|Democratic|Republic|"
+    "Marshall|Solomon|Seychelles|Comoros)|.* Islands$"
+)
+
+
+def country(asked: Asked, slots: Slots) -> str | None:
+    """The capital, the language or the currency of a country, or the country of a capital."""
+    name = re.sub(r"^the ", "", slots["name"]).removesuffix(" s").removesuffix("'s")
+    if "capital" in slots:
+        known = [one for one, facts in read("countries").items() if plain_words(facts["capital"]) == name]
+        return f"{read('countries')[known[0]]['capital']} is the capital of {_spoken(known[0])}." if known else None
+    if name not in _countries():
+        return None
+    found, facts = _countries()[name]
+    what, value = slots["what"], facts[slots["what"]]
+    if what == "capital":
+        return f"The capital of {_spoken(found)} is {value.rstrip('.')}."
+    if what == "language":
+        return f"In {_spoken(found)} they speak {value}."
+    return f"The currency of {_spoken(found)} is the {value}."
+
+
+def _spoken(country: str) -> str:
+    return f"the {country}" if _WITH_THE.match(country) else country
