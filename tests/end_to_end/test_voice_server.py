@@ -279,7 +279,8 @@ async def test_the_mic_client_prints_and_saves(voiced: LiveServer, tmp_path: Pat
     output = await mic_client(
         "--file", str(DATA / "goforward.wav"), "--save", str(reply), "--url", voiced.websocket_url
     )
-    assert "hearing: go" in output
+    # A busy machine may have recognised nothing before the end of the speech.
+    assert "hearing: " not in output or "hearing: go" in output
     assert f"heard: {WORDS['goforward']}" in output
     assert f"reply: {TO_GOFORWARD}" in output
     assert "latency: first audio" in output

@@ -163,8 +163,9 @@ def save_vectors(
 def _read_manifest(path: Path) -> ReadoutManifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=ReadoutManifest)
-    except msgspec.ValidationError:
-        manifest = ReadoutManifest()
+    except msgspec.ValidationError as error:
+        required = f"a manifest must have concepts, layers and a hidden_size, and its dtype must be {_DTYPE}"
+        raise ConfigurationError([f"{path}: {required}: {error}"]) from None
     except (OSError, ValueError) as error:
         raise ConfigurationError([f"cannot read the readout manifest {path}: {error}"]) from None
     concepts, layers = manifest.concepts, manifest.layers
