@@ -77,7 +77,7 @@ serve:
 	@echo 'MODEL and TALKER need vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER)); other models are named in LLM, as in LLM=ollama:NAME' >&2
 	@exit 2
 else
-ifneq ($(filter gguf:% qwen smollm2,$(LLM)),)
+ifneq ($(filter gguf:% qwen% smollm2,$(LLM)),)
 serve: $(VENV)/.ready-for-gguf
 endif
 ifneq ($(filter kokoro kokoro:%,$(TTS)),)

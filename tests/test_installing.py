@@ -120,7 +120,8 @@ def test_a_star_in_the_arguments_reaches_the_server_as_it_is(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("llm", "installed"), [("gguf:a.gguf", True), ("smollm2", True), ("qwen", True), ("rules", False)]
+    ("llm", "installed"),
+    [("gguf:a.gguf", True), ("smollm2", True), ("qwen", True), ("qwen3-1.7b", True), ("rules", False)],
 )
 def test_a_language_model_inside_brings_what_runs_it(llm: str, installed: bool) -> None:
     planned = make("--dry-run", "serve", f"LLM={llm}", "VENV=VENV").stdout

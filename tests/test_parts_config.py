@@ -63,6 +63,8 @@ def test_parts_that_nobody_names_are_embedded() -> None:
     [
         ("llm", "gguf:/models/a:b.gguf", PartChoice("gguf", "/models/a:b.gguf")),
         ("llm", "smollm2", PartChoice("smollm2")),
+        ("llm", "qwen3-0.6b", PartChoice("qwen3-0.6b")),
+        ("llm", "qwen2.5-coder-1.5b", PartChoice("qwen")),
         ("llm", "vllm:C:/models/qwen", PartChoice("vllm", "C:/models/qwen")),
         ("llm", "https://api.example.org/v1", PartChoice("server", url="https://api.example.org/v1")),
         ("llm", "lmstudio", PartChoice("lmstudio")),
@@ -155,6 +157,7 @@ def refused(**fields: Any) -> str:
         ({"llm": {"use": "rules", "threads": 2}}, "llm.threads means nothing beside --llm rules"),
         ({"llm": {"use": "gguf:f", "api_key": "hush"}}, "llm.api_key means nothing beside --llm gguf"),
         ({"llm": {"use": "smollm2", "model": "m"}}, "llm.model means nothing beside --llm smollm2"),
+        ({"llm": {"use": "qwen3-1.7b", "model": "m"}}, "llm.model means nothing beside --llm qwen3-1.7b"),
         ({"llm": {"use": "qwen", "reasoning_effort": "low"}}, "llm.reasoning_effort means nothing beside --llm qwen"),
         ({"asr": {"use": "vllm"}}, "--asr vllm needs a model: --asr vllm:NAME-OR-FOLDER"),
         ({"tts": {"use": "talker"}}, "--tts talker needs a model"),
@@ -204,6 +207,7 @@ def test_llamacpp_has_the_port_of_this_server() -> None:
         ({"tts": {"use": "http://h/v1"}}, r"--tts server needs httpx: "),
         ({"llm": {"use": "gguf:m.gguf"}}, "--llm gguf needs xllamacpp: "),
         ({"llm": {"use": "smollm2"}}, "--llm smollm2 needs xllamacpp: "),
+        ({"llm": {"use": "qwen2.5-1.5b"}}, "--llm qwen2.5-1.5b needs xllamacpp: "),
         ({"asr": {"use": "whisper:base"}}, "--asr whisper needs ctranslate2: "),
     ],
 )

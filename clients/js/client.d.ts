@@ -14,6 +14,8 @@ export interface Capabilities {
   turn_detection: boolean;
   turn_detection_types?: string[];
   transcripts?: boolean;
+  /* Whether recognition takes `input_audio.keywords` and `input_audio.prompt`. */
+  keywords?: boolean;
   /* Whether the server takes calls, as `omni-ws/call` makes them. */
   webrtc?: boolean;
   [name: string]: unknown;

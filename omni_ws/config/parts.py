@@ -31,6 +31,10 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
         "rules": "rules",
         "gguf": "gguf:FILE",
         "qwen": "qwen",
+        "qwen3-1.7b": "qwen3-1.7b",
+        "qwen3-0.6b": "qwen3-0.6b",
+        "qwen2.5-1.5b": "qwen2.5-1.5b",
+        "qwen2.5-coder-1.5b": "qwen2.5-coder-1.5b",
         "smollm2": "smollm2",
         "vllm": "vllm:MODEL",
         "ollama": "ollama[:MODEL]",
@@ -48,6 +52,10 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
+#: The names of LLMs that can be fetched, which are those of their weights.
+FETCHED_LLMS: Final = ("qwen", "qwen3-1.7b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2")
+#: Their other names, in full.
+FULL_NAMES: Final[Mapping[str, str]] = {"qwen2.5-coder-1.5b": "qwen"}
 #: The name that a choice has if it is a URL.
 SERVER: Final = "server"
 #: The default ports of model servers on this machine.
@@ -58,7 +66,7 @@ OPENAI_KEY: Final = "OPENAI_API_KEY"
 #: An address without a scheme, with an optional path.
 _BARE_ADDRESS: Final = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(?P<path>/\S*)?", re.ASCII)
 #: The names of LLMs that llama.cpp runs in a process of this server.
-GGUF_PARTS: Final = frozenset({"gguf", "qwen", "smollm2"})
+GGUF_PARTS: Final = frozenset({"gguf", *FETCHED_LLMS})
 #: The names of the parts that run on vLLM.
 VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The names of the parts that another server provides.
@@ -98,7 +106,8 @@ def parse_part(part: str, text: str) -> PartChoice:
         raise ValueError(f"{name} has no models to choose from: leave out what follows the colon")
     if colon and not model:
         raise ValueError(f"nothing follows the colon; the form is {form}")
-    return PartChoice(name, model or None, url=OPENAI_URL if name == "openai" else None)
+    url = OPENAI_URL if name == "openai" else None
+    return PartChoice(FULL_NAMES.get(name, name), model or None, url=url)
 
 
 def _meant(part: str, text: str) -> str:
@@ -254,7 +263,7 @@ class LlmConfig(PartConfig):
             return ""
         if self.instructions is not None:
             return self.instructions
-        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name == "qwen" else "")
+        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name.startswith("qwen") else "")
 
 
 #: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.

@@ -120,6 +120,8 @@ class EngineCapabilities:
     translates: bool = False
     #: Whether transcripts contain the times of words.
     word_times: bool = False
+    #: Whether recognition can be told what to expect, see ``GenerationRequest.expected``.
+    keywords: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
     #: The modalities that messages of the history may contain as ``picture``.
@@ -301,6 +303,8 @@ class GenerationRequest:
     remembered: bool = False
     #: The spoken language (primary subtag of RFC 5646), one of the capabilities' ``languages``; None if not given.
     language: str | None = None
+    #: A text that could precede the speech, with the names and terms to expect in it; empty if there is none.
+    expected: str = ""
     voice: str | None = None
     #: The speed of speech, relative to the voice's own.
     speed: float = 1.0

@@ -85,13 +85,16 @@ _FORWARDING: Final = (
     *("voices", "audio_format", "audio_sample_rate"),
 )
 
+_RULES_KNOW: Final = "rules answer what they know exactly: time, dates, sums, units, spelling"
 #: The models that can be fetched, by their names for ``--llm``: the name of the model, and a remark about it.
 _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
     "qwen": (
         "Qwen2.5-Coder-1.5B-Instruct",
-        "Qwen answers everyday questions, on two cores hardly faster than one listens; rules answer what they know "
-        "exactly: time, dates, sums, units, spelling",
+        f"Qwen answers everyday questions, on two cores hardly faster than one listens; {_RULES_KNOW}",
     ),
+    "qwen3-1.7b": ("Qwen3-1.7B", _RULES_KNOW),
+    "qwen3-0.6b": ("Qwen3-0.6B", f"Qwen3-0.6B is very small, and often wrong; {_RULES_KNOW}"),
+    "qwen2.5-1.5b": ("Qwen2.5-1.5B-Instruct", _RULES_KNOW),
     "smollm2": (
         "SmolLM2-135M-Instruct",
         "SmolLM2 is a very small model for trying things out: its sentences are fluent, and often wrong; --llm qwen, "
@@ -142,7 +145,7 @@ def llm_of(config: ServerConfig) -> Engine:
         case "gguf":
             assert choice.model is not None  # the configuration is refused without a model
             return _gguf(config, Path(choice.model).expanduser())
-        case "qwen":
+        case "qwen" | "qwen3-1.7b" | "qwen3-0.6b" | "qwen2.5-1.5b":
             from omni_ws.engine.llm.rules_engine import RulesFirst
 
             return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)

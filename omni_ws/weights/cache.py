@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -30,6 +30,7 @@ from omni_ws.weights.sources import (
 #: The file beside the weights that records which files were verified, with their state at that time.
 _RECORD: Final = ".verified.json"
 _SPARE_BYTES: Final = 64 << 20
+_FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] | None = None) -> WeightsCache:
@@ -107,21 +108,23 @@ class WeightsCache:
                 if self.find(weights) is None:
                     self._fetch(weights, fetching)
         except OSError as error:
-            raise WeightsError(f"cannot keep weights in {self.folder}: {error.strerror or error}") from error
+            kept = "; what has come is kept for the next attempt" if error.errno in _FULL_DISK else ""
+            raise WeightsError(f"cannot keep weights in {self.folder}: {error.strerror or error}{kept}") from error
         if (found := self.find(weights)) is None:
             raise WeightsError(f"{self.folder_of(weights)} changed while it was read")
         return found
 
     def _fetch(self, weights: PinnedWeights, fetching: Fetching) -> None:
         final, working = self.folder_of(weights), self.folder / f".{weights.key}.fetching"
-        self._check_room(weights)
         working.mkdir(exist_ok=True)
-        _tidy(working, {name for file in weights.files for name in (file.name, f"{file.name}.part")})
+        names = {file.name for file in weights.files}
+        _tidy(working, lambda name: name in names or name.endswith(".part"))
+        self._check_room(weights, sum(path.stat().st_size for path in working.iterdir()))
         for file in weights.files:
             if not is_pinned(working / file.name, file) and is_pinned(final / file.name, file):
                 (final / file.name).replace(working / file.name)
         self._gather(weights, working, fetching)
-        _tidy(working, {file.name for file in weights.files})
+        _tidy(working, names.__contains__)
         if final.exists():
             shutil.rmtree(final)
         working.replace(final)
@@ -139,14 +142,18 @@ class WeightsCache:
                 fetching.go_on()
                 failed.append(f"{source.name}: {error}")
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in _FULL_DISK:
                     raise
                 failed.append(f"{source.name}: {error}")
         if any(not is_pinned(working / file.name, file) for file in weights.files):
             raise WeightsError("; ".join([f"{weights.name} cannot be fetched", *failed]))
 
-    def _check_room(self, weights: PinnedWeights) -> None:
-        needed = weights.size + weights.download + _SPARE_BYTES
+    def _check_room(self, weights: PinnedWeights, kept: int) -> None:
+        """Raises WeightsError unless the disk has room for the files, and once more for the download.
+
+        An earlier attempt has left ``kept`` bytes.
+        """
+        needed = max(0, weights.size + weights.download - kept) + _SPARE_BYTES
         if (free := shutil.disk_usage(self.folder).free) < needed:
             raise WeightsError(
                 f"{weights.name} needs {needed >> 20} MiB of room in {self.folder}, which has {free >> 20}"
@@ -181,11 +188,13 @@ def _write_record(folder: Path, record: dict[str, Any]) -> None:
         replace_file(folder / _RECORD, msgspec.json.encode(record))
 
 
-def _tidy(folder: Path, keep: set[str]) -> None:
-    """Remove the files that a killed attempt has left."""
+def _tidy(folder: Path, keep: Callable[[str], bool]) -> None:
+    """Remove the files that a killed attempt has left, while its pip may still be writing."""
     for entry in folder.iterdir():
-        if entry.name not in keep:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif not keep(entry.name):
+            entry.unlink()
 
 
 # The lock, between processes and between the threads of one

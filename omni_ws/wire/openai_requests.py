@@ -644,7 +644,6 @@ TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
 
 #: The fields that transcription does not support, with the values that are accepted because they change nothing.
 _NOT_AVAILABLE_IN_TRANSCRIPTION: Final[Mapping[str, tuple[Any, ...]]] = {
-    "prompt": ("",),
     "include": ([],),
     "chunking_strategy": ("auto",),
     "known_speaker_names": ([],),
@@ -662,6 +661,7 @@ class TranscriptionBody(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     language: str | None = None
+    prompt: str | None = None
     response_format: ResponseFormat = "json"
     temperature: float | None = None
     timestamp_granularities: list[Granularity] | None = None
@@ -729,9 +729,10 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
         patch["input_audio"] = body["input_audio"]
     names = {"sampling.temperature": "temperature"}
     audio = patch.get("input_audio", {})
-    if language is not None and isinstance(audio, Mapping):
-        patch["input_audio"] = {**audio, "language": language}
-        names["input_audio.language"] = "language"
+    spoken = {name: value for name, value in (("language", language), ("prompt", fields.prompt)) if value}
+    if spoken and isinstance(audio, Mapping):
+        patch["input_audio"] = {**audio, **spoken}
+        names |= {f"input_audio.{name}": name for name in spoken}
     return TranscriptionRequest(
         patch=ConfigurationPatch(patch, names, frozenset(body), input_field),
         language=None if language is None else language.lower().partition("-")[0],

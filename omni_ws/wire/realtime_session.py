@@ -54,6 +54,7 @@ class RealtimeAbilities:
     text_output: bool
     turn_detection_types: tuple[str, ...]
     languages: frozenset[str]
+    keywords: bool
     temperature: bool
     max_tokens: bool
 
@@ -228,6 +229,8 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
     language = given.transcription.language if given.transcription else None
     if str(language or "").lower().partition("-")[0] in abilities.languages:
         input_audio["language"] = language
+    if abilities.keywords:
+        input_audio["prompt"] = (given.transcription.prompt or None) if given.transcription else None
     return {
         "instructions": session.instructions,
         "modalities": modalities(session.output_modalities, abilities),

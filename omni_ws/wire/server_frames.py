@@ -47,6 +47,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     turn_detection_types: list[str] = msgspec.field(default_factory=list)
     resume: bool
     transcripts: bool
+    keywords: bool | UnsetType = UNSET
     webrtc: bool | UnsetType = UNSET
 
 

@@ -38,6 +38,8 @@ Speed: TypeAlias = Annotated[float, Meta(ge=0.5, le=2)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 #: The form of a language tag (RFC 5646); the engine checks whether it knows the language.
 Language: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$", max_length=64)]
+#: A name or term that is expected in the speech.
+Keyword: TypeAlias = Annotated[str, Meta(pattern=r"\S", max_length=64)]
 #: Maps token IDs, in decimal, to values that are added to the logits of these tokens.
 LogitBias: TypeAlias = Annotated[
     dict[Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
@@ -51,17 +53,25 @@ MAX_SILENCE_DURATION_MS = 10_000
 DEFAULT_MAX_LEAD_MS = 400
 #: A page of text, some five minutes of speech.
 MAX_GREETING_CHARACTERS = 4096
+MAX_KEYWORDS = 100
+#: More than any model reads before it transcribes.
+MAX_PROMPT_CHARACTERS = 4096
 #: The deepest nesting of objects in a configuration; deeper ones could exhaust the stack.
 MAX_DEPTH = 32
 
 
 class InputAudioConfig(Struct, frozen=True, kw_only=True):
-    """The default format of input audio, and the language spoken in it (RFC 5646)."""
+    """The default format of input audio, the language spoken in it (RFC 5646), and what is expected in it.
+
+    ``prompt`` is a text that could precede the speech.
+    """
 
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 16_000
     channels: Annotated[int, Meta(ge=1, le=MAX_CHANNELS)] = 1
     language: Language | UnsetType = UNSET
+    keywords: Annotated[list[Keyword], Meta(max_length=MAX_KEYWORDS)] | UnsetType = UNSET
+    prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARACTERS)] | UnsetType = UNSET
 
 
 class OutputAudioConfig(Struct, frozen=True, kw_only=True):
@@ -74,6 +84,13 @@ class OutputAudioConfig(Struct, frozen=True, kw_only=True):
 def spoken_language(audio: InputAudioConfig) -> str | None:
     """Return the primary subtag of the input's language; None if the client named none."""
     return None if audio.language is UNSET else audio.language.lower().partition("-")[0]
+
+
+def expected_text(audio: InputAudioConfig) -> str:
+    """Return the prompt with the keywords as a sentence after it; empty if the client gave neither."""
+    keywords = ", ".join(() if isinstance(audio.keywords, UnsetType) else audio.keywords)
+    prompt = "" if isinstance(audio.prompt, UnsetType) else audio.prompt
+    return f"{prompt} {keywords}.".strip() if keywords else prompt.strip()
 
 
 StartPolicyName: TypeAlias = Literal["on_first_chunk", "on_end_only", "on_min_length", "on_modality"]
@@ -214,8 +231,16 @@ def effective(overrides: Mapping[str, Any]) -> SessionConfig:
 
 def outline(config: SessionConfig) -> SessionConfig:
     """Return the configuration without fields that may be long, for a request that has ended."""
+    audio = msgspec.structs.replace(config.input_audio, keywords=UNSET, prompt=UNSET)
     return msgspec.structs.replace(
-        config, instructions="", greeting="", tools=[], tool_choice=None, stage_params={}, stage_sampling={}
+        config,
+        instructions="",
+        greeting="",
+        input_audio=audio,
+        tools=[],
+        tool_choice=None,
+        stage_params={},
+        stage_sampling={},
     )
 
 

@@ -14,7 +14,7 @@ from support.speech_clips import clip_bytes
 
 from benchmarks.server_process import free_port
 from omni_ws.config import ServerConfig, load
-from omni_ws.config.parts import LOCAL_PORTS, SPOKEN_INSTRUCTIONS
+from omni_ws.config.parts import FETCHED_LLMS, FULL_NAMES, LOCAL_PORTS, SPOKEN_INSTRUCTIONS
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import Engine
@@ -22,7 +22,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
-from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst
 from omni_ws.engine.remote.engine import LocalServerLlm, RemoteEngine, RemoteLlmEngine
 from omni_ws.engine.remote.recogniser import RemoteRecogniser
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
@@ -210,11 +210,32 @@ def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-@pytest.mark.parametrize("name", ["qwen", "smollm2"])
+@pytest.mark.parametrize("name", FETCHED_LLMS)
 def test_weights_that_were_not_fetched(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(EngineFailed, match=rf"not here; fetch them with: .* weights fetch {name}"):
         llm_of(configured("--llm", name))
+
+
+def test_every_model_that_can_be_fetched_runs_by_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules answer first, but for the smallest."""
+    monkeypatch.setattr("omni_ws.weights.cache.fetched_file", lambda name: Path(f"{name}.gguf"))
+    models = {}
+    for name in (*FETCHED_LLMS, *FULL_NAMES):
+        engine = llm_of(configured("--llm", name))
+        if name != "smollm2":
+            assert isinstance(engine, RulesFirst)
+            engine = engine.llm
+        assert isinstance(engine, GgufEngine)
+        models[name] = (engine.settings.name, engine.settings.file.stem)
+    assert models == {
+        "qwen": ("Qwen2.5-Coder-1.5B-Instruct", "qwen"),
+        "qwen2.5-coder-1.5b": ("Qwen2.5-Coder-1.5B-Instruct", "qwen"),
+        "qwen3-1.7b": ("Qwen3-1.7B", "qwen3-1.7b"),
+        "qwen3-0.6b": ("Qwen3-0.6B", "qwen3-0.6b"),
+        "qwen2.5-1.5b": ("Qwen2.5-1.5B-Instruct", "qwen2.5-1.5b"),
+        "smollm2": ("SmolLM2-135M-Instruct", "smollm2"),
+    }
 
 
 @pytest.mark.parametrize("section", ["llm", "remote"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.capable_engine import CapableEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import mode_b
@@ -21,6 +22,7 @@ from websockets.frames import Opcode
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES
 from omni_ws.core.ledger_entry import MAX_KEPT_TEXT
+from omni_ws.core.quota import ORDINARY_BYTES
 from omni_ws.engine.base import GenerationRequest, OutputWriter
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES
@@ -153,6 +155,16 @@ async def test_settings_are_charged_by_what_they_take_while_they_are_held(front:
                 assert 2 * WIDE_BYTES < server.held_bytes < 2 * MOST_WIDE_BYTES  # as they were sent, and as they count
                 await caller.update(type="realtime", instructions="short")
                 await server.until(lambda: server.held_bytes == 0)
+
+
+async def test_words_to_expect_are_charged_as_all_settings_are() -> None:
+    async with live_server(CapableEngine()) as server, native_client(server) as client:
+        await client.configure(input_audio={"keywords": ["\U0001f600" * 64] * 100, "prompt": "\U0001f600" * 4096})
+        await client.barrier()
+        least = 4 * 4096  # the same word is held once
+        assert least - ORDINARY_BYTES < server.held_bytes < 10 * least
+        await client.configure(input_audio=None)
+        await server.until(lambda: server.held_bytes == 0)
 
 
 async def test_settings_that_a_request_holds_are_charged_until_it_is_over() -> None:

@@ -100,6 +100,8 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
         (("--llm", "ollama"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--engine", "vllm", "--model", "a/b"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "smollm2"), ["smollm2", "whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--llm", "qwen2.5-coder-1.5b"), ["qwen", "whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--llm", "qwen3-0.6b"), ["qwen3-0.6b", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "qwen"), ["qwen", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "rules"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--asr", "none"), ["encyclopedia", "hibari", "smart-turn"]),

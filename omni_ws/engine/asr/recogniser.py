@@ -152,7 +152,12 @@ class Recogniser(Protocol):
 
 
 def asr_capabilities(
-    *, sampling: Iterable[str], sampling_no_ops: Iterable[str] = (), languages: Iterable[str], word_times: bool
+    *,
+    sampling: Iterable[str],
+    sampling_no_ops: Iterable[str] = (),
+    languages: Iterable[str],
+    word_times: bool,
+    keywords: bool = False,
 ) -> EngineCapabilities:
     """Return the capabilities of an engine that transcribes speech as it arrives."""
     return EngineCapabilities(
@@ -164,6 +169,7 @@ def asr_capabilities(
         sampling_no_ops=frozenset(sampling_no_ops),
         languages=frozenset(languages),
         word_times=word_times,
+        keywords=keywords,
     )
 
 

@@ -100,6 +100,8 @@ class WhisperRecogniser:
         self._clock = clock
         self._whisper: WhisperModel | None = None
         self._language: str | None = None
+        self._expected = ""
+        self._expected_tokens: list[int] | None = None
         self._threads: UrgentFirst | None = None
 
     @property
@@ -109,6 +111,7 @@ class WhisperRecogniser:
             sampling_no_ops=("temperature", "top_p", "seed"),
             languages={"en"} if self._whisper is None else self._whisper.languages,
             word_times=True,
+            keywords=True,
         )
 
     def describe(self) -> tuple[str, ...]:
@@ -137,12 +140,17 @@ class WhisperRecogniser:
         self._whisper = None
 
     def transcriber(self, request: GenerationRequest) -> WhisperRecogniser:
-        return self if request.language is None else self.in_language(request.language)
+        if request.language is None and not request.expected:
+            return self
+        return self.expecting(request.expected, language=request.language)
 
-    def in_language(self, language: str) -> WhisperRecogniser:
-        """Return a copy for ``language``, one of the capabilities' ``languages``, with the same model and threads."""
+    def expecting(self, expected: str = "", *, language: str | None = None) -> WhisperRecogniser:
+        """Return a copy for ``language``, one of the capabilities' ``languages``, with the same model and threads.
+
+        ``expected`` is a text with the names and terms to expect.
+        """
         other = copy(self)
-        other._language = language
+        other._language, other._expected, other._expected_tokens = language, expected, None
         return other
 
     def live_text(self) -> StretchedText:
@@ -179,7 +187,11 @@ class WhisperRecogniser:
     def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
         """Return the transcript of ``pcm`` without repeated words; None if nobody spoke."""
         assert self._whisper is not None
-        heard = self._whisper.transcribe(samples_from_pcm16(pcm), beam=beam, words=words, language=self._language)
+        if self._expected_tokens is None:
+            self._expected_tokens = self._whisper.expected_tokens(self._expected) if self._expected else []
+        heard = self._whisper.transcribe(
+            samples_from_pcm16(pcm), beam=beam, words=words, language=self._language, expected=self._expected_tokens
+        )
         noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
         if noise or not any(map(str.isalnum, heard.text)):
             return None

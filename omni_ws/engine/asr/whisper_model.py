@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,6 +78,10 @@ _TOKENS_AT_LEAST: Final = 12
 #: The limit on tokens of a model. CTranslate2 reserves one half of ``max_length`` for the output, and the other half
 #: for a prompt, as Whisper does.
 _ROOM: Final = 448
+#: The most tokens of an expected text that the model reads: half of its room, less the token that begins the text.
+_MOST_EXPECTED: Final = _ROOM // 2 - 1
+#: The most characters of an expected text that are tokenised: more than the model reads.
+_MOST_EXPECTED_CHARACTERS: Final = 2000
 _MS_PER_ALIGNED_FRAME: Final = 20
 
 
@@ -115,7 +121,7 @@ class WhisperModel:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineFailed(f"{folder} is not a Whisper model for CTranslate2: {error}") from error
-        self._ids = {token: number for number, token in enumerate(self._vocabulary) if token.startswith("<|")}
+        self._ids = {token: number for number, token in enumerate(self._vocabulary)}
 
     @property
     def multilingual(self) -> bool:
@@ -130,13 +136,20 @@ class WhisperModel:
         return frozenset(code for code in WHISPER_LANGUAGES if f"<|{code}|>" in self._ids)
 
     def transcribe(
-        self, audio: Samples, *, beam: int = 5, words: bool = True, language: str | None = "en"
+        self,
+        audio: Samples,
+        *,
+        beam: int = 5,
+        words: bool = True,
+        language: str | None = "en",
+        expected: Sequence[int] = (),
     ) -> WhisperTranscript:
         """Transcribe audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
 
         ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, and some more errors. ``words``
         requests words with their times. ``language`` (such as ``de``) is for multilingual models; with None they detect
-        it. Raises ValueError for a language that the model does not know, and for audio that is too long.
+        it. ``expected`` is what ``expected_tokens`` returned for a text that could precede the speech. Raises
+        ValueError for a language that the model does not know, and for audio that is too long.
         """
         seconds = len(audio) / SAMPLE_RATE
         if seconds > LONGEST_SEC:
@@ -150,11 +163,13 @@ class WhisperModel:
         if language is None and self.multilingual:
             language = found = self._language_of(encoded)
         prompt = [self._id(token) for token in prompt_tokens(language if self.multilingual else None)]
+        read = [*expected, *prompt, self._id("<|notimestamps|>")]
+        longest = self._longest_answer(seconds, language)
         (result,) = self._model.generate(
             encoded,
-            [[*prompt, self._id("<|notimestamps|>")]],
+            [read],
             beam_size=beam,
-            max_length=min(_ROOM, 2 * self._longest_answer(seconds, language)),
+            max_length=min(_ROOM, longest + max(longest, len(read))),
             return_scores=True,
             return_no_speech_prob=True,
         )
@@ -182,6 +197,27 @@ class WhisperModel:
         if token not in self._ids:
             raise ValueError(f"the model has no token {token}")
         return self._ids[token]
+
+    def expected_tokens(self, text: str) -> list[int]:
+        """Return the tokens that make the model expect what ``text`` names: its last 220 or so."""
+        text = text.strip()[-_MOST_EXPECTED_CHARACTERS:]
+        if not text:
+            return []
+        return [self._id("<|startofprev|>"), *self.tokens(f" {text}")[-_MOST_EXPECTED:]]
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of ``text``. Letters are joined in the order of the vocabulary."""
+        found: list[int] = []
+        for piece in _PIECES.finditer(text):
+            letters = [_LETTERS[byte] for byte in piece[0].encode("utf-8", "replace")]
+            while len(letters) > 1:
+                joined = [self._ids.get(one + other, _NO_TOKEN) for one, other in pairwise(letters)]
+                place = min(range(len(joined)), key=joined.__getitem__)
+                if joined[place] == _NO_TOKEN:
+                    break
+                letters[place : place + 2] = [letters[place] + letters[place + 1]]
+            found += [self._ids[token] for token in letters]
+        return found
 
     def _words(
         self, encoded: ctranslate2.StorageView, prompt: list[int], tokens: list[int], seconds: float
@@ -228,6 +264,10 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTES: Final = _byte_letters()
+_LETTERS: Final = {byte: letter for letter, byte in _BYTES.items()}
+#: A piece of text that no token crosses, with the blank before it. Long ones are cut: joining takes quadratic time.
+_PIECES: Final = re.compile(r" ?[^\W\d_]{1,64}| ?\d{1,64}| ?(?:[^\w\s]|_){1,64}|\s{1,64}")
+_NO_TOKEN: Final = 1 << 31
 _BLANK: Final = next(letter for letter, byte in _BYTES.items() if byte == ord(" "))
 
 

@@ -165,6 +165,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             tasks=able.tasks | {Task.TRANSCRIBE},
             languages=ears.languages,
             word_times=ears.word_times,
+            keywords=ears.keywords,
             translates=ears.translates,
             stage_params=able.stage_params | ears.stage_params,
             stage_sampling=able.stage_sampling | ears.stage_sampling,

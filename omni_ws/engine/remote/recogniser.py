@@ -70,6 +70,7 @@ class RemoteRecogniser:
             sampling=("temperature", "max_tokens", "stop"),
             languages=self.settings.languages,
             word_times=self.settings.word_times,
+            keywords=True,
         )
 
     def describe(self) -> tuple[str, ...]:
@@ -105,6 +106,7 @@ class RemoteTranscriber:
         temperature = request.sampling.get("temperature")
         self._fields = {
             "language": request.language or "",
+            "prompt": request.expected,
             "temperature": "" if temperature is None else f"{temperature:g}",
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
@@ -65,6 +65,10 @@ _LEAST_TOKENS: Final = 32
 #: Audio is not cached, as no utterance comes twice. A step has to take the audio of a whole utterance, which is 1,500
 #: tokens for Whisper.
 _DEFAULT_ARGS: Final[Mapping[str, Any]] = {"mm_processor_cache_gb": 0, "max_num_batched_tokens": 4096}
+#: The most characters of an expected text that are tokenised: more than a model has room for.
+_MOST_EXPECTED_CHARACTERS: Final = 2000
+#: The room for the tokens before and after that text.
+_TOKENS_AROUND: Final = 8
 _ENGLISH_ONLY: Final = "<|startoftranscript|><|notimestamps|>"
 
 
@@ -88,10 +92,12 @@ class VllmRecogniser(LanguageModel):
         self._class: Any = None
         self._config: Any = None
         self._english_only = False
+        self._expects = False
 
     @property
     def capabilities(self) -> EngineCapabilities:
         able = asr_capabilities(
+            keywords=self._expects,
             sampling=("max_tokens", "stop"),
             sampling_no_ops=("temperature", "top_p", "seed"),
             languages=self._languages,
@@ -104,18 +110,24 @@ class VllmRecogniser(LanguageModel):
         return ()
 
     def transcriber(self, request: GenerationRequest) -> VllmTranscriber:
-        return VllmTranscriber(self, language=request.language, translate=request.options.translate)
+        return VllmTranscriber(
+            self, language=request.language, translate=request.options.translate, expected=request.expected
+        )
 
-    async def transcribe(self, pcm: Pcm16, *, language: str | None, translate: bool = False, priority: int = 0) -> str:
+    async def transcribe(
+        self, pcm: Pcm16, *, language: str | None, translate: bool = False, expected: str = "", priority: int = 0
+    ) -> str:
         """Return the words of an utterance of at most ``limits.longest`` samples; in English with ``translate``.
 
-        A ``language`` of None is detected.
+        A ``language`` of None is detected. ``expected`` is a text with the names and terms to expect.
         """
         if language is None and self.detects_language:
             language = await self.language_of(pcm, priority=priority)
         most = _LEAST_TOKENS + _TOKENS_PER_SEC * len(pcm) // SAMPLE_RATE
         output = await self._output(
-            self._prompt(samples_from_pcm16(pcm), language, translate), self._parameters(most), priority=priority
+            self._prompt(samples_from_pcm16(pcm), language, translate, expected),
+            self._parameters(most),
+            priority=priority,
         )
         text: str = self._class.post_process_output(output.text)
         return text.strip()
@@ -144,6 +156,7 @@ class VllmRecogniser(LanguageModel):
     def _read(self, llm: AsyncLLM) -> None:
         from vllm.model_executor.model_loader import get_model_cls
         from vllm.model_executor.models.interfaces import supports_transcription
+        from vllm.model_executor.models.whisper import WhisperForConditionalGeneration
 
         model_config = llm.model_config
         self._class = get_model_cls(model_config)
@@ -152,6 +165,8 @@ class VllmRecogniser(LanguageModel):
         self._config = self._class.get_speech_to_text_config(model_config, "transcribe")
         if round(self._config.sample_rate) != SAMPLE_RATE:
             raise ConfigurationError([f"{model_config.model} needs audio at {self._config.sample_rate} Hz"])
+        # Other models use a prompt in other ways; for some it replaces the instruction to transcribe.
+        self._expects = issubclass(self._class, WhisperForConditionalGeneration)
         self._english_only = model_config.try_get_generation_config().get("is_multilingual") is False
         self._languages = frozenset({"en"} if self._english_only else self._class.supported_languages)
         longest = min(self._config.max_audio_clip_s or _LONGEST_SEC, _LONGEST_SEC)
@@ -159,7 +174,7 @@ class VllmRecogniser(LanguageModel):
             cut_after=max(longest - _CUT_BEFORE_SEC, longest // 2) * SAMPLE_RATE, longest=longest * SAMPLE_RATE
         )
 
-    def _prompt(self, samples: Samples, language: str | None, translate: bool = False) -> Any:
+    def _prompt(self, samples: Samples, language: str | None, translate: bool = False, expected: str = "") -> Any:
         from vllm.config.speech_to_text import SpeechToTextParams
 
         prompt = self._class.get_generation_prompt(
@@ -174,7 +189,20 @@ class VllmRecogniser(LanguageModel):
         )
         if self._english_only:  # such models were not trained with tokens for languages and tasks
             prompt["decoder_prompt"]["prompt"] = _ENGLISH_ONLY
+        if expected:
+            prompt["decoder_prompt"]["prompt"] = self._before(expected) + prompt["decoder_prompt"]["prompt"]
         return prompt
+
+    def _before(self, expected: str) -> str:
+        """Return a prompt that makes Whisper expect what the text names: the end of the text, as far as there is room.
+
+        Special tokens in the text are read as plain text.
+        """
+        tokenizer = self.llm.get_tokenizer()
+        text = expected[-_MOST_EXPECTED_CHARACTERS:].replace("<|", "< |")
+        room = self.llm.model_config.max_model_len // 2 - _TOKENS_AROUND
+        tokens = tokenizer.encode(f" {text.strip()}", add_special_tokens=False)[-room:]
+        return f"<|startofprev|>{tokenizer.decode(tokens)}"
 
     def _parameters(self, max_tokens: int) -> SamplingParams:
         from vllm import SamplingParams
@@ -201,12 +229,13 @@ class VllmTranscriber:
 
     speculates = True
 
-    def __init__(self, model: VllmRecogniser, *, language: str | None, translate: bool) -> None:
+    def __init__(self, model: VllmRecogniser, *, language: str | None, translate: bool, expected: str) -> None:
         self.limits = model.limits
         self._model = model
         self._loop = asyncio.get_running_loop()
         self._language = language
         self._translate = translate
+        self._expected = expected
 
     def live_text(self) -> StretchedText:
         return StretchedText(self._interim, time.monotonic, first=FIRST_INTERIM_SAMPLES, gap=interim_gap_sec)
@@ -217,10 +246,12 @@ class VllmTranscriber:
     async def _settled(self, pcm: Pcm16) -> Recognised:
         if self._language is None and self._model.detects_language:
             self._language = await self._model.language_of(pcm)
-        return Recognised(await self._model.transcribe(pcm, language=self._language, translate=self._translate))
+        return Recognised(await self._transcribed(pcm))
 
     def _interim(self, pcm: Pcm16) -> Future[str]:
-        work = self._model.transcribe(
-            pcm, language=self._language, translate=self._translate, priority=INTERIM_PRIORITY
+        return asyncio.run_coroutine_threadsafe(self._transcribed(pcm, priority=INTERIM_PRIORITY), self._loop)
+
+    def _transcribed(self, pcm: Pcm16, *, priority: int = 0) -> Coroutine[Any, Any, str]:
+        return self._model.transcribe(
+            pcm, language=self._language, translate=self._translate, expected=self._expected, priority=priority
         )
-        return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -340,12 +340,21 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         known = name in capabilities.sampling or name in capabilities.sampling_no_ops
         if getattr(config.sampling, name) is not None and not known:
             raise UnsupportedParameter(f"{name} is not supported by this engine", param=f"sampling.{name}")
+    _check_expected(config.input_audio, able=capabilities.keywords)
     _check_language(config.input_audio, capabilities.languages)
     _check_stops(config.sampling.stop)
     _check_stages("stage_params", config.stage_params, capabilities.stage_params)
     _check_stages("stage_sampling", config.stage_sampling, capabilities.stage_sampling)
     for stage, values in config.stage_sampling.items():
         converted(values, SamplingConfig, place=f"stage_sampling.{stage}")
+
+
+def _check_expected(audio: InputAudioConfig, *, able: bool) -> None:
+    for name in ("keywords", "prompt"):
+        if getattr(audio, name) and not able:
+            raise UnsupportedParameter(
+                f"speech recognition with {name} is not supported by this engine", param=f"input_audio.{name}"
+            )
 
 
 def _check_language(audio: InputAudioConfig, known: frozenset[str]) -> None:

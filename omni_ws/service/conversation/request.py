@@ -48,7 +48,7 @@ from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.mere_acknowledgements import asks
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
-from omni_ws.wire.session_config import SessionConfig, outline, spoken_language
+from omni_ws.wire.session_config import SessionConfig, expected_text, outline, spoken_language
 
 log = logging.getLogger(__name__)
 
@@ -737,6 +737,7 @@ class Request:
             modalities=frozenset(OutputModality(name) for name in config.modalities),
             remembered=self.conversation is not None and self.entry.answer_kept,
             language=spoken_language(config.input_audio),
+            expected=expected_text(config.input_audio),
             voice=config.voice,
             speed=config.speed,
             instructions=config.instructions,

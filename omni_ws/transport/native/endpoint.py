@@ -257,6 +257,7 @@ class StreamingInput(SessionFrontEnd):
                 turn_detection_types=list(turn_detection_types),
                 resume=session.resumable,
                 transcripts=capabilities.transcripts,
+                keywords=capabilities.keywords or UNSET,
                 webrtc=self._sessions.takes_calls or UNSET,
             ),
             limits=SessionLimits(

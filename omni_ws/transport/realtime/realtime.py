@@ -81,6 +81,7 @@ _FIELDS: Final = {
     "sampling.max_tokens": "max_output_tokens",
     "sampling.temperature": "temperature",
     "input_audio.sample_rate": "audio.input.format.rate",
+    "input_audio.prompt": "audio.input.transcription.prompt",
     "output_audio.sample_rate": "audio.output.format.rate",
     "task": "audio.input.turn_detection.create_response",
     **{
@@ -102,6 +103,7 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
         text_output=OutputModality.TEXT in able.output_modalities,
         turn_detection_types=tuple(factory.speech_workers.turn_detection_types) if hears else (),
         languages=frozenset(able.languages),
+        keywords=able.keywords,
         temperature="temperature" in sampling,
         max_tokens="max_tokens" in sampling,
     )

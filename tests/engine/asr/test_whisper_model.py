@@ -16,6 +16,7 @@ from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm, clip_samples, noises, word_errors
 
 from omni_ws.engine.asr.whisper_model import (
+    _BYTES,
     LONGEST_SEC,
     WhisperModel,
     WhisperTranscript,
@@ -167,6 +168,55 @@ def test_a_folder_that_holds_no_such_model(folder: Path, tmp_path: Path, damage:
         shutil.copy(folder / "vocabulary.txt", tmp_path)
     with pytest.raises(EngineFailed, match=r"is not a Whisper model for CTranslate2"):
         WhisperModel(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "heard", "instead"),
+    [
+        ("librivox_ss_0870", "Jon Dashwoode, clubs.", "Mr. Jon Dashwoode had", "Mr. John Dashwood had"),
+        ("cards_001", "Jon Dashwoode, clubs.", "10 of clubs.", "10 of close."),
+    ],
+)
+def test_what_is_expected_is_heard(model: WhisperModel, name: str, expected: str, heard: str, instead: str) -> None:
+    assert instead in model.transcribe(clip_samples(name)).text
+    read = model.transcribe(clip_samples(name), expected=model.expected_tokens(expected))
+    assert heard in read.text
+    assert [word.text for word in read.words] == read.text.split()
+
+
+def test_more_than_it_can_expect_leaves_room_for_the_text(model: WhisperModel) -> None:
+    """Of a long text the end counts."""
+    much = model.expected_tokens("Zyntrix Kwillfoss " * 500 + "Jon Dashwoode.")
+    assert len(much) == 224
+    assert much[-4:] == model.expected_tokens("Jon Dashwoode.")[-4:]
+    read = model.transcribe(clip_samples("librivox_ss_0870"), expected=much)
+    assert read.text.endswith("to do for them.")
+
+
+def test_what_is_expected_and_was_not_said_is_not_heard(model: WhisperModel) -> None:
+    expected = model.expected_tokens("Kwillfoss, Zyntrix.")
+    assert spoken(said_once(model.transcribe(clip_samples("goforward"), expected=expected))) == WORDS["goforward"]
+
+
+def test_tokens_are_those_of_the_models_own_tokeniser(model: WhisperModel, folder: Path) -> None:
+    """Which joins letters by a list of pairs."""
+    told = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in told["merges"]]
+    assert [told["vocab"]["".join(pair)] for pair in pairs] == list(range(256, 256 + len(pairs)))
+    text = " Siobhan O'Neill, 東京 – 3000 & co.\n<|endoftext|>" + "a" * 1000
+    tokens = model.tokens(text)
+    assert b"".join(piece_bytes(told["vocab"], token) for token in tokens).decode() == text
+    assert max(tokens) < told["vocab"].get("<|endoftext|>", 50256)  # text is never a token that means something
+    assert [list(told["vocab"])[token] for token in model.tokens(" Siobhan Kowalczyk,")] == [
+        *("ĠSi", "ob", "han"),
+        *("ĠK", "ow", "al", "c", "zyk", ","),
+    ]
+    assert model.expected_tokens(" \n") == []
+
+
+def piece_bytes(vocabulary: Mapping[str, int], token: int) -> bytes:
+    (letters,) = (letters for letters, number in vocabulary.items() if number == token)
+    return bytes(_BYTES[letter] for letter in letters)
 
 
 def test_what_an_answer_begins_with() -> None:

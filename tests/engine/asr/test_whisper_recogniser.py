@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import threading
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.engine_answers import answered, audio, collect, open_input
+from support.engine_answers import answered, audio, collect, open_input, request_of
 from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_bytes
 from support.until import until
@@ -39,14 +39,21 @@ class TimedModel:
         self.no_speech, self.score, self.text = 0.1, -0.3, "words"
         #: Words of a text that repeats itself, which have times also where none are asked for.
         self.repeated: tuple[Word, ...] = ()
+        self.expected: list[list[int]] = []
         #: The beam, the length in seconds and the language of what has begun.
         self.begun: list[tuple[int, float, str | None]] = []
         #: Held back while it is not set.
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def transcribe(self, audio: Samples, *, beam: int, words: bool, language: str | None) -> WhisperTranscript:
+    def expected_tokens(self, text: str) -> list[int]:
+        return [len(text)]
+
+    def transcribe(
+        self, audio: Samples, *, beam: int, words: bool, language: str | None, expected: Sequence[int]
+    ) -> WhisperTranscript:
         seconds = len(audio) / SAMPLE_RATE
+        self.expected.append(list(expected))
         self.begun.append((beam, seconds, language))
         assert self.goes_on.wait(PATIENCE_SEC)
         self.now += self.pace * seconds
@@ -181,11 +188,23 @@ def test_text_of_noise_is_dropped(
 
 
 def test_a_request_may_have_a_language(recogniser: WhisperRecogniser, model: TimedModel) -> None:
-    german = recogniser.in_language("de")
+    german = recogniser.expecting(language="de")
     german.transcribe(pcm(1)).result(PATIENCE_SEC)
     recogniser.transcribe(pcm(1)).result(PATIENCE_SEC)
     assert [language for _, _, language in model.begun] == ["de", None]
     assert german.capabilities.languages == {"de", "en"}
+
+
+def test_a_request_may_name_what_is_to_be_expected(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    request = request_of(open_input(), expected="Ng, Ngo.")
+    model.expected.clear()
+    expecting = recogniser.transcriber(request)
+    expecting.transcribe(pcm(1)).result(10)
+    expecting._interim(pcm(1))
+    recogniser.transcribe(pcm(1)).result(10)
+    assert model.expected == [[8], [8], []]
+    assert recogniser.transcriber(request_of(open_input())) is recogniser
+    assert recogniser.capabilities.keywords
 
 
 def test_the_start_and_the_work_measure_what_it_costs(recogniser: WhisperRecogniser, model: TimedModel) -> None:

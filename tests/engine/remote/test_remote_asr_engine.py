@@ -132,12 +132,15 @@ async def test_each_utterance_is_a_file() -> None:
 
 async def test_what_a_request_says_of_its_speech_goes_along() -> None:
     async with (
-        upstream(written=[writes("x")], models=("other", "whisper")) as there,
+        upstream(written=[writes("x"), writes("x")], models=("other", "whisper")) as there,
         remote_asr(there, model="whisper") as engine,
     ):
-        await transcribed(engine, FIRST, language="de", sampling={"temperature": 0.25})
-    (form,) = there.heard
+        await transcribed(engine, FIRST, language="de", expected="Ng.", sampling={"temperature": 0.25})
+        await transcribed(engine, FIRST)
+    form, bare = there.heard
     assert (form["model"], form["language"], form["temperature"]) == (b"whisper", b"de", b"0.25")
+    assert form["prompt"] == b"Ng."
+    assert not bare.keys() & {"prompt", "language", "temperature"}
 
 
 async def test_silence_is_not_sent() -> None:

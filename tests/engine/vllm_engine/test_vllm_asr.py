@@ -99,6 +99,23 @@ async def test_words_are_those_of_transformers(
     assert words(text) == WORDS[name]
 
 
+async def test_what_is_expected_is_heard(engine: RecogniserEngine) -> None:
+    assert isinstance(engine.recogniser, VllmRecogniser)
+    assert engine.capabilities.keywords
+    pieces = clip_bytes("librivox_ss_0870") + silence(1)
+    heard = await answered(engine, *audio(pieces), task=Task.TRANSCRIBE, expected="Jon Dashwoode.")
+    assert "Dashwoode had" in heard.text
+    # Of much, the end counts; none of it is a token that means something, and the text has room behind it.
+    much = "Zyntrix Kwillfoss <|endoftext|> " * 200 + "Jon Dashwoode."
+    before = engine.recogniser._before(much)
+    tokenizer = engine.recogniser.llm.get_tokenizer()
+    tokens = tokenizer.encode(before, add_special_tokens=False)
+    assert [token for token in tokens if token >= tokenizer.eos_token_id] == tokens[:1]
+    assert (tokenizer.decode(tokens[:1]), before.endswith(" Jon Dashwoode.")) == ("<|startofprev|>", True)
+    assert 200 < len(tokens) < 224
+    await engine.recogniser.transcribe(clip_pcm("librivox_ss_0870"), language=None, expected=much)
+
+
 async def test_utterances_are_settled_one_by_one(engine: RecogniserEngine) -> None:
     pieces = clip_bytes("goforward") + silence(1.5) + clip_bytes("goforward") + silence(1)
     answer = await answered(engine, *audio(pieces), task=Task.TRANSCRIBE)

@@ -432,6 +432,23 @@ async def test_nobody_comes_back_to_a_restored_session() -> None:
     await second.stop()
 
 
+async def test_words_to_expect_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    able = dataclasses.replace(Server(Reins()).engine.capabilities, keywords=True)
+    monkeypatch.setattr(ReinedEngine, "capabilities", able)
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    session = first.sessions.open(None)
+    wanted = {"input_audio": {"keywords": ["Jon Dashwoode"], "prompt": "Then."}}
+    session.conversation.configure(wanted)
+    restored = second.sessions.restore(first.sessions.save(session), None)
+    configuration = restored.conversation.configuration
+    assert configuration.wanted == wanted
+    assert configuration.effective.input_audio.keywords == ["Jon Dashwoode"]
+    await first.stop()
+    await second.stop()
+
+
 async def test_what_a_server_does_not_know_leaves_nothing_behind() -> None:
     first, second = Server(Reins()), Server(Reins())
     await first.engine.start()

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import CapableEngine
+from support.capable_engine import CapableEngine, HearingEngine, said
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.part_engines import RetortEngine
-from support.realtime_client import RealtimeClient, realtime_client, text_of
+from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 
 from omni_ws.audio.pcm import decode_mu_law
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
@@ -89,6 +89,31 @@ async def test_fields_are_merged_and_null_is_a_value() -> None:
         assert (session["instructions"], session["tools"]) == ("Be brief.", [])
         assert session["audio"]["input"]["turn_detection"] is None
         assert session["audio"]["input"]["transcription"] == {"model": "whisper-1"}
+
+
+async def test_the_prompt_of_a_transcription_is_what_the_engine_expects() -> None:
+    engine = HearingEngine([said("yes")], heard=[said("yes")], keywords=True)
+    async with live_server(engine) as server, realtime_client(server) as client:
+        for transcription in ({"prompt": "Ng"}, {"language": "en"}, None, {"prompt": "a" * 4096}):
+            session = await client.update(audio={"input": {"transcription": transcription}})
+            assert session["audio"]["input"]["transcription"] == transcription
+            await client.say("x")
+            await client.respond()
+        for prompt in ("a" * 4097, 5):
+            error = await failed(
+                client, "session.update", session={"audio": {"input": {"transcription": {"prompt": prompt}}}}
+            )
+            assert (error["code"], error["param"]) == ("invalid_value", "session.audio.input.transcription.prompt")
+    assert [request.expected for request in engine.requests] == ["Ng", "", "", "a" * 4096]
+
+
+async def test_a_prompt_for_an_engine_that_can_expect_nothing_has_no_effect() -> None:
+    engine = HearingEngine([said("yes")])
+    async with live_server(engine) as server, realtime_client(server) as client:
+        await client.update(audio={"input": {"transcription": {"prompt": "Ng"}}})
+        await client.say("x")
+        await client.respond()
+    assert [request.expected for request in engine.requests] == [""]
 
 
 async def test_fields_of_the_beta_version_are_taken() -> None:

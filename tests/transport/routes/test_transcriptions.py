@@ -312,6 +312,46 @@ async def test_the_language_reaches_the_engine_from_every_front_end() -> None:
     assert [request.language for request in engine.requests] == ["de", None, "en", None]
 
 
+async def test_what_is_expected_reaches_the_engine_from_every_front_end() -> None:
+    engine = CapableEngine(SCRIPT)
+    most = ["a" * 64] * 100
+    async with live_server(engine) as server:
+        assert (await transcribe(server, prompt="Names: Ng")).status == 200
+        assert (await transcribe(server, prompt="a" * 4096)).status == 200
+        async with connect(server.websocket_url, config={"input_audio": {"keywords": ["Ng", "Ngo"]}}) as session:
+            assert session.created.capabilities.keywords is True
+            assert session.input_audio.keywords == ["Ng", "Ngo"]
+            await session.ask_text("x")
+            for fields, param in (
+                ({"keywords": [*most, "a"]}, "keywords"),
+                ({"keywords": ["a" * 65]}, "keywords[0]"),
+                ({"prompt": "a" * 4097}, "prompt"),
+            ):
+                with pytest.raises(InvalidValue) as caught:
+                    await session.configure(input_audio=fields)
+                assert caught.value.param == f"input_audio.{param}"
+            await session.configure(input_audio={"keywords": most, "prompt": "Then."})
+            await session.ask_text("x")
+            await session.configure(input_audio={"keywords": None, "prompt": None})
+            await session.ask_text("x")
+    texts = ["Names: Ng", "a" * 4096, "Ng, Ngo.", f"Then. {', '.join(most)}.", ""]
+    assert [request.expected for request in engine.requests] == texts
+
+
+async def test_an_engine_that_can_expect_nothing_refuses_it_by_name() -> None:
+    async with live_server(CapableEngine(SCRIPT, keywords=False)) as server:
+        refusal = await transcribe(server, prompt="Ng")
+        assert (refusal.status, refusal.error["code"]) == (400, "unsupported_parameter")
+        assert refusal.error["param"] == "prompt"
+        async with connect(server.websocket_url) as session:
+            assert not session.created.capabilities.keywords
+            for name, value in (("keywords", ["Ng"]), ("prompt", "Ng")):
+                with pytest.raises(UnsupportedParameter) as caught:
+                    await session.configure(input_audio={name: value})
+                assert caught.value.param == f"input_audio.{name}"
+            await session.configure(input_audio={"keywords": [], "prompt": ""})
+
+
 async def test_empty_fields_are_absent() -> None:
     engine = CapableEngine(SCRIPT)
     names = (
@@ -389,7 +429,7 @@ def test_an_extended_file_name_is_read() -> None:
 REFUSED_FIELDS: list[tuple[dict[str, Any], int, str, str]] = [
     ({"language": "tlh"}, 400, "unsupported_parameter", "language"),
     ({"language": "d!"}, 400, "invalid_value", "language"),
-    ({"prompt": "Names: Ng"}, 400, "unsupported_parameter", "prompt"),
+    ({"prompt": "a" * 4097}, 400, "invalid_value", "prompt"),
     ({"include__": "logprobs"}, 400, "unsupported_parameter", "include"),
     ({"chunking_strategy": "server_vad"}, 400, "unsupported_parameter", "chunking_strategy"),
     ({"response_format": "xml"}, 400, "invalid_value", "response_format"),
