@@ -15,6 +15,9 @@ _SETTLE_SEC = 0.002
 #: Before a jump that ends sessions and connections (_FAR_SEC of virtual time or more), what a busy kernel may need.
 _SETTLE_FAR_SEC = 0.02
 _FAR_SEC = 1.0
+#: Before a jump as far as the time-outs of sessions: a timer of theirs stays armed while an answer is made in a thread.
+_SETTLE_FARTHEST_SEC = 1.0
+_FARTHEST_SEC = 60.0
 #: Real time after which a loop with no timer and nothing to read counts as a deadlock.
 _DEADLOCK_SEC = 5.0
 
@@ -43,7 +46,8 @@ class JumpingSelector(selectors.DefaultSelector):
             if not ready:
                 raise Deadlock("every task waits, and nothing is left to wake one")
             return ready
-        ready = super().select(_SETTLE_SEC if timeout < _FAR_SEC else _SETTLE_FAR_SEC)
+        near = _SETTLE_SEC if timeout < _FAR_SEC else _SETTLE_FAR_SEC
+        ready = super().select(near if timeout < _FARTHEST_SEC else _SETTLE_FARTHEST_SEC)
         if not ready:
             self.now += timeout
             self.jumps += 1
