@@ -109,7 +109,7 @@ class SoleRequest(Attachment):
 
     @asynccontextmanager
     async def running(self, source: InputSource) -> AsyncIterator[None]:
-        """Run the conversation, fed by ``source``, until the block ends. Raises the error that refuses early input."""
+        """Run the conversation, fed by ``source``, until the block ends."""
         tasks = [asyncio.create_task(self._guard(self.conversation.run), name="request over http: answers")]
         try:
             feed: Callable[[], Awaitable[None]] | None = None
@@ -134,14 +134,21 @@ class SoleRequest(Attachment):
                 self.conversation.observed.ended()
 
     def _feed_some(self, chunks: Iterator[InputChunk]) -> bool:
-        """Feed chunks, until the engine is behind or others must have a turn. Returns whether all chunks are fed."""
-        for _ in range(_CHUNKS_AT_A_TIME):
-            if (chunk := next(chunks, None)) is None:
-                self.end_input()
-                return True
-            self._receive(chunk)
-            if self.conversation.input_full():
-                break
+        """Feed chunks, until the engine is behind or others must have a turn. Returns whether there is no more to feed.
+
+        An error that refuses a chunk ends the feeding; ``take`` raises it.
+        """
+        try:
+            for _ in range(_CHUNKS_AT_A_TIME):
+                if (chunk := next(chunks, None)) is None:
+                    self.end_input()
+                    return True
+                self._receive(chunk)
+                if self.conversation.input_full():
+                    break
+        except OmniError as error:
+            self._outbox.put_nowait(error)
+            return True
         return False
 
     async def _feed_rest(self, chunks: Iterator[InputChunk]) -> None:
@@ -463,8 +470,7 @@ async def respond_error_event(exchange: HttpExchange, error: OmniError) -> None:
     """Respond with a stream of one ``event: error``, for clients that read errors from events only."""
     exchange.tell_error(error)
     await exchange.start(200, SSE_HEADERS)
-    await exchange.write(error_event(error))
-    await exchange.end()
+    await exchange.end([error_event(error)])
 
 
 def error_event(error: OmniError) -> bytes:

@@ -13,6 +13,7 @@ from support.event_stream import DONE, Event, events_of
 from support.live_server import LiveServer, live_server
 from support.part_engines import SnapshotEngine
 from support.raw_http import RawResponse, post, raw_client, request
+from support.scrape import scrape
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Finished, TextOutput
@@ -236,6 +237,20 @@ async def test_one_prompt_that_fails_fails_all() -> None:
     async with live_server(OneFails()) as server:
         response = await ask(server, prompt=["one", "two"])
         assert (response.status, response.error["code"]) == (500, "engine_failed")
+
+
+async def test_one_prompt_that_is_too_long_ends_every_session() -> None:
+    limits = {"max_payload_per_session": 1000, "max_chunk_bytes": 600}
+    async with live_server(streaming_input=limits) as server:
+        response = await ask(server, prompt=["a" * 2000, "two", "three"])
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
+        metrics = await scrape(server)
+    origin = {"origin": "http"}
+    assert (
+        metrics.value("session_duration_seconds_count", **origin)
+        == metrics.value("sessions_opened_total", **origin)
+        == 3
+    )
 
 
 async def test_a_client_that_leaves_ends_every_prompt() -> None:
