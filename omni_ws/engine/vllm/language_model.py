@@ -181,10 +181,10 @@ class LanguageModel:
         """Convert a prompt to vLLM's internal form, processing its media off the event loop. Raises as ``generate``."""
         llm = self.llm
         try:
-            if "multi_modal_data" in prompt:
-                (rendered,) = await llm.renderer.render_cmpl_async([prompt])
-            else:  # nothing to compute: two tasks for that would only take time
+            if "prompt_token_ids" in prompt and "multi_modal_data" not in prompt:  # nothing to compute: no tasks for it
                 (rendered,) = llm.renderer.render_cmpl([prompt])
+            else:
+                (rendered,) = await llm.renderer.render_cmpl_async([prompt])
         except asyncio.CancelledError:
             if prompt.get("multi_modal_data"):
                 await self.forget_media()

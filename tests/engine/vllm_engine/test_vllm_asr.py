@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -97,6 +98,13 @@ async def test_words_are_those_of_transformers(
     text = await engine.recogniser.transcribe(clip_pcm(name), language=None)
     assert text == await asyncio.to_thread(reference, name)
     assert words(text) == WORDS[name]
+
+
+async def test_audio_is_not_prepared_on_the_event_loop(engine: RecogniserEngine) -> None:
+    assert isinstance(engine.recogniser, VllmRecogniser)
+    with patch.object(engine.recogniser.llm.renderer, "render_cmpl", side_effect=AssertionError):
+        text = await engine.recogniser.transcribe(clip_pcm("goforward"), language=None)
+    assert words(text) == WORDS["goforward"]
 
 
 async def test_what_is_expected_is_heard(engine: RecogniserEngine) -> None:
