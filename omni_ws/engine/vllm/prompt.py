@@ -30,7 +30,7 @@ FREE_SEARCH_CHARACTERS: Final = 4096
 
 @dataclass(slots=True)
 class PromptDraft:
-    """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread.
+    """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread, unless the text is short.
 
     The draft does not know which part of the prompt a model has received already; see Given.
     """
@@ -264,7 +264,7 @@ class PromptContext:
 
 
 class PromptForm:
-    """The format of one model's prompts. Its methods run in the tokenizer's thread.
+    """The format of one model's prompts. Its methods run in the tokenizer's thread, unless the text is short.
 
     ``render`` applies the chat template to messages, tools and further arguments, and ends with the header of the
     answer. ``placeholder`` returns the text that stands for the n-th item of a modality (from 1).

@@ -228,23 +228,31 @@ class Thinker:
             parts.close_part()
             return draft, draft.whole()
 
-        at_once = begun is None and self._is_short(texts) and self._shared.thread.idle
-        draft, whole = complete() if at_once else await self._in_thread(complete)
+        if begun is None and self._shared.thread.idle and self._is_short(texts):
+            with events.span(self.name, "scheduler_request_build_start", "scheduler_request_build_end"):
+                draft, whole = complete()
+        else:
+            draft, whole = await self._in_thread(complete)
         await self._answer(WarmedPrefix(self._origin), draft, whole, sink, outputs)
 
     def _is_short(self, texts: Iterable[TextPart | ToolResultPart]) -> bool:
-        """Whether the prompt takes little work: short text, without tools, grammars or media."""
-        request = self._request
-        history = [part for message in request.history for part in message.parts]
-        if request.tools or request.options.structure is not None or any(one.speech or one.picture for one in history):
+        """Whether the prompt takes little work: short text, and no tools, grammar, media or long arguments."""
+        request, options = self._request, self._request.options
+        arguments = options.template_arguments
+        if request.tools or options.structure is not None or any(message.tool_calls for message in request.history):
             return False
-        characters = sum(len(one.text) for one in history) + sum(len(one.text) for one in texts)
+        history = [part for message in request.history for part in message.parts]
+        if any(one.speech or one.picture for one in history):
+            return False
+        if not all(isinstance(value, int) for value in arguments.values()):
+            return False
+        characters = sum(map(len, arguments)) + sum(len(one.text) for one in (*history, *texts))
         return len(request.instructions) + characters <= AT_ONCE_CHARACTERS
 
     def _add(
         self, begun: tuple[PromptDraft, InputParts] | None, decoded: Iterable[DecodedPart]
     ) -> tuple[PromptDraft, InputParts]:
-        """Add input to a prompt, or to a new one; runs in the tokenizer's thread. Raises as ``_prepare``."""
+        """Add input to a prompt, or to a new one; in the tokenizer's thread, unless short. Raises as ``_prepare``."""
         draft, parts = begun or self._begin()
         for one in decoded:
             parts.add(one)
@@ -262,7 +270,7 @@ class Thinker:
         return draft, self._input
 
     def _prepare(self) -> PromptDraft:
-        """Return an empty draft; runs in the tokenizer's thread.
+        """Return an empty draft; in the tokenizer's thread, unless ``_is_short``.
 
         Raises InvalidValue for options that vLLM does not support, and for a history that the template rejects.
         """
