@@ -186,16 +186,16 @@ class RealtimeDialect:
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True
         self._goes_on = saved is not None
-        if saved is not None:
-            try:
+        try:
+            if saved is not None:
                 self._restore(saved)
-            except BaseException:
-                self.close()
-                raise
-        else:
-            conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
-            conversation.configure(self._config(bound))
-        self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
+            else:
+                conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
+                conversation.configure(self._config(bound))
+            self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
+        except BaseException:
+            self.close()
+            raise
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
