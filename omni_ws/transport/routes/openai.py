@@ -483,7 +483,8 @@ class SpokenAnswers:
 
     async def find(self, audio_ids: Iterable[str], *, key: str | None) -> dict[str, str]:
         """Return the transcripts by id, as far as this server gave such answers to this key within KNOWN_SEC."""
-        wanted = set(audio_ids)
+        if not (wanted := set(audio_ids)):
+            return {}
         found = self._own(wanted, key)
         if (missing := wanted - found.keys()) and self._group is not None:
             for told in await self._group.ask_others(SPOKEN_ANSWERS, (key, tuple(missing))):
@@ -503,7 +504,8 @@ class SpokenAnswers:
 
     def _drop_old(self, own: OrderedDict[str, tuple[float, str]]) -> None:
         characters = sum(len(text) for _, text in own.values())
-        for oldest, (until, text) in tuple(own.items()):
+        while own:
+            oldest, (until, text) = next(iter(own.items()))
             if until > self._now() and len(own) <= MAX_ANSWERS and characters <= MAX_CHARACTERS:
                 return
             characters -= len(text)
