@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, ServerConfig, VllmConfig, VoiceChoice
-from omni_ws.config.parts import LOCAL_PORTS, OPENAI_KEY, REMOTE_PARTS, SERVER, PartConfig
+from omni_ws.config.parts import FETCHED_LLMS, LOCAL_PORTS, OPENAI_KEY, REMOTE_PARTS, SERVER, PartConfig
 from omni_ws.config.plugins import ENGINES, made
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
@@ -145,12 +145,12 @@ def llm_of(config: ServerConfig) -> Engine:
         case "gguf":
             assert choice.model is not None  # the configuration is refused without a model
             return _gguf(config, Path(choice.model).expanduser())
-        case "qwen" | "qwen3-1.7b" | "qwen3-0.6b" | "qwen2.5-1.5b":
+        case "smollm2":
+            return _fetched_llm(config)
+        case name if name in FETCHED_LLMS:
             from omni_ws.engine.llm.rules_engine import RulesFirst
 
             return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
-        case "smollm2":
-            return _fetched_llm(config)
     from omni_ws.engine.remote.engine import LocalServerLlm, RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
 

@@ -95,10 +95,7 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
     failed = False
     for weights in chosen:
         try:
-            with ProgressLines(sys.stderr) as progress:
-                folder = cache.fetch(weights, Fetching(progress))
-            _prepare(weights, folder)
-            print(f"{weights.name}: {folder}")
+            print(f"{weights.name}: {_fetched(cache, weights)}")
         except WeightsError as error:
             failed = True
             print(f"omni-ws weights: error: {error}", file=sys.stderr)
@@ -106,10 +103,13 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
     return FAILURE if failed else 0
 
 
-def _prepare(weights: PinnedWeights, folder: Path) -> None:
-    """Make what a server would else make of fetched files at its first start, in a second or two."""
+def _fetched(cache: WeightsCache, weights: PinnedWeights) -> Path:
+    """Fetch weights, and make what a server would else make of them at its first start, in a second or two."""
+    with ProgressLines(sys.stderr) as progress:
+        folder = cache.fetch(weights, Fetching(progress))
     if weights.name == "encyclopedia":
         load_encyclopedia(folder / weights.files[0].name)
+    return folder
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -169,9 +169,7 @@ def fetch_for_start(config: ServerConfig) -> None:
     failed = []
     for weights in wanted_weights(config):
         try:
-            with ProgressLines(sys.stderr) as progress:
-                folder = cache.fetch(weights, Fetching(progress))
-            _prepare(weights, folder)
+            _fetched(cache, weights)
         except WeightsError:
             failed.append(weights.name)
     if failed:

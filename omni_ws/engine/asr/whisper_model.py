@@ -20,8 +20,7 @@ from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command, install_command
-from omni_ws.weights.cache import weights_cache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights.cache import fetched_folder
 
 if TYPE_CHECKING:
     import ctranslate2
@@ -55,7 +54,7 @@ def whisper_folder(model: str) -> Path:
         if (folder := Path(model)).is_dir():
             return folder
         raise EngineFailed(f"there is no folder {model}; Whisper is {', '.join(PINNED)}, or a folder with its files")
-    if (found := weights_cache().find(pinned_weights()[name])) is not None:
+    if (found := fetched_folder(name)) is not None:
         return found
     raise EngineFailed(f"the weights of Whisper {model} are not here; fetch them with: {fetch_command(name)}")
 

@@ -34,8 +34,7 @@ from omni_ws.engine.tts.synthesiser import (
 from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.profiler import events
-from omni_ws.weights.cache import fetched_file, weights_cache
-from omni_ws.weights.sources import pinned_weights
+from omni_ws.weights.cache import fetched_file, fetched_folder
 
 log = logging.getLogger(__name__)
 
@@ -419,7 +418,7 @@ def hibari_file(file: Path | None = None) -> Path:
 def kokoro_folder(folder: Path | None = None) -> Path:
     """Return the folder of Kokoro's weights, like ``hibari_file``."""
     _check_packages("kokoro", "hibari", RUNTIME, "onnxruntime")
-    found = folder or weights_cache().find(pinned_weights()["kokoro"])
+    found = folder or fetched_folder("kokoro")
     if found is None:
         raise NoVoice(f"its weights are not on this machine: {fetch_command('kokoro')}")
     return found
