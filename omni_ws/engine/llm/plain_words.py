@@ -40,13 +40,19 @@ def expanded(phrase: str) -> list[str]:
 
     Brackets may be nested.
     """
-    if (found := _BRACKET.search(phrase)) is None:
-        if any(bracket in phrase for bracket in "()[]"):
-            raise ValueError(f"{phrase!r} has a bracket too many, or too few")
-        return list(dict.fromkeys(" ".join(sentence.split()) for sentence in phrase.split("|")))
-    inside = [*found[0][1:-1].split("|"), *([""] if found[0][0] == "[" else [])]
-    begin, end = phrase[: found.start()], phrase[found.end() :]
-    return list(dict.fromkeys(sentence for one in inside for sentence in expanded(begin + one + end)))
+    sentences: dict[str, None] = {}
+    unexpanded = [phrase]
+    while unexpanded:
+        part = unexpanded.pop()
+        if (found := _BRACKET.search(part)) is None:
+            if any(bracket in part for bracket in "()[]"):
+                raise ValueError(f"{part!r} has a bracket too many, or too few")
+            sentences.update((" ".join(sentence.split()), None) for sentence in part.split("|"))
+            continue
+        inside = [*found[0][1:-1].split("|"), *([""] if found[0][0] == "[" else [])]
+        begin, end = part[: found.start()], part[found.end() :]
+        unexpanded += [begin + one + end for one in reversed(inside)]
+    return list(sentences)
 
 
 # Plain words: text in a uniform spelling, and without courtesies ("please", "could you") around it

@@ -74,7 +74,7 @@ def answer(
 def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: object = None) -> Iterator[str] | None:
     """The sentences of an answer that rules give exactly, each request in ``text`` for itself; None for all else.
 
-    Nothing is guessed here: words that only sound alike, or a word that tells enough among others, do not count.
+    Nothing is guessed here: misspelled words, or a word that tells enough among others, do not count.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain or len(plain) > _MAX_SENTENCES_LETTERS:

@@ -117,6 +117,12 @@ def _countries() -> dict[str, tuple[str, dict[str, Any]]]:
     return {plain_words(one): (name, countries[name]) for one, name in names}
 
 
+@cache
+def _countries_by_capital() -> dict[str, str]:
+    """Capitals, in plain words → the first country that has it."""
+    return {plain_words(facts["capital"]): name for name, facts in reversed(read("countries").items())}
+
+
 _WITH_THE: Final = re.compile(
     "(?:United|Netherlands|Philippines|Dominican Rep|Central African|Maldives|Bahamas|Gambia|Democratic|Republic|"
     "Marshall|Solomon|Seychelles|Comoros)|.* Islands$"
@@ -127,8 +133,9 @@ def country(asked: Asked, slots: Slots) -> str | None:
     """The capital, the language or the currency of a country, or the country of a capital."""
     name = re.sub(r"^the ", "", slots["name"]).removesuffix(" s").removesuffix("'s")
     if "capital" in slots:
-        known = [one for one, facts in read("countries").items() if plain_words(facts["capital"]) == name]
-        return f"{read('countries')[known[0]]['capital']} is the capital of {_spoken(known[0])}." if known else None
+        if (of := _countries_by_capital().get(name)) is None:
+            return None
+        return f"{read('countries')[of]['capital']} is the capital of {_spoken(of)}."
     if name not in _countries():
         return None
     found, facts = _countries()[name]
