@@ -340,14 +340,11 @@ class InputStream:
         self.reorder.next_sequence_id, self.reorder.statistics = saved.next_sequence_id, saved.statistics
         for number, chunk in saved.waiting:
             size = 0 if chunk is None else len(chunk.payload)
-            self._release(-size)  # counted whether there is room or not
-            self.waiting_bytes += size
+            self.release_waiting(-size)  # counted even if there is no room
             self.reorder.hold(number, chunk, now=now)
         if saved.offsets is not None:
             self.offsets = OffsetBuffer(self.limits.reorder_window)
-            size = self.offsets.restore(saved.offsets)
-            self._release(-size)
-            self.waiting_bytes += size
+            self.release_waiting(-self.offsets.restore(saved.offsets))
         self.numbered, self._ends_at, self._next_ref = saved.numbered, saved.ends_at, saved.next_ref
         self._finish_after = set(saved.finish_after)
         self.received_bytes, self.duplicates = saved.received_bytes, saved.duplicates

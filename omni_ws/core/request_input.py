@@ -458,6 +458,7 @@ class RequestInput:
         """End the input because the client cancelled the request.
 
         Like ``expire`` and ``fail``, it discards buffered input, returns no events and does nothing if the input has
+        ended.
         """
         self._close(InputState.CANCELLED)
 

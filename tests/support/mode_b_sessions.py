@@ -13,7 +13,7 @@ from omni_ws.core.request_input import InputState
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import ShuttingDown
-from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
 from omni_ws.wire.openai_responses import ResponseOptions
 from omni_ws.wire.streaming_body import BodyChunk
@@ -42,13 +42,11 @@ class Slots:
         self.taken -= 1
 
 
-def opener(sessions: SessionFactory, registry: ModeBRegistry) -> Callable[..., ModeBSession]:
+def opener(registry: ModeBRegistry) -> Callable[..., ModeBSession]:
     """A function that opens a session, for a key and with a slot where it is given them."""
 
     def opened(key: ApiKey | None = None, slot: ExitStack | None = None) -> ModeBSession:
-        conversation = sessions.open(
-            output_formats=FILE_FORMATS, single_request=True, streamed_body=True, stored=registry.stored
-        )
+        conversation = registry.open(key)
         conversation.configure({"modalities": ["text"]})
         return registry.add(conversation, FORM, key=key, slot=slot or ExitStack())
 

@@ -279,8 +279,7 @@ class _Stretch:
             pass  # the client, or the LLM, has ended
         except Exception as error:
             # Reported at once, because the speaker may say nothing more for a while.
-            if not self._outputs.closed:
-                self._outputs.fail(error)
+            self._outputs.fail(error)
         finally:
             self._heard.discard()
 

@@ -103,10 +103,9 @@ class _Worker:
     def _open(self, session: int, settings: Any) -> None:
         try:
             self._model.open(session, settings)
-        except EngineOverloaded:
-            self._link.send(SlotRefused(session, "all slots are taken", overloaded=True))
-        except InvalidValue as refusal:
-            self._link.send(SlotRefused(session, str(refusal)))
+        except (EngineOverloaded, InvalidValue) as refusal:
+            overloaded = isinstance(refusal, EngineOverloaded)
+            self._link.send(SlotRefused(session, str(refusal), overloaded=overloaded))
         else:
             self._sessions.add(session)
             self._link.send(SlotOpened(session))

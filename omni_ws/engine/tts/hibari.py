@@ -66,10 +66,9 @@ class Hibari:
         name, about = known.get(digest, (file.stem, {}))
         self._reader = HibariReader(british=bool(about.get("british")))
         self._network, self._outputs = self._loaded(content, file)
-        self._has_times = _ENDS in self._outputs
         language = str(about.get("language", "en")).lower()
         # Of a file that is not known, the licence is not known either.
-        notes = (", Apache-2.0" if about else "", "" if self._has_times else ", without word times")
+        notes = (", Apache-2.0" if about else "", "" if _ENDS in self._outputs else ", without word times")
         source = "".join((file.name, *notes))
         self.facts = VoiceFacts(f"hibari {__version__}", source, (name,), {name: language}, latin_only=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -129,7 +130,7 @@ class PositionalNoise(nn.Module):  # type: ignore[misc]
     def __init__(self, linear: nn.Module, decoder: SnacDecoder, seed: int) -> None:
         super().__init__()
         self.linear = linear
-        self._decoder = decoder
+        self._decoder = weakref.proxy(decoder)  # which owns this module
         self._seed = seed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

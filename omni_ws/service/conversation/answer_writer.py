@@ -269,7 +269,6 @@ class AnswerWriter:
         """Accept no more outputs, and end the engine's call if it has not ended."""
         self._over = True
         self._waiting.clear()
-        self._waiting_bytes = 0.0
         if self._fewer is not None:
             self._fewer.set()
         if self._making is not None:

@@ -566,7 +566,6 @@ class Conversation:
 
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only if ``run`` never ran. Idempotent."""
-        self._stop_watching()
         self._flow.notify_observers()
         self.queue.end_all(self._reason_at_end)
         if self._listener is not None:
@@ -575,6 +574,7 @@ class Conversation:
         self.ledger.close()
         self._configurations.clear()
         self.configuration.close()
+        self._stop_watching()  # at last: a request that ends may have set the timer
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""

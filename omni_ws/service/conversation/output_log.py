@@ -145,9 +145,8 @@ class OutputLog:
 
     *Waiting.* A writer of output waits for ``room``, then uses ``put_nowait``. If no message waits, the output goes to
     the reader at once, unless it follows another within COALESCE_SEC: then it is queued, and so are those after it.
-    Control messages
-    use ``put_nowait`` alone, which never fails: they may make the log full, and the transport then stops reading the
-    client that provokes them. The log is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while all sessions of
+    Control messages use ``put_nowait`` alone, which never fails: they may make the log full, and the transport then
+    stops reading the client that provokes them. The log is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while all sessions of
     the server together hold more than half of ``budget``; the other half is for input. A client that leaves it full for
     ``write_timeout`` seconds is a SlowConsumer.
 

@@ -319,7 +319,6 @@ class CallChannel(PausedReading):
         self._channel: RTCDataChannel | None = None
         self._receiver: FrameReceiver | None = None
         self._pauses = Pause.EARLY
-        self._pass_scheduled = False
         self._watch = None
         #: Messages that wait, with whether each is text.
         self._unread: deque[tuple[bytes, bool]] = deque()

@@ -28,7 +28,7 @@ async def test_a_session_passes_through_all_its_stages() -> None:
     sessions = factory()
     registry = ModeBRegistry(sessions)
     slots = Slots()
-    session = opener(sessions, registry)(slot=slots.take())
+    session = opener(registry)(slot=slots.take())
     assert registry.get(session.id, None) is session
     assert (session.state, session.started, slots.taken) == (InputState.OPEN, False, 1)
     await session.feed([chunk("a ")])
@@ -51,7 +51,7 @@ async def test_a_session_that_is_cancelled_before_its_task_ran_releases_its_slot
     sessions = factory()
     registry = ModeBRegistry(sessions)
     slots = Slots()
-    session = opener(sessions, registry)(slot=slots.take())
+    session = opener(registry)(slot=slots.take())
     session.cancel()
     session.cancel()
     await session.wait_released()
@@ -91,7 +91,7 @@ async def test_an_ended_session_releases_its_conversation(ending: str) -> None:
 async def test_a_session_is_found_by_its_own_key_alone() -> None:
     sessions = factory(replica_id="r-1")
     registry = ModeBRegistry(sessions)
-    opened = opener(sessions, registry)
+    opened = opener(registry)
     ours, free = opened(ONE), opened()
     assert ours.id.startswith("r-1_sess_")
     assert registry.get(ours.id, ONE) is ours
@@ -106,7 +106,7 @@ async def test_the_session_that_ended_first_is_forgotten_beyond_the_limit(monkey
     monkeypatch.setattr(mode_b_session, "MAX_REMEMBERED", 3)
     sessions = factory()
     registry = ModeBRegistry(sessions)
-    opened = opener(sessions, registry)
+    opened = opener(registry)
     known = [opened() for _ in range(4)]
     for session in known[:3]:
         await answered(session)
@@ -125,7 +125,7 @@ async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
     engine = ScriptedEngine([TextOutput("y" * 1000)])
     sessions = factory(engine, limits={"max_held_bytes": 4 * 40_000})
     registry = ModeBRegistry(sessions)
-    opened = opener(sessions, registry)
+    opened = opener(registry)
     modest = opened(ONE)
     await answered(modest)
     flood = [opened(TWO) for _ in range(8)]
@@ -149,7 +149,7 @@ async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
 async def test_readers_up_to_the_limit() -> None:
     sessions = factory()
     registry = ModeBRegistry(sessions)
-    session = opener(sessions, registry)()
+    session = opener(registry)()
     with ExitStack() as readers:
         for _ in range(MAX_READERS):
             readers.enter_context(session.reading())
@@ -164,7 +164,7 @@ async def test_readers_up_to_the_limit() -> None:
 async def test_draining_ends_sessions_without_input() -> None:
     sessions = factory()
     registry = ModeBRegistry(sessions)
-    opened = opener(sessions, registry)
+    opened = opener(registry)
     idle, begun, waiting, finished = (opened() for _ in range(4))
     await begun.feed([chunk("a ")])
     await waiting.feed([chunk("b", 1)])
@@ -186,7 +186,7 @@ async def test_draining_ends_sessions_without_input() -> None:
 async def test_a_discarded_session_is_not_known() -> None:
     sessions = factory()
     registry = ModeBRegistry(sessions)
-    session = opener(sessions, registry)()
+    session = opener(registry)()
     await session.feed([chunk("half")])
     registry.discard(session)
     with pytest.raises(SessionNotFound):
@@ -200,7 +200,7 @@ async def test_a_failure_is_raised_anew_each_time() -> None:
     engine = ScriptedEngine([RuntimeError("secret")])
     sessions = factory(engine)
     registry = ModeBRegistry(sessions)
-    session = opener(sessions, registry)()
+    session = opener(registry)()
     await session.feed([chunk("x", end=True)])
     await session.ended.wait()
     first, second = session.failure(), session.failure()
@@ -215,7 +215,7 @@ async def test_a_failure_is_raised_anew_each_time() -> None:
 async def test_an_expired_session_stays_expired() -> None:
     sessions = factory()
     registry = ModeBRegistry(sessions)
-    session = opener(sessions, registry)()
+    session = opener(registry)()
     await asyncio.sleep(301)
     for change in (session.expire, session.cancel):
         with pytest.raises(RuntimeError, match="illegal transition from EXPIRED"):

@@ -34,7 +34,7 @@ GAP_SEC = 10
 
 def opened(sessions: SessionFactory, slot: ExitStack | None = None) -> tuple[ModeBSession, ModeBRegistry]:
     registry = ModeBRegistry(sessions)
-    return opener(sessions, registry)(slot=slot), registry
+    return opener(registry)(slot=slot), registry
 
 
 async def in_state(state: InputState, sessions: SessionFactory) -> ModeBSession:
