@@ -49,6 +49,7 @@ BESIDE_OTHERS: Final = ("voice_servers",)
 
 
 def main(arguments: list[str]) -> int:
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))  # benchmarks share helpers with the tests
     known = NAMES + ELSEWHERE + BESIDE_OTHERS
     writes = "--write" in arguments
     arguments = [argument for argument in arguments if argument != "--write"]

@@ -18,7 +18,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,11 +29,10 @@ from typing import Final
 
 from benchmarks.lossy_link import SERVER, LossyLink
 from benchmarks.soak_clients import Talker, Tally, keep_heads_open, send_garbage, take_descriptors
+from benchmarks.soak_microphones import converse
 from benchmarks.soak_network import connect_from_beyond, link_to_cut
 from benchmarks.soak_server import CLOCK_CAN_BE_SET, DESCRIPTORS, Measures, SoakedServer, small_disk
 
-#: Engines, a clock and the server's own detector for the microphones.
-_TESTS: Final = Path(__file__).parents[1] / "tests"
 #: Between two rests.
 ROUND_SEC: Final = 25.0
 #: In which nothing may be left of the clients of a round.
@@ -78,9 +76,6 @@ def main(arguments: Sequence[str] = ()) -> bool:
 
 def _open_microphones(count: int, minutes: float, seed: int) -> bool:
     print(f"### {minutes:g} minutes of {count} microphones, seed {seed}\n")
-    sys.path.append(str(_TESTS))
-    from benchmarks.soak_microphones import converse
-
     findings = converse(seed, count, minutes)
     _print_counts(findings.counts)
     print(f"\n{len(findings.differences)} differences, {len(findings.wrong)} other defects")
