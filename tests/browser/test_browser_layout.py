@@ -146,7 +146,12 @@ async def test_the_panel_for_developers_covers_nothing() -> None:
             assert not await demo.page.evaluate(covered), size
             for _ in range(30):
                 await demo.page.keyboard.press("Tab")
-                await demo.until(_FOCUS_IS_SEEN)  # a frame that has just been listed may move it
+                try:
+                    await demo.until(_FOCUS_IS_SEEN)  # a frame that has just been listed may move it
+                except TimeoutError as error:
+                    focused = await demo.page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+                    error.add_note(f"At {size} nothing is seen of what has the focus: {focused}")
+                    raise
             await demo.page.locator("#close-developer").click()
         # The field for text is left where there is height for it.
         await demo.page.set_viewport_size(PHONE)

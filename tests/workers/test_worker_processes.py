@@ -350,17 +350,18 @@ async def test_a_spoken_answer_is_known_to_every_worker(keyed: WorkerServer) -> 
 async def health(server: WorkerServer) -> dict[str, Any]:
     """What the server says, by the worker that is not stopped, whichever gets the connection first."""
     patience = 0.5
-    while True:
-        async with raw_client(server.port) as client:
-            await client.send(request("GET", "/health"))
-            with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(patience):
-                    answer = await client.response()
-                    if answer.status == 200:  # and the connection is not one too many
-                        found: dict[str, Any] = answer.json()
-                        return found
-        patience += 0.1  # a busy machine needs longer
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE_SEC):
+        while True:
+            async with raw_client(server.port) as client:
+                await client.send(request("GET", "/health"))
+                with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                    async with asyncio.timeout(patience):
+                        answer = await client.response()
+                        if answer.status == 200:  # and the connection is not one too many
+                            found: dict[str, Any] = answer.json()
+                            return found
+            patience += 0.1  # a busy machine needs longer
+            await asyncio.sleep(0.05)
 
 
 async def until_replaced(server: WorkerServer, pid: int) -> None:

@@ -146,9 +146,9 @@ class OutputLog:
     *Waiting.* A writer of output waits for ``room``, then uses ``put_nowait``. If no message waits, the output goes to
     the reader at once, unless it follows another within COALESCE_SEC: then it is queued, and so are those after it.
     Control messages use ``put_nowait`` alone, which never fails: they may make the log full, and the transport then
-    stops reading the client that provokes them. The log is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while all sessions of
-    the server together hold more than half of ``budget``; the other half is for input. A client that leaves it full for
-    ``write_timeout`` seconds is a SlowConsumer.
+    stops reading the client that provokes them. The log is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while
+    all sessions of the server together hold more than half of ``budget``; the other half is for input. A client that
+    leaves it full for ``write_timeout`` seconds is a SlowConsumer.
 
     *Kept.* With a ``kept_capacity``, messages that were taken are kept, up to that many bytes more, until the client
     acknowledges them; the oldest make room, and all but FAIR_SHARE_BYTES do while the server holds more than half of

@@ -199,9 +199,9 @@ def test_a_request_may_name_what_is_to_be_expected(recogniser: WhisperRecogniser
     request = request_of(open_input(), expected="Ng, Ngo.")
     model.expected.clear()
     expecting = recogniser.transcriber(request)
-    expecting.transcribe(pcm(1)).result(10)
+    expecting.transcribe(pcm(1)).result(PATIENCE_SEC)
     expecting._interim(pcm(1))
-    recogniser.transcribe(pcm(1)).result(10)
+    recogniser.transcribe(pcm(1)).result(PATIENCE_SEC)
     assert model.expected == [[8], [8], []]
     assert recogniser.transcriber(request_of(open_input())) is recogniser
     assert recogniser.capabilities.keywords

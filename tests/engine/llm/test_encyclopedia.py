@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.engine_answers import answered, text
 from support.real_models import fetched
+from support.rules_words import is_unknown
 
 from omni_ws.core.history import Message
 from omni_ws.engine.composed.parts import parts_of
 from omni_ws.engine.llm.encyclopedia import Encyclopedia, first_sentence, load_encyclopedia
-from omni_ws.engine.llm.intents.told import UNKNOWN
 from omni_ws.engine.llm.rules import answer, exact_answer
 from omni_ws.engine.llm.rules_engine import RulesEngine
 
@@ -72,10 +72,6 @@ def book(summaries: Path) -> Encyclopedia:
 
 def reply(said: str, book: Encyclopedia | None, *history: Message) -> str:
     return " ".join(answer(said, history, NOW, encyclopedia=book))
-
-
-def is_unknown(said: str) -> bool:
-    return any(said in wordings for wordings in UNKNOWN.values())
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ from datetime import datetime
 from itertools import islice, pairwise
 
 import pytest
+from support.rules_words import is_unknown
 
 from omni_ws.core.history import Message
 from omni_ws.engine.llm.intents.letters import MAX_COUNT
 from omni_ws.engine.llm.intents.matcher import catalogue
-from omni_ws.engine.llm.intents.told import RIDDLES, UNKNOWN
+from omni_ws.engine.llm.intents.told import RIDDLES
 from omni_ws.engine.llm.rules import MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
@@ -30,10 +31,6 @@ def conversation(*texts: str) -> list[str]:
         said = reply(text, *history)
         history += (Message("user", text), Message("assistant", said))
     return [message.text for message in history if message.role == "assistant"]
-
-
-def is_unknown(said: str) -> bool:
-    return any(said == wording for wordings in UNKNOWN.values() for wording in wordings)
 
 
 @pytest.mark.parametrize(

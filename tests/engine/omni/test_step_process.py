@@ -300,7 +300,7 @@ async def test_a_server_that_is_killed_takes_the_process_along() -> None:
         port = listener.getsockname()[1]
         script = f"""
             import asyncio
-            from omni_ws.engine.omni.step_process import ROWS_PER_MESSAGE, StepProcess, StepSession
+            from omni_ws.engine.omni.step_process import StepProcess
             asyncio.run(StepProcess("Talker", "support.step_models:connect_and_wait", {{"port": {port}}}).start())
         """
         server = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(script))

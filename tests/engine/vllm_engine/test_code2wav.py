@@ -144,7 +144,7 @@ class TestStage:
             talker.close()
 
         speaking = asyncio.create_task(speak())
-        await asyncio.to_thread(decoder.entered.wait, 10)
+        assert await asyncio.to_thread(decoder.entered.wait, PATIENCE_SEC)
         before = -1
         while put != before:
             before = put
@@ -160,7 +160,7 @@ class TestStage:
         decoder.gate.clear()
         answer = Answer()
         work = asyncio.create_task(stage(queue).run(source(items(clause(20))), None, answer))
-        await asyncio.to_thread(decoder.entered.wait, 10)
+        assert await asyncio.to_thread(decoder.entered.wait, PATIENCE_SEC)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
@@ -189,7 +189,7 @@ class TestQueue:
     async def test_what_waits_together_is_decoded_together(self, queue: DecodeQueue, decoder: Decoder) -> None:
         decoder.gate.clear()
         first = asyncio.create_task(queue.decode(CodecWindow(clause(3), 0, 0, 3)))
-        await asyncio.to_thread(decoder.entered.wait, 10)
+        assert await asyncio.to_thread(decoder.entered.wait, PATIENCE_SEC)
         others = [asyncio.create_task(queue.decode(CodecWindow(clause(3 + seed, seed), 0, 1, 2))) for seed in range(6)]
         dropped = asyncio.create_task(queue.decode(CodecWindow(clause(3), 0, 0, 3)))
         await asyncio.sleep(0)
@@ -213,7 +213,7 @@ class TestQueue:
     async def test_closing_fails_what_waits(self, queue: DecodeQueue, decoder: Decoder) -> None:
         decoder.gate.clear()
         first = asyncio.create_task(queue.decode(CodecWindow(clause(3), 0, 0, 3)))
-        await asyncio.to_thread(decoder.entered.wait, 10)
+        assert await asyncio.to_thread(decoder.entered.wait, PATIENCE_SEC)
         second = asyncio.create_task(queue.decode(CodecWindow(clause(3), 0, 0, 3)))
         await asyncio.sleep(0)
         closing = asyncio.create_task(queue.close())

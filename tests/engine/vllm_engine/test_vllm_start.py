@@ -80,7 +80,7 @@ async def test_what_is_made_for_a_start_that_is_cancelled_is_discarded(passes: i
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert await asyncio.to_thread(discarded.wait, 300)
+    assert await asyncio.to_thread(discarded.wait, PATIENCE_SEC)
     assert results == ["process"]
 
 

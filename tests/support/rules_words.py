@@ -1,0 +1,10 @@
+"""What the rules say."""
+
+from __future__ import annotations
+
+from omni_ws.engine.llm.intents.told import UNKNOWN
+
+
+def is_unknown(said: str) -> bool:
+    """Whether it is all of an answer to what no rule fits."""
+    return any(said in wordings for wordings in UNKNOWN.values())
