@@ -22,8 +22,9 @@ import numpy as np
 from benchmarks.embedded import SAMPLE_RATE
 from benchmarks.speech.corpus import recordings
 from omni_ws.audio.pcm import SampleLayout, Samples, pcm16_from_samples, samples_from_bytes
+from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
-from omni_ws.audio.vad import SmartTurn, SpeechDetector
+from omni_ws.audio.vad import SpeechDetector
 from omni_ws.caller.script import frame_levels, loud_part
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.weights.cache import WeightsCache, weights_cache

@@ -12,7 +12,7 @@ from omni_ws.transport.realtime.session import Realtime
 from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
 from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
-from omni_ws.transport.telephony.endpoint import TelephonyStreams
+from omni_ws.transport.telephony.media_stream import TelephonyStreams
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.pcm import NO_SAMPLES, Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
-from omni_ws.audio.vad import HEARD_SAMPLES, SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
+from omni_ws.audio.smart_turn import HEARD_SAMPLES
+from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
 

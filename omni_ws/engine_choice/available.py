@@ -31,7 +31,7 @@ from omni_ws.weights.cache import fetched_file
 from omni_ws.weights.sources import PinnedWeights, pinned_weights
 
 if TYPE_CHECKING:
-    from omni_ws.audio.vad import SmartTurn
+    from omni_ws.audio.smart_turn import SmartTurn
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def turn_model(config: ServerConfig) -> SmartTurn | None:
 
 
 def _loaded_turn_model(path: Path) -> SmartTurn:
-    from omni_ws.audio.vad import SmartTurn  # loads numpy
+    from omni_ws.audio.smart_turn import SmartTurn  # loads numpy
 
     return SmartTurn(path)
 

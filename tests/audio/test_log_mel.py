@@ -11,7 +11,8 @@ import pytest
 from support.patience import PATIENCE_SEC
 from support.speech_clips import clip_samples
 
-from omni_ws.audio.vad import SAMPLE_RATE, log_mel
+from omni_ws.audio.smart_turn import log_mel
+from omni_ws.audio.vad import SAMPLE_RATE
 
 
 def tone(hertz: float, seconds: float = 1.0) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -54,7 +55,7 @@ def test_no_other_thread_works_or_waits_busily() -> None:
     program = """
         import time
         import numpy as np
-        from omni_ws.audio.vad import log_mel
+        from omni_ws.audio.smart_turn import log_mel
         for round in range(80):
             if round == 40:
                 of_process, of_thread = time.process_time(), time.thread_time()

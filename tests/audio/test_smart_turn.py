@@ -11,7 +11,7 @@ from support.speech_clips import SAMPLE_RATE, clip_samples
 
 from omni_ws.audio import vad
 from omni_ws.audio.pcm import Samples
-from omni_ws.audio.vad import HEARD_SAMPLES, SmartTurn
+from omni_ws.audio.smart_turn import HEARD_SAMPLES, SmartTurn
 from omni_ws.errors import EngineFailed
 
 #: 160 ms of silence, after which the model is asked.

@@ -8,7 +8,7 @@ from support.native_client import NativeClient, native_client
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, clip_bytes, silence
 
-from omni_ws.audio.vad import SmartTurn
+from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.service.listening.workers import TurnJudge
 
 pytestmark = [pytest.mark.slow]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.real_models import fetched
 
-from omni_ws.audio.vad import SmartTurn
+from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.config import load
 from omni_ws.config.values import ConfigurationError, user_cache_folder
 from omni_ws.engine.fake import EchoEngine

@@ -14,7 +14,7 @@ from support.scripted_upstream import remote, streams, upstream
 
 from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES
 from omni_ws.errors import InvalidFrame
-from omni_ws.transport.telephony.endpoint import decode_stream_message
+from omni_ws.transport.telephony.media_stream import decode_stream_message
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

@@ -26,7 +26,7 @@ from omni_ws.core.quota import ORDINARY_BYTES
 from omni_ws.engine.base import GenerationRequest, OutputWriter
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.transport.native.connection import MAX_UNWRITTEN_BYTES
-from omni_ws.transport.telephony.endpoint import MAX_STREAM_SID, StreamStart
+from omni_ws.transport.telephony.media_stream import MAX_STREAM_SID, StreamStart
 from omni_ws.wire.server_frames import PongFrame
 
 #: What one read of the server, or one event, may add before it notices that it is too much.

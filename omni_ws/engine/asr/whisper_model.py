@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.audio.vad import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
+from omni_ws.audio.smart_turn import FRAMES_PER_SEC, log_mel
+from omni_ws.audio.vad import SAMPLE_RATE
 from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed

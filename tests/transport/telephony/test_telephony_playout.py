@@ -10,7 +10,7 @@ import pytest
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.transport.telephony.endpoint import MAX_MARKS, MarkedPlayout
+from omni_ws.transport.telephony.media_stream import MAX_MARKS, MarkedPlayout
 from omni_ws.wire.server_frames import SpeechStartedFrame
 
 FORMAT = AudioFormat(AudioEncoding.PCMU, 8000)
