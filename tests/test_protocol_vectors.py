@@ -17,7 +17,6 @@ from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import RequestOpened, StreamEvent
 from omni_ws.core.request_input import (
-    ON_FIRST_CHUNK,
     GenerationStarted,
     InputAppended,
     InputEnded,
@@ -25,6 +24,7 @@ from omni_ws.core.request_input import (
     RequestInput,
     TimestampOrder,
 )
+from omni_ws.core.start_policy import ON_FIRST_CHUNK
 from omni_ws.errors import EmptyInput, InvalidValue, OmniError, leaves
 from omni_ws.wire.frames import (
     CLIENT_TYPES,

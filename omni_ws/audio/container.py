@@ -580,7 +580,7 @@ class HeldMp4:
         return False
 
     def whole(self) -> io.BytesIO:
-        """Return the whole file, at its end. Its bytes remain charged until ``close``."""
+        """Return the whole file, once it has ended. The session is charged for its bytes until ``close``."""
         taken, self._data = bytes(self._data), bytearray()
         return io.BytesIO(taken)
 

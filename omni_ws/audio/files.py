@@ -359,7 +359,7 @@ class Walker(Protocol):
         ...
 
     def resume(self, window: bytes) -> int | None:
-        """Return the offset at which the file may resume after damage; None if it cannot: the file has ended."""
+        """Return where in ``window``, as an offset, the file may go on after damage; None if it has ended there."""
         ...
 
 

@@ -84,7 +84,7 @@ class Message:
 
     @property
     def parts(self) -> tuple[Message, ...]:
-        """Return the message itself, followed by ``more``."""
+        """Return the message itself, followed by the further parts of the same turn in ``more``."""
         return (self, *self.more)
 
     @property

@@ -84,7 +84,7 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
 class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
     """The session has begun. ``resume_token`` is null if it cannot be resumed.
 
-    ``advice`` is one line about what would make the parts better, for a person who can change them.
+    ``advice`` is one line for the operator: which other parts would hear, answer or speak better.
     """
 
     session_id: str

@@ -20,15 +20,8 @@ from omni_ws.core.chunks import (
     StartTrigger,
     Task,
 )
-from omni_ws.core.request_input import (
-    ALIGNMENT_WINDOW_MS,
-    DEFAULT_MIN_LENGTH,
-    MAX_ALIGNMENT_WINDOW_MS,
-    ON_END_ONLY,
-    ON_FIRST_CHUNK,
-    Alignment,
-    StartPolicy,
-)
+from omni_ws.core.request_input import ALIGNMENT_WINDOW_MS, MAX_ALIGNMENT_WINDOW_MS, Alignment
+from omni_ws.core.start_policy import DEFAULT_MIN_LENGTH, ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.errors import InvalidValue
 
 SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)]

@@ -12,16 +12,14 @@ from omni_ws.core.input_stream import READ_SEC, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import ReceivedInput, RequestOpened, StreamEvent
 from omni_ws.core.request_input import (
-    ON_END_ONLY,
-    ON_FIRST_CHUNK,
     GenerationStarted,
     InputAppended,
     InputEnded,
     InputSettings,
     InputState,
     RequestInput,
-    StartPolicy,
 )
+from omni_ws.core.start_policy import ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.errors import (
     EmptyInput,
     EngineOverloaded,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset
 from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.request_input import ON_FIRST_CHUNK, GenerationStarted, InputAppended, InputEnded, InputSettings
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings
+from omni_ws.core.start_policy import ON_FIRST_CHUNK
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,

@@ -6,8 +6,6 @@ import pytest
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.request_input import (
-    ON_END_ONLY,
-    ON_FIRST_CHUNK,
     Alignment,
     GenerationStarted,
     InputAppended,
@@ -15,8 +13,8 @@ from omni_ws.core.request_input import (
     InputSettings,
     InputState,
     RequestInput,
-    StartPolicy,
 )
+from omni_ws.core.start_policy import ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 

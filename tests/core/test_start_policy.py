@@ -7,14 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
-from omni_ws.core.request_input import (
-    DEFAULT_MIN_LENGTH,
-    ON_END_ONLY,
-    ON_FIRST_CHUNK,
-    InputSummary,
-    StartPolicy,
-    by_timestamp,
-)
+from omni_ws.core.request_input import by_timestamp
+from omni_ws.core.start_policy import DEFAULT_MIN_LENGTH, ON_END_ONLY, ON_FIRST_CHUNK, InputSummary, StartPolicy
 
 
 def on_modality(modality: Modality, min_audio_ms: float | None = None) -> StartPolicy:

@@ -17,14 +17,8 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, ReceivedInput, RequestOpened, StreamEvent, TextRefused
-from omni_ws.core.request_input import (
-    GenerationStarted,
-    InputAppended,
-    InputEnded,
-    InputSettings,
-    RequestInput,
-    StartPolicy,
-)
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
+from omni_ws.core.start_policy import StartPolicy
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,

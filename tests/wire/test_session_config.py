@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import MAX_CHANNELS, AudioEncoding, Modality, StartTrigger
-from omni_ws.core.request_input import (
-    DEFAULT_MIN_LENGTH,
-    ON_END_ONLY,
-    ON_FIRST_CHUNK,
-    StartPolicy,
-)
+from omni_ws.core.start_policy import DEFAULT_MIN_LENGTH, ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.errors import InvalidValue
 from omni_ws.wire.session_config import (
     MAX_DEPTH,

@@ -54,7 +54,7 @@ class Article(NamedTuple):
 
 
 class Encyclopedia(msgspec.Struct, frozen=True):
-    """Articles by what they are called, in plain words. ``people`` are called by their last names, too."""
+    """Finds articles by their names, in the form of ``plain_words``. ``people`` are found by last names, too."""
 
     articles: tuple[Article, ...] = ()
     names: dict[str, int] = {}

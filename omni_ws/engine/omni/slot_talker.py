@@ -257,7 +257,10 @@ class SlotTalker:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> Sequence[StepResult]:
-        """Compute a piece of one prompt, begin a frame of each ready session, and return the frames that are done."""
+        """Compute a piece of one prompt and the next frame of each ready session; return the frames that are done.
+
+        On a GPU these are the frames that the step before began.
+        """
         results = [
             self._ended_empty(answer) for answer in self._answers.values() if answer.is_empty and not answer.over
         ]
@@ -369,7 +372,7 @@ class TalkerAnswer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the answer ended before its first row."""
+        """Whether the answer ended before the Thinker gave a row for it."""
         return self._answer_complete and not self._rows_read
 
     @property
@@ -391,11 +394,11 @@ class TalkerAnswer:
 
     @property
     def rows_used(self) -> int:
-        """The number of the answer's rows that frames have been made of."""
+        """The number of the Thinker's rows (a row is the embedding of a token) of which codec frames have been made."""
         return min(self._rows_taken, self._rows_read)
 
     def grant(self, frames: int) -> None:
-        """See StepModel."""
+        """Allow ``frames`` more codec frames; none is made beyond what was allowed."""
         self._granted += frames
 
     def end(self) -> None:

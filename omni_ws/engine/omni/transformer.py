@@ -337,7 +337,10 @@ class SlotCache:
         self.values = torch.zeros(size, device=device, dtype=dtype)
 
     def piece(self, slot: int, start: int, count: int) -> tuple[Put, torch.Tensor]:
-        """Return the access for a pass over ``count`` positions of one slot, after its first ``start`` positions."""
+        """Return what a pass over ``count`` positions of one slot needs, which follow its first ``start`` positions.
+
+        These are the function that stores keys and values of a layer, and the mask of attention.
+        """
         here, new, end = slice(slot, slot + 1), slice(start, start + count), start + count
 
         def put(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -349,7 +352,9 @@ class SlotCache:
         return put, ones.tril(start)[None]
 
     def row(self, lengths: torch.Tensor, window: int) -> tuple[Put, torch.Tensor]:
-        """Return the access for a pass over the next position of each of the first slots, after their ``lengths`` (B,).
+        """Return what a pass over the next position of each of the first slots needs, as ``piece`` does.
+
+        ``lengths`` (B,) are the positions that the slots have already.
 
         All attend to at most the first ``window`` positions; ``window`` must be larger than the lengths. The position
         that is written for an inactive slot is overwritten by the next pass.

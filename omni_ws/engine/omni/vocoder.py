@@ -97,7 +97,7 @@ class Vocoder(ABC, Generic[Stream]):
     @property
     @abstractmethod
     def memory_bytes(self) -> int:
-        """See StepModel."""
+        """The bytes that weights, slots and buffers take on the device."""
 
     @property
     @abstractmethod
@@ -106,7 +106,7 @@ class Vocoder(ABC, Generic[Stream]):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """See StepModel."""
+        """Run, compile or capture every shape that occurs, so that the first session is as fast as the others."""
 
     @abstractmethod
     def _begun(self, slot: int, settings: Mapping[str, Any]) -> Stream:
@@ -122,11 +122,11 @@ class Vocoder(ABC, Generic[Stream]):
 
     @property
     def busy(self) -> bool:
-        """See StepModel."""
+        """Whether a step would do something."""
         return bool(self._queue)
 
     def open(self, session: int, settings: Mapping[str, Any]) -> None:
-        """See StepModel."""
+        """Open a session. Raises EngineOverloaded without a free slot, or InvalidValue for settings."""
         if unknown := settings.keys() - _SETTINGS:
             raise InvalidValue(f"unknown setting of the vocoder: {min(unknown)}")
         if not self._free:
@@ -135,7 +135,7 @@ class Vocoder(ABC, Generic[Stream]):
         self._free.pop()
 
     def feed(self, session: int, item: VocoderInput) -> None:
-        """See StepModel. Codes that are refused end the session."""
+        """Queue codes for later steps. Raises InvalidValue for codes that are refused, and then closes the session."""
         stream = self._streams[session]
         try:
             self._check(stream, item)
@@ -146,17 +146,17 @@ class Vocoder(ABC, Generic[Stream]):
         self._queue.setdefault(session, stream)
 
     def grant(self, session: int, frames: int) -> None:
-        """See StepModel. Does nothing: a vocoder needs no grants."""
+        """Do nothing: only a Talker needs grants."""
 
     def close(self, session: int) -> None:
-        """See StepModel."""
+        """Free the slot of a session, and all that the session holds; unknown sessions are ignored."""
         self._queue.pop(session, None)
         stream = self._streams.pop(session, None)
         if stream is not None:
             self._free.append(stream.slot)
 
     def step(self) -> Sequence[StepResult]:
-        """See StepModel."""
+        """Decode the next codes of a batch of sessions, and return the sound that became ready."""
         results: list[StepResult] = []
         chosen: dict[int, Stream] = {}
         work: tuple[bool, int] | None = None

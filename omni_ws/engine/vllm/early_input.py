@@ -250,7 +250,7 @@ class StreamedPrompt:
 class WarmedPrefix:
     """The early computation of parts of a prompt, so that the complete prompt finds them in the prefix cache.
 
-    Used as a StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
+    It takes the place of a StreamedPrompt. Parts that were evicted from the cache meanwhile are computed again.
     """
 
     def __init__(self, origin: EarlyOrigin) -> None:

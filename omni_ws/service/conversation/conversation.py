@@ -45,7 +45,6 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import (
-    ON_END_ONLY,
     GenerationStarted,
     InputAppended,
     InputEnded,
@@ -53,6 +52,7 @@ from omni_ws.core.request_input import (
     RequestInput,
     SavedRequestInput,
 )
+from omni_ws.core.start_policy import ON_END_ONLY
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown

@@ -36,7 +36,8 @@ class HeldAnswer:
 
     A mere acknowledgement ("yeah", "I see") does not count as words, unless the answer has just asked a question.
 
-    ``give_up`` is called once the turn has words, or after MAX_HOLD_SEC.
+    ``give_up``, which gives up the held answer, is called once the turn has words, or after MAX_HOLD_SEC. A turn
+    without words lets the answer go on.
     """
 
     def __init__(self, request: Request, by: Request, *, give_up: Callable[[], None]) -> None:

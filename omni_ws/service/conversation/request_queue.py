@@ -24,7 +24,8 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.request_input import ON_END_ONLY, InputSettings, RequestInput
+from omni_ws.core.request_input import InputSettings, RequestInput
+from omni_ws.core.start_policy import ON_END_ONLY
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
     AudioOutput,

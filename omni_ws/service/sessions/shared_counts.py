@@ -178,9 +178,9 @@ class SharedCounts:
     """The counts of all workers. Each process has its own object, mapped to the same file."""
 
     def __init__(self, file: IO[bytes], *, rows: int, slots: int, keys: Sequence[str]) -> None:
-        """Map ``file``. ``rows`` is the number of workers at most, ``slots`` the most that one worker takes.
+        """Map ``file``, which has ``rows`` rows, one for each worker, and in each row ``slots`` cells for sessions.
 
-        ``keys`` are the names of all keys, in the same order in every process.
+        ``keys`` are the names of all API keys, in the same order in every process.
         """
         row_cells = _WORKER_CELLS + slots + 1 + len(keys) * _USE_CELLS
         first_key = _SERVER_CELLS + rows * row_cells

@@ -189,7 +189,7 @@ class GenerationRoutes(FrontEnd):
         head_at_start: bool,
         done: bool = True,
     ) -> None:
-        """Write the answer of ``session`` as events; see ``write_events``."""
+        """Write the answer of ``session`` as server-sent events. The arguments are those of ``write_events``."""
         await write_events(
             exchange,
             session,

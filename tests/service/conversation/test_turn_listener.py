@@ -25,16 +25,8 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMod
 from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
-from omni_ws.core.request_input import (
-    ON_END_ONLY,
-    ON_FIRST_CHUNK,
-    GenerationStarted,
-    InputAppended,
-    InputEnded,
-    InputSettings,
-    RequestInput,
-    StartPolicy,
-)
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
+from omni_ws.core.start_policy import ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.conversation import turn_listener

@@ -13,7 +13,8 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import ReceivedInput
-from omni_ws.core.request_input import ON_FIRST_CHUNK, InputSettings
+from omni_ws.core.request_input import InputSettings
+from omni_ws.core.start_policy import ON_FIRST_CHUNK
 from omni_ws.errors import OutOfOrder
 from omni_ws.transport.native.keep_alive import (
     ACK_DELAY_SEC,
