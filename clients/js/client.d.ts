@@ -16,6 +16,8 @@ export interface Capabilities {
   transcripts?: boolean;
   /* Whether recognition takes `input_audio.keywords` and `input_audio.prompt`. */
   keywords?: boolean;
+  /* Whether the voice takes `tts.lexicon`. */
+  lexicon?: boolean;
   /* Whether the server takes calls, as `omni-ws/call` makes them. */
   webrtc?: boolean;
   [name: string]: unknown;

@@ -122,6 +122,8 @@ class EngineCapabilities:
     word_times: bool = False
     #: Whether recognition can be told what to expect, see ``GenerationRequest.expected``.
     keywords: bool = False
+    #: Whether speech can be told how words are said, see ``GenerationRequest.lexicon``.
+    lexicon: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
     #: The modalities that messages of the history may contain as ``picture``.
@@ -308,6 +310,8 @@ class GenerationRequest:
     voice: str | None = None
     #: The speed of speech, relative to the voice's own.
     speed: float = 1.0
+    #: How words and names are said: from the word to the text that is read in its place, see ``engine.spoken.lexicon``.
+    lexicon: Mapping[str, str] = field(default_factory=dict)
     instructions: str = ""
     history: tuple[Message, ...] = ()
     #: The sampling parameters that the client set, by their names in ``session_config``; the engine has the defaults.

@@ -48,6 +48,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     resume: bool
     transcripts: bool
     keywords: bool | UnsetType = UNSET
+    lexicon: bool | UnsetType = UNSET
     webrtc: bool | UnsetType = UNSET
 
 
