@@ -78,6 +78,8 @@ export interface Turn {
     usage: Record<string, number> | null;
     /* What was done otherwise than asked. */
     warnings: { code: string; message: string; param: string | null }[];
+    /* The web pages that the answer is taken from; the indexes are places in `text`, in characters. */
+    annotations: { type: "url_citation"; title: string; url: string; start_index: number; end_index: number; license?: string }[];
     calls: ToolCall[];
   };
   requestId: string | null;

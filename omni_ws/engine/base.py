@@ -47,6 +47,7 @@ from omni_ws.core.chunks import (
     Task,
     TokenLogprob,
     ToolCallFragment,
+    UrlCitation,
     Usage,
     Word,
 )
@@ -426,7 +427,8 @@ class Finished:
 
     ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. Only the server reports
     CANCELLED and ERROR. ``foreign_reasons`` has, in the same order, the names of reasons that FinishReason lacks, such
-    as another server's "content_filter"; the reason itself is STOP. ``warnings`` are deviations from the request.
+    as another server's "content_filter"; the reason itself is STOP. ``warnings`` are deviations from the request,
+    ``citations`` the web pages that the answer is taken from.
     """
 
     reason: FinishReason
@@ -434,6 +436,7 @@ class Finished:
     reasons: tuple[FinishReason, ...] = ()
     foreign_reasons: tuple[str | None, ...] = ()
     warnings: tuple[AnswerWarning, ...] = ()
+    citations: tuple[UrlCitation, ...] = ()
 
 
 EngineOutput: TypeAlias = (

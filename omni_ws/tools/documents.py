@@ -307,7 +307,7 @@ def _require_contents(schema: Schema) -> None:
             {"required": ["payload", "format", "sample_rate"]},
             {"required": ["index", "arguments"], "properties": {"modality": {"const": "tool_call"}}},
         ],
-        "not": {"anyOf": [{"required": [field]} for field in (*final, "warnings")]},
+        "not": {"anyOf": [{"required": [field]} for field in (*final, "warnings", "annotations")]},
     }
     last: Schema = {
         "required": final,

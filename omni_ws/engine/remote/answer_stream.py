@@ -19,6 +19,7 @@ from omni_ws.core.chunks import (
     FinishReason,
     TokenLogprob,
     ToolCallFragment,
+    UrlCitation,
     Usage,
 )
 from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
@@ -200,6 +201,7 @@ class ChatAnswer:
             reasons if len(reasons) > 1 else (),
             foreign_reasons=foreign if any(foreign) else (),
             warnings=tuple(warnings),
+            citations=tuple(one for choice in self._choices for one in choice.citations),
         )
 
     def _count(self, name: str, otherwise: int) -> int:
@@ -240,6 +242,36 @@ class _Kind(StrEnum):
     SPOKEN = "transcript"
 
 
+#: More pages than any answer names, and the longest addresses and titles, in characters.
+_MOST_CITATIONS: Final = 32
+_LONGEST_URL: Final = 2048
+_LONGEST_TITLE: Final = 256
+_LONGEST_LICENSE: Final = 64
+
+
+def citations_of(fields: object, choice: int) -> Iterator[UrlCitation]:
+    """Yield the web pages in the ``annotations`` of a delta or a message; those of other kinds are left out."""
+    annotations = fields.get("annotations") if isinstance(fields, dict) else None
+    for one in annotations if isinstance(annotations, list) else ():
+        match one:
+            case {"type": "url_citation", "url_citation": {"url": str(url), **more}} if len(url) <= _LONGEST_URL:
+                if not url.startswith(("https://", "http://")):
+                    continue
+                title, license = more.get("title"), more.get("license")
+                start, end = (
+                    value if type(value := more.get(name)) is int and value >= 0 else 0
+                    for name in ("start_index", "end_index")
+                )
+                yield UrlCitation(
+                    title=whole_text(title)[:_LONGEST_TITLE] if isinstance(title, str) and title else url,
+                    url=whole_text(url),
+                    start=start,
+                    end=max(start, end),
+                    license=whole_text(license)[:_LONGEST_LICENSE] if isinstance(license, str) and license else None,
+                    choice=choice,
+                )
+
+
 class _Choice:
     """A converter of one answer of a completion (OpenAI's *choices*); ``audio`` decodes the audio of all answers."""
 
@@ -266,6 +298,8 @@ class _Choice:
         self._filtered = 0
         self._tokens: list[TokenLogprob] = []
         self._said: list[str] = []
+        #: The web pages that the answer names, in order, each once.
+        self.citations: dict[UrlCitation, None] = {}
 
     def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
         """Set the parameters of the ThoughtFilter. Call it before the first event."""
@@ -327,6 +361,10 @@ class _Choice:
             message = self._unsaid(message) if reason or is_whole else message
             yield from self._fields(message, modality, logprobs)
         self._unread |= any(value and not isinstance(value, dict) for value in (delta, message))
+        for fields in (delta, one.get("message")):
+            for page in citations_of(fields, self._index):
+                if len(self.citations) < _MOST_CITATIONS:
+                    self.citations[page] = None
         if reason:
             self.reason = "".join(one for one in reason[:_MAX_REASON] if one.isprintable())
             if reason in _BROKEN:
