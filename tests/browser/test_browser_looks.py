@@ -72,6 +72,7 @@ async def test_a_fresh_page() -> None:
         assert {one["errorId"] for one in problems["installabilityErrors"]} <= {"in-incognito"}
         assert await demo.page.locator("#who").inner_text() == "Heard and answered and spoken by fake."
         assert not await demo.page.locator("#advice").is_visible()
+        assert not await demo.page.locator("#lacks").is_visible()
         await demo.page.locator("#open-settings").click()
         nameless = await demo.page.evaluate(
             """[...document.querySelectorAll("button, input:not([hidden]), select, textarea, canvas, video")]
