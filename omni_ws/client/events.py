@@ -248,26 +248,7 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
     """
     number = frame.sequence_id
     if frame.final is True:
-        reason = _required(frame.finish_reason, "finish_reason")
-        usage = None if isinstance(frame.usage, UnsetType) else _usage(frame.usage)
-        try:
-            finish_reason = FinishReason(reason)
-        except ValueError:
-            raise InvalidFrame(f"unknown finish_reason {reason!r}", param="finish_reason") from None
-        told = () if isinstance(frame.warnings, UnsetType) else frame.warnings
-        cited = () if isinstance(frame.annotations, UnsetType) else frame.annotations
-        return Final(
-            frame.request_id,
-            number,
-            finish_reason,
-            usage,
-            ref=optional(frame.ref),
-            turn_id=optional(frame.turn_id),
-            warnings=tuple(AnswerWarning(one.code, one.message, one.param) for one in told),
-            citations=tuple(
-                UrlCitation(one.title, one.url, one.start_index, one.end_index, optional(one.license)) for one in cited
-            ),
-        )
+        return _final(frame)
     start_ms = None if isinstance(frame.start_ms, UnsetType) else frame.start_ms
     timed = () if isinstance(frame.words, UnsetType) else frame.words
     words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in timed)
@@ -304,6 +285,29 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
                 words,
             )
     return None
+
+
+def _final(frame: OutputChunkFrame) -> Final:
+    reason = _required(frame.finish_reason, "finish_reason")
+    usage = None if isinstance(frame.usage, UnsetType) else _usage(frame.usage)
+    try:
+        finish_reason = FinishReason(reason)
+    except ValueError:
+        raise InvalidFrame(f"unknown finish_reason {reason!r}", param="finish_reason") from None
+    told = () if isinstance(frame.warnings, UnsetType) else frame.warnings
+    cited = () if isinstance(frame.annotations, UnsetType) else frame.annotations
+    return Final(
+        frame.request_id,
+        frame.sequence_id,
+        finish_reason,
+        usage,
+        ref=optional(frame.ref),
+        turn_id=optional(frame.turn_id),
+        warnings=tuple(AnswerWarning(one.code, one.message, one.param) for one in told),
+        citations=tuple(
+            UrlCitation(one.title, one.url, one.start_index, one.end_index, optional(one.license)) for one in cited
+        ),
+    )
 
 
 def _required(value: T | UnsetType, name: str) -> T:

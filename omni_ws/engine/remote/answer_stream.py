@@ -25,6 +25,7 @@ from omni_ws.core.chunks import (
 from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
+from omni_ws.engine.remote.citations import MOST_CITATIONS, citations_of
 from omni_ws.engine.remote.event_stream import WHOLE_BODY, ServerSentEvent, UpstreamAudio
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.errors import EngineFailed, InvalidFrame, UpstreamInvalid
@@ -242,36 +243,6 @@ class _Kind(StrEnum):
     SPOKEN = "transcript"
 
 
-#: More pages than any answer names, and the longest addresses and titles, in characters.
-_MOST_CITATIONS: Final = 32
-_LONGEST_URL: Final = 2048
-_LONGEST_TITLE: Final = 256
-_LONGEST_LICENSE: Final = 64
-
-
-def citations_of(fields: object, choice: int) -> Iterator[UrlCitation]:
-    """Yield the web pages in the ``annotations`` of a delta or a message; those of other kinds are left out."""
-    annotations = fields.get("annotations") if isinstance(fields, dict) else None
-    for one in annotations if isinstance(annotations, list) else ():
-        match one:
-            case {"type": "url_citation", "url_citation": {"url": str(url), **more}} if len(url) <= _LONGEST_URL:
-                if not url.startswith(("https://", "http://")):
-                    continue
-                title, license = more.get("title"), more.get("license")
-                start, end = (
-                    value if type(value := more.get(name)) is int and value >= 0 else 0
-                    for name in ("start_index", "end_index")
-                )
-                yield UrlCitation(
-                    title=whole_text(title)[:_LONGEST_TITLE] if isinstance(title, str) and title else url,
-                    url=whole_text(url),
-                    start=start,
-                    end=max(start, end),
-                    license=whole_text(license)[:_LONGEST_LICENSE] if isinstance(license, str) and license else None,
-                    choice=choice,
-                )
-
-
 class _Choice:
     """A converter of one answer of a completion (OpenAI's *choices*); ``audio`` decodes the audio of all answers."""
 
@@ -363,7 +334,7 @@ class _Choice:
         self._unread |= any(value and not isinstance(value, dict) for value in (delta, message))
         for fields in (delta, one.get("message")):
             for page in citations_of(fields, self._index):
-                if len(self.citations) < _MOST_CITATIONS:
+                if len(self.citations) < MOST_CITATIONS:
                     self.citations[page] = None
         if reason:
             self.reason = "".join(one for one in reason[:_MAX_REASON] if one.isprintable())

@@ -482,6 +482,15 @@ def test_no_more_web_pages_are_passed_on_than_anybody_reads() -> None:
     assert [page.url for page in end.citations] == [f"https://example.com/{number}" for number in range(32)]
 
 
+def test_half_a_character_in_a_title_is_replaced() -> None:
+    page = cites("https://example.com/\ud83d", title="\ud83dA", license="\ud83d")
+    answer = ChatAnswer(sample_rate=24_000)
+    for event in (delta(content="Yes.", annotations=[page]), finish()):
+        answer.read(ServerSentEvent("message", json.dumps(event).encode()))
+    (cited,) = answer.finished(input_words=1, input_audio_ms=0).citations
+    assert f"{cited.title}{cited.url}{cited.license}".encode()
+
+
 async def test_annotations_of_an_upstream_reach_a_client() -> None:
     page = cites("https://example.com/a", title="A", start_index=0, end_index=3)
     async with served(streams(delta(content="Yes."), delta(annotations=[page]), finish())) as server:
