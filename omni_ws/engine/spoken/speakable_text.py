@@ -432,8 +432,9 @@ def spoken_form(text: str, language: str = "en") -> list[Spoken]:
 
 #: How many characters a voice may skip between two words, because it cannot pronounce them.
 MAX_SKIPPED: Final = 200
-#: How many characters are kept for a voice that reports the times of words late, or not at all.
-MAX_KEPT: Final = 1 << 14
+#: How many characters are kept for a voice that reports the times of words late, or not at all: more than a lexicon
+#: makes of the text that is converted at a stretch.
+MAX_KEPT: Final = 1 << 15
 #: Punctuation that is not part of a word with times.
 _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
 
