@@ -117,6 +117,15 @@ def made_speakable_by_character(text: str) -> None:
     speakable.rest()
 
 
+def made_speakable_with_a_lexicon(text: str) -> None:
+    """With entries that begin as the text does and never match, and one that matches."""
+    near = {text[:length] + "#?": "x" for length in range(1, 60, 7)}
+    speakable = SpeakableText(lexicon={**near, "full": "fool"})
+    for piece in pieces_of(text):
+        speakable.feed(piece)
+    speakable.rest()
+
+
 def answered(text: str) -> None:
     for sentence in answer(text, (), datetime(2031, 3, 4)):
         assert sentence
@@ -251,6 +260,7 @@ def cut(text: str, size: int) -> Iterator[str]:
 READERS: tuple[Callable[[str], object], ...] = (
     fed_to_splitter,
     made_speakable,
+    made_speakable_with_a_lexicon,
     answered,
     calculated,
     limited,

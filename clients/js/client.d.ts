@@ -16,6 +16,8 @@ export interface Capabilities {
   transcripts?: boolean;
   /* Whether recognition takes `input_audio.keywords` and `input_audio.prompt`. */
   keywords?: boolean;
+  /* Whether the voice takes `tts.lexicon`. */
+  lexicon?: boolean;
   /* Whether the server takes calls, as `omni-ws/call` makes them. */
   webrtc?: boolean;
   [name: string]: unknown;
@@ -76,6 +78,8 @@ export interface Turn {
     usage: Record<string, number> | null;
     /* What was done otherwise than asked. */
     warnings: { code: string; message: string; param: string | null }[];
+    /* The web pages that the answer is taken from; the indexes are places in `text`, in characters. */
+    annotations: { type: "url_citation"; title: string; url: string; start_index: number; end_index: number; license?: string }[];
     calls: ToolCall[];
   };
   requestId: string | null;

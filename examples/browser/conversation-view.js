@@ -2,7 +2,7 @@
    newest line, or the word that sounds where that stands higher, only while the reader is there. */
 
 import { duration, ofAnswer } from "./plain-words.js";
-import { showRichText } from "./rich-text.js";
+import { link, showRichText } from "./rich-text.js";
 import { markSpoken, markUnheard } from "./spoken-word.js";
 
 const NEAR_END = 80;
@@ -84,7 +84,7 @@ export class ConversationView {
     if (images.childElementCount !== user.images.length) images.replaceChildren(...user.images.map(makeImage));
   }
 
-  #showAnswer({ server, words, calls, note, copy }, turn) {
+  #showAnswer({ server, words, calls, sources, note, copy }, turn) {
     const { answer } = turn;
     server.hidden = answer.state === "none";
     server.dataset.state = answer.state;
@@ -92,6 +92,7 @@ export class ConversationView {
     markUnheard(words, answer.words, answer.state === "stopped" ? turn.heardMs : null);
     copy.hidden = !answer.text || !["done", "stopped"].includes(answer.state);
     showCalls(calls, answer.calls);
+    showSources(sources, answer.annotations);
     const said = [];
     if (turn.firstSoundMs !== null) said.push(whole(`first sound after ${duration(turn.firstSoundMs)}`));
     if (answer.state === "stopped") said.push(turn.heardMs ? whole(`stopped after ${seconds(turn.heardMs)}`) : "stopped");
@@ -133,6 +134,22 @@ function showCalls(place, calls) {
   );
 }
 
+/* The pages that an answer is taken from, each once. What is no address of the web by https is left out. */
+function showSources(place, annotations) {
+  const told = JSON.stringify(annotations);
+  if (place.dataset.source === told) return;
+  place.dataset.source = told;
+  const pages = new Map(annotations.filter(({ url }) => /^https:\/\//i.test(url) && URL.canParse(url)).map((one) => [one.url, one]));
+  place.replaceChildren(
+    ...[...pages.values()].map(({ title, url, license }) => {
+      const page = make("li");
+      const about = [new URL(url).hostname, license].filter(Boolean).join(", ");
+      page.append(link(title || url, url), ` (${about})`);
+      return page;
+    }),
+  );
+}
+
 function code(text) {
   const block = make("pre");
   block.textContent = text;
@@ -164,6 +181,8 @@ function makeTurn(shown, { copy: copyText, retry, edit, replay: play }) {
   const images = make("div", "images");
   const words = make("div", "words");
   const calls = make("div", "calls");
+  const sources = make("ul", "sources");
+  sources.setAttribute("aria-label", "Sources");
   const tools = make("div", "tools");
   const replay = iconButton("play", "Hear what was said", () => play(shown));
   tools.append(
@@ -181,9 +200,9 @@ function makeTurn(shown, { copy: copyText, retry, edit, replay: play }) {
   const dots = make("span", "dots");
   dots.setAttribute("aria-hidden", "true");
   dots.append(make("i"), make("i"), make("i"));
-  server.append(hiddenLabel("Server: "), words, dots, calls, foot);
+  server.append(hiddenLabel("Server: "), words, dots, calls, sources, foot);
   turn.append(you, tools, server);
-  return { turn, you, server, settled, interim, images, words, calls, note, tools, replay, copy };
+  return { turn, you, server, settled, interim, images, words, calls, sources, note, tools, replay, copy };
 }
 
 function makeImage(url) {

@@ -2,7 +2,7 @@
 
 import { element } from "./page.js";
 import { duration } from "./plain-words.js";
-import { abilities, brief, places, sentence, workers } from "./who.js";
+import { abilities, brief, lacking, places, sentence, workers } from "./who.js";
 
 export class Figures {
   /* What is saved with a conversation. */
@@ -28,6 +28,9 @@ export class Figures {
     element("who-abilities").replaceChildren(
       ...abilities(created).map(([can, what]) => item("li", can ? `It can ${what}.` : `It cannot ${what}.`, can ? "can" : "cannot")),
     );
+    const lacks = lacking(created, location.hostname);
+    element("lacks").hidden = lacks.length === 0;
+    element("lacking").replaceChildren(...lacks.map((what) => item("li", what)));
     element("who-advice").hidden = !advice;
     const rules = parts?.llm?.name === "rules" ? "Rules answer here, and no language model. " : "";
     show("who-advice", advice ? rules + advice : "");

@@ -49,6 +49,7 @@ export function textOf(turns) {
   for (const { user, answer } of turns) {
     if (user.text) lines.push(`You: ${user.text}`);
     if (answer.text) lines.push(`Answer: ${answer.text}${answer.state === "stopped" ? " [stopped]" : ""}`);
+    for (const { title, url, license } of answer.annotations) lines.push(`Source: ${title}, ${url}${license ? ` (${license})` : ""}`);
   }
   return new Blob([`${lines.join("\n\n")}\n`], { type: "text/plain" });
 }
@@ -58,7 +59,7 @@ export function transcriptOf(turns, session) {
     kind,
     started_at: startedAt.toISOString(),
     user: { text: user.text, images: user.images.length },
-    answer: { text: answer.text, state: answer.state, finish_reason: answer.finishReason, usage: answer.usage },
+    answer: { text: answer.text, state: answer.state, finish_reason: answer.finishReason, usage: answer.usage, annotations: answer.annotations },
     request_id: requestId,
     first_sound_ms: rounded(firstSoundMs),
     heard_ms: rounded(heardMs),

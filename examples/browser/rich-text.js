@@ -191,7 +191,8 @@ function inline(text) {
   return [...parts, text.slice(after)].filter((part) => part !== "");
 }
 
-function link(label, target) {
+/* A link that opens beside the page. */
+export function link(label, target) {
   const anchor = make("a", [label]);
   anchor.href = target;
   anchor.target = "_blank";

@@ -57,6 +57,8 @@ export class SettingsDrawer {
     this.#row("speaker", speakerChoice);
     this.#row("connection", capabilities.webrtc ?? false);
     this.#row("startPolicy", !calls);
+    this.#row("keywords", capabilities.keywords ?? false);
+    this.#row("lexicon", (capabilities.lexicon ?? false) && !calls);
     element("tools").hidden = !capabilities.tools;
     this.#fill();
     this.#showTurns();

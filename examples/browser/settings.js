@@ -20,6 +20,8 @@ export const DEFAULTS = {
   answerWith: "voice",
   startPolicy: "",
   instructions: "",
+  keywords: "", // a name or a term a line
+  lexicon: "", // a line for each word: how it is written = how it is said
   sensitivity: 50, // percent
   turns: "auto",
   silenceMs: 500,
@@ -96,6 +98,39 @@ function turnDetection(settings, capabilities) {
   return { type: "semantic_vad", eagerness: settings.turns, silence_duration_ms: null, ...common };
 }
 
+/* The limits of the server, which refuses what has more; here the rest is left out. */
+const MOST_KEYWORDS = 100;
+const MOST_WORDS = 500;
+const LONGEST_WORD = 64;
+const LONGEST_SAID = 128;
+
+const characters = (text) => [...text].length;
+const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+
+function keywordsOf(text) {
+  const words = linesOf(text).filter((line) => characters(line) <= LONGEST_WORD);
+  return [...new Set(words)].slice(0, MOST_KEYWORDS);
+}
+
+function lexiconOf(text) {
+  const entries = linesOf(text).map((line) => {
+    const [word, ...said] = line.split("=").map((part) => part.trim());
+    return [word, said.join("=")];
+  });
+  const fits = ([word, said]) => word && said && characters(word) <= LONGEST_WORD && characters(said) <= LONGEST_SAID;
+  return Object.fromEntries(entries.filter(fits).slice(0, MOST_WORDS));
+}
+
+/* Words that the server was told in this visit. It adds new words to those, so it is told which are gone. */
+const toldWords = new Set();
+
+function lexiconPatch(text) {
+  const lexicon = lexiconOf(text);
+  const gone = [...toldWords].filter((word) => !Object.hasOwn(lexicon, word));
+  for (const word of Object.keys(lexicon)) toldWords.add(word);
+  return { ...Object.fromEntries(gone.map((word) => [word, null])), ...lexicon };
+}
+
 /* What of the session_config is set here. Null takes a field back to the server's default. */
 export function sessionConfig(settings, capabilities) {
   const speaks = capabilities.output_modalities.includes("audio");
@@ -107,6 +142,8 @@ export function sessionConfig(settings, capabilities) {
     modalities: settings.answerWith === "text" && speaks ? ["text"] : null,
     instructions: settings.instructions || null,
     start_policy: settings.startPolicy || null,
+    ...(capabilities.keywords && { input_audio: { keywords: keywordsOf(settings.keywords) } }),
+    ...(capabilities.lexicon && { tts: { lexicon: lexiconPatch(settings.lexicon) } }),
     turn_detection: detects ? turnDetection(settings, capabilities) : null,
   };
 }

@@ -63,6 +63,18 @@ export function seen({ parts, capabilities: { input_modalities: takes } }) {
   return parts?.llm?.name === "rules" ? [] : takes.filter((one) => one === "image" || one === "video");
 }
 
+/* What somebody may miss, who cannot tell by talking: ears, a voice, a mind. `host` is that of the page's address. */
+export function lacking({ parts, capabilities, advice }, host) {
+  const lacks = [];
+  if (!capabilities.input_modalities.includes("audio")) lacks.push("It cannot hear: write to it.");
+  if (!capabilities.output_modalities.includes("audio")) lacks.push("It has no voice: answers come as text.");
+  if (parts?.llm?.name === "rules") {
+    lacks.push("No language model answers, only rules: they know the time, sums, units and plain facts.");
+  }
+  if (lacks.length && !advice && !isHere(host)) lacks.push("Whoever runs this server can change that.");
+  return lacks;
+}
+
 /* What an answer waits for that has not begun. `words` says whether what was said is written down. */
 export function waitedFor({ parts }, words) {
   if (!words && parts?.asr) return `Still waiting for ${parts.asr.model} to write down what you said.`;

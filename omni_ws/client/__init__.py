@@ -26,7 +26,7 @@ from omni_ws.client.events import (
 )
 from omni_ws.client.link import ClientLimits
 from omni_ws.client.session import ClientSession, connect
-from omni_ws.core.chunks import AnswerWarning
+from omni_ws.core.chunks import AnswerWarning, UrlCitation
 
 __all__ = [
     "DEFAULT_URL",
@@ -54,5 +54,6 @@ __all__ = [
     "ToolCallChunk",
     "TranscriptChunk",
     "TranscriptView",
+    "UrlCitation",
     "connect",
 ]

@@ -10,7 +10,16 @@ from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from omni_ws.core.chunks import AnswerWarning, FinishReason, OutputModality, ToolCall, ToolCallFragment, Usage, Word
+from omni_ws.core.chunks import (
+    AnswerWarning,
+    FinishReason,
+    OutputModality,
+    ToolCall,
+    ToolCallFragment,
+    UrlCitation,
+    Usage,
+    Word,
+)
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
 
@@ -103,6 +112,8 @@ class Final:
     turn_id: str | None = None
     #: Deviations from what was asked.
     warnings: tuple[AnswerWarning, ...] = ()
+    #: The web pages that the answer is taken from.
+    citations: tuple[UrlCitation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +248,7 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
     """
     number = frame.sequence_id
     if frame.final is True:
-        reason = _required(frame.finish_reason, "finish_reason")
-        usage = None if isinstance(frame.usage, UnsetType) else _usage(frame.usage)
-        try:
-            finish_reason = FinishReason(reason)
-        except ValueError:
-            raise InvalidFrame(f"unknown finish_reason {reason!r}", param="finish_reason") from None
-        told = () if isinstance(frame.warnings, UnsetType) else frame.warnings
-        return Final(
-            frame.request_id,
-            number,
-            finish_reason,
-            usage,
-            ref=optional(frame.ref),
-            turn_id=optional(frame.turn_id),
-            warnings=tuple(AnswerWarning(one.code, one.message, one.param) for one in told),
-        )
+        return _final(frame)
     start_ms = None if isinstance(frame.start_ms, UnsetType) else frame.start_ms
     timed = () if isinstance(frame.words, UnsetType) else frame.words
     words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in timed)
@@ -289,6 +285,29 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
                 words,
             )
     return None
+
+
+def _final(frame: OutputChunkFrame) -> Final:
+    reason = _required(frame.finish_reason, "finish_reason")
+    usage = None if isinstance(frame.usage, UnsetType) else _usage(frame.usage)
+    try:
+        finish_reason = FinishReason(reason)
+    except ValueError:
+        raise InvalidFrame(f"unknown finish_reason {reason!r}", param="finish_reason") from None
+    told = () if isinstance(frame.warnings, UnsetType) else frame.warnings
+    cited = () if isinstance(frame.annotations, UnsetType) else frame.annotations
+    return Final(
+        frame.request_id,
+        frame.sequence_id,
+        finish_reason,
+        usage,
+        ref=optional(frame.ref),
+        turn_id=optional(frame.turn_id),
+        warnings=tuple(AnswerWarning(one.code, one.message, one.param) for one in told),
+        citations=tuple(
+            UrlCitation(one.title, one.url, one.start_index, one.end_index, optional(one.license)) for one in cited
+        ),
+    )
 
 
 def _required(value: T | UnsetType, name: str) -> T:
@@ -365,6 +384,8 @@ class Answer:
     usage: Usage | None = None
     #: Deviations from what was asked.
     warnings: tuple[AnswerWarning, ...] = ()
+    #: The web pages that the answer is taken from.
+    citations: tuple[UrlCitation, ...] = ()
     #: The errors that were reported before the Final.
     errors: tuple[OmniError, ...] = ()
 
@@ -436,6 +457,7 @@ class AnswerBuilder:
             finish_reason=self.final.finish_reason if self.final else None,
             usage=self.final.usage if self.final else None,
             warnings=self.final.warnings if self.final else (),
+            citations=self.final.citations if self.final else (),
             errors=tuple(self.errors),
         )
 

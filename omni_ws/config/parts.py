@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from omni_ws.config.values import Count, Key, Seconds, Section, Text, Whole, setting
 
@@ -266,6 +266,9 @@ class LlmConfig(PartConfig):
         return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name.startswith("qwen") else "")
 
 
+#: What ``session_config`` takes, too.
+LexiconWord: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=64)]
+Pronunciation: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=128)]
 #: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.
 _VOICED: Final = {*FORMS["tts"], SERVER} - {"none", "talker"}
 
@@ -277,3 +280,8 @@ class TtsConfig(PartConfig):
 
     use: Text | None = _use("tts", "a server with /v1/audio/speech")
     voice: Text | None = setting("Voice unless the client names one; unset: the part's own.", often=True, of=_VOICED)
+    lexicon: Annotated[dict[LexiconWord, Pronunciation], Field(max_length=500)] = setting(
+        'How words and names are said, such as `nginx = "engine x"`, unless the client says: at most 500 '
+        "(protocol/README.md). Without effect where no voice of this server takes it.",
+        {},
+    )

@@ -388,6 +388,19 @@ class AnswerWarning(Struct, frozen=True):
     param: str | None = None
 
 
+class UrlCitation(Struct, frozen=True):
+    """A web page that an answer is taken from: ``start`` to ``end`` of its text, in characters."""
+
+    title: str
+    url: str
+    start: int
+    end: int
+    #: The licence of the page's text, as SPDX names it; None if unknown.
+    license: str | None = None
+    #: The index of the answer, if there are several.
+    choice: int = 0
+
+
 def context_full(context: int) -> AnswerWarning:
     """Return the warning for an answer that was cut off because the context of ``context`` tokens is full."""
     return AnswerWarning(
@@ -421,6 +434,7 @@ class FinalChunk:
     foreign_reasons: tuple[str | None, ...] = ()
     #: The failures of parts of the engine, and other deviations from what was asked.
     warnings: tuple[OmniError | AnswerWarning, ...] = ()
+    citations: tuple[UrlCitation, ...] = ()
     #: NOT_YET if a late transcript will follow.
     words: WordsKnown = WordsKnown.ALL
     #: The client's name for the request, and the id of the speech turn that opened or joined the request.

@@ -47,6 +47,7 @@ from omni_ws.core.chunks import (
     Task,
     TokenLogprob,
     ToolCallFragment,
+    UrlCitation,
     Usage,
     Word,
 )
@@ -122,6 +123,8 @@ class EngineCapabilities:
     word_times: bool = False
     #: Whether recognition can be told what to expect, see ``GenerationRequest.expected``.
     keywords: bool = False
+    #: Whether speech can be told how words are said, see ``GenerationRequest.lexicon``.
+    lexicon: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
     #: The modalities that messages of the history may contain as ``picture``.
@@ -308,6 +311,8 @@ class GenerationRequest:
     voice: str | None = None
     #: The speed of speech, relative to the voice's own.
     speed: float = 1.0
+    #: How words and names are said: from the word to the text that is read in its place, see ``engine.spoken.lexicon``.
+    lexicon: Mapping[str, str] = field(default_factory=dict)
     instructions: str = ""
     history: tuple[Message, ...] = ()
     #: The sampling parameters that the client set, by their names in ``session_config``; the engine has the defaults.
@@ -422,7 +427,8 @@ class Finished:
 
     ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. Only the server reports
     CANCELLED and ERROR. ``foreign_reasons`` has, in the same order, the names of reasons that FinishReason lacks, such
-    as another server's "content_filter"; the reason itself is STOP. ``warnings`` are deviations from the request.
+    as another server's "content_filter"; the reason itself is STOP. ``warnings`` are deviations from the request,
+    ``citations`` the web pages that the answer is taken from.
     """
 
     reason: FinishReason
@@ -430,6 +436,7 @@ class Finished:
     reasons: tuple[FinishReason, ...] = ()
     foreign_reasons: tuple[str | None, ...] = ()
     warnings: tuple[AnswerWarning, ...] = ()
+    citations: tuple[UrlCitation, ...] = ()
 
 
 EngineOutput: TypeAlias = (

@@ -307,7 +307,7 @@ def _require_contents(schema: Schema) -> None:
             {"required": ["payload", "format", "sample_rate"]},
             {"required": ["index", "arguments"], "properties": {"modality": {"const": "tool_call"}}},
         ],
-        "not": {"anyOf": [{"required": [field]} for field in (*final, "warnings")]},
+        "not": {"anyOf": [{"required": [field]} for field in (*final, "warnings", "annotations")]},
     }
     last: Schema = {
         "required": final,
@@ -352,6 +352,9 @@ def _nullable(field: str, schema: Schema) -> Schema:
         return _free_form(schema)
     options = schema.get("anyOf", [schema])
     options = [_to_patch({key: value for key, value in option.items() if key != "default"}) for option in options]
+    for option in options:
+        if isinstance(values := option.get("additionalProperties"), dict):
+            option["additionalProperties"] = {"anyOf": [values, {"type": "null"}]}
     return {"anyOf": [option for option in options if option != {"type": "null"}] + [{"type": "null"}]}
 
 

@@ -95,7 +95,8 @@ class ChatStream:
             extra: dict[str, Any] = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
             if last and (warnings := warning_objects(chunk)):
                 extra["warnings"] = warnings
-            yield self._delta({}, index=index, finish_reason=reason, **extra)
+            cited = annotation_objects(chunk, index)
+            yield self._delta({"annotations": cited} if cited else {}, index=index, finish_reason=reason, **extra)
         if self._options.include_usage and not self._options.usage_on_final_chunk:
             yield self._chunk([], usage=usage)
 
@@ -264,6 +265,9 @@ class ChatCompletion:
         options = self._options
         reasons = finish_reasons(chunk, options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
+        for index, choice in enumerate(choices):
+            if cited := annotation_objects(chunk, index):
+                choice["message"]["annotations"] = cited
         if options.wants_audio:
             data = self._audio if audio is None else audio
             choices[0]["message"]["audio"] = {
@@ -657,6 +661,24 @@ def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
         {"code": one.code, "message": one.message, "param": one.param}
         for one in final.warnings
         if one.code != FINISH_REASON_WARNING  # the finish reason is in the response itself
+    ]
+
+
+def annotation_objects(final: FinalChunk, choice: int) -> list[dict[str, Any]]:
+    """Return OpenAI's ``annotations`` of one answer: the pages that it is taken from."""
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "title": one.title,
+                "url": one.url,
+                "start_index": one.start,
+                "end_index": one.end,
+                **({"license": one.license} if one.license else {}),
+            },
+        }
+        for one in final.citations
+        if one.choice == choice
     ]
 
 

@@ -48,6 +48,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     resume: bool
     transcripts: bool
     keywords: bool | UnsetType = UNSET
+    lexicon: bool | UnsetType = UNSET
     webrtc: bool | UnsetType = UNSET
 
 
@@ -192,6 +193,16 @@ class WarningFields(Struct, frozen=True, kw_only=True):
     param: str | None = None
 
 
+class UrlCitationFields(Struct, frozen=True, kw_only=True, tag_field="type", tag="url_citation"):
+    """A web page that an answer is taken from: the text from ``start_index`` to ``end_index``, in characters."""
+
+    title: str
+    url: str
+    start_index: int
+    end_index: int
+    license: str | UnsetType = UNSET
+
+
 class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chunk"):
     """A piece of the answer or, with ``final``, its end."""
 
@@ -218,6 +229,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     usage: UsageFields | UnsetType = UNSET
     # Of a final: the deviations from what was asked.
     warnings: list[WarningFields] | UnsetType = UNSET
+    # Of a final: the pages that the answer is taken from.
+    annotations: list[UrlCitationFields] | UnsetType = UNSET
     # ``ref`` is in finals: the client's name for the request. ``turn_id`` is in finals and transcripts: the speech
     # turn.
     ref: str | UnsetType = UNSET

@@ -33,6 +33,9 @@ NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 Language: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$", max_length=64)]
 #: A name or term that is expected in the speech.
 Keyword: TypeAlias = Annotated[str, Meta(pattern=r"\S", max_length=64)]
+#: A word or a name, and how it is said.
+LexiconWord: TypeAlias = Annotated[str, Meta(pattern=r"\S", max_length=64)]
+Pronunciation: TypeAlias = Annotated[str, Meta(pattern=r"\S", max_length=128)]
 #: Maps token IDs, in decimal, to values that are added to the logits of these tokens.
 LogitBias: TypeAlias = Annotated[
     dict[Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
@@ -49,6 +52,7 @@ MAX_GREETING_CHARACTERS = 4096
 MAX_KEYWORDS = 100
 #: More than any model reads before it transcribes.
 MAX_PROMPT_CHARACTERS = 4096
+MAX_LEXICON_WORDS = 500
 #: The deepest nesting of objects in a configuration; deeper ones could exhaust the stack.
 MAX_DEPTH = 32
 
@@ -72,6 +76,14 @@ class OutputAudioConfig(Struct, frozen=True, kw_only=True):
 
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 24_000
+
+
+class SpeechConfig(Struct, frozen=True, kw_only=True):
+    """How answers are read aloud. ``lexicon`` maps words to texts that are read in their place."""
+
+    lexicon: Annotated[dict[LexiconWord, Pronunciation], Meta(max_length=MAX_LEXICON_WORDS)] = msgspec.field(
+        default_factory=dict
+    )
 
 
 def spoken_language(audio: InputAudioConfig) -> str | None:
@@ -168,6 +180,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True, weakref=True):
     modalities: list[Literal["text", "audio"]] = msgspec.field(default_factory=lambda: ["text", "audio"])
     input_audio: InputAudioConfig = InputAudioConfig()
     output_audio: OutputAudioConfig = OutputAudioConfig()
+    tts: SpeechConfig = SpeechConfig()
     start_policy: StartPolicyName | StartPolicyConfig = "on_min_length"
     after_start: InputMode = InputMode.EXTEND
     out_of_order: Literal["buffer", "reject"] = "buffer"
@@ -230,6 +243,7 @@ def outline(config: SessionConfig) -> SessionConfig:
         instructions="",
         greeting="",
         input_audio=audio,
+        tts=SpeechConfig(),
         tools=[],
         tool_choice=None,
         stage_params={},

@@ -11,7 +11,8 @@ from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
 from support.part_engines import ReadingEngine, RetortEngine, ToneEngine, WordEngine
 
-from omni_ws.engine.base import TextOutput, TranscriptOutput
+from omni_ws.core.chunks import FinishReason, UrlCitation, Usage
+from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import ScriptedEngine
 
@@ -71,6 +72,7 @@ async def test_a_fresh_page() -> None:
         assert {one["errorId"] for one in problems["installabilityErrors"]} <= {"in-incognito"}
         assert await demo.page.locator("#who").inner_text() == "Heard and answered and spoken by fake."
         assert not await demo.page.locator("#advice").is_visible()
+        assert not await demo.page.locator("#lacks").is_visible()
         await demo.page.locator("#open-settings").click()
         nameless = await demo.page.evaluate(
             """[...document.querySelectorAll("button, input:not([hidden]), select, textarea, canvas, video")]
@@ -462,3 +464,48 @@ async def test_a_voice_can_be_tried_out() -> None:
         await demo.message("The server is being shut down.")
         await demo.page.get_by_role("button", name="Listen").wait_for()
         server.app.sessions.admission.draining = False
+
+
+async def test_the_pages_that_an_answer_is_taken_from_are_linked_below_it() -> None:
+    pages = (
+        UrlCitation("Twice", "https://example.com/a?b=c&d", 0, 4),
+        UrlCitation("Once", "https://example.com/a?b=c&d", 4, 8, "CC-BY-SA-4.0"),
+        UrlCitation("Plain", "http://example.com/", 0, 4),
+        UrlCitation("Code", "javascript:document.title='ran'", 0, 4),
+        UrlCitation("Nowhere", "https://", 0, 4),
+        UrlCitation("", "https://example.org/", 0, 4),
+    )
+    engine = ScriptedEngine([TextOutput("It is so."), Finished(FinishReason.STOP, Usage(), citations=pages)])
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.write("what is it")
+        await demo.answered("It is so.")
+        sources = demo.page.get_by_role("list", name="Sources")
+        assert (await sources.inner_text()).splitlines() == [
+            "Once (example.com, CC-BY-SA-4.0)",
+            "https://example.org/ (example.org)",
+        ]
+        links = sources.get_by_role("link")
+        assert await links.evaluate_all("(all) => all.map(({ href, target, rel }) => [href, target, rel])") == [
+            ["https://example.com/a?b=c&d", "_blank", "noopener noreferrer"],
+            ["https://example.org/", "_blank", "noopener noreferrer"],
+        ]
+
+
+async def test_a_title_with_markup_is_text() -> None:
+    title = "<script>document.title = 'ran'</script><b>C&amp;A</b>"
+    page = UrlCitation(title, "https://example.com/", 0, 4, "CC-BY-SA-4.0")
+    engine = ScriptedEngine([TextOutput("It is so."), Finished(FinishReason.STOP, Usage(), citations=(page,))])
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.write("what is it")
+        await demo.answered("It is so.")
+        sources = demo.page.get_by_role("list", name="Sources")
+        assert await sources.inner_text() == f"{title} (example.com, CC-BY-SA-4.0)"
+        assert await sources.locator("script, b").count() == 0
+        assert await demo.page.title() == "omni_ws"
+        await demo.page.get_by_role("button", name="Save the conversation").click()
+        async with demo.page.expect_download() as saved:
+            await demo.page.get_by_role("button", name="Text (.txt)").click()
+        text = (await (await saved.value).path()).read_text()
+        assert f"Source: {title}, https://example.com/ (CC-BY-SA-4.0)" in text

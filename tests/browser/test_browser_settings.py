@@ -3,6 +3,7 @@ again, switches."""
 
 from __future__ import annotations
 
+from support.capable_engine import CapableEngine
 from support.chromium import IN_BROWSER, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import live_server
@@ -10,6 +11,8 @@ from support.part_engines import ToolCallingEngine
 from support.speech_clips import clip_bytes
 
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.base import TextOutput
+from omni_ws.engine.fake import CAPABILITIES
 
 pytestmark = IN_BROWSER
 
@@ -85,3 +88,44 @@ async def test_a_tool_is_switched_off() -> None:
         await demo.write("And now?")
         await demo.answered()
         assert all(not request.tools for request in llm.requests)
+
+
+async def test_words_to_expect_and_how_to_say_words_are_told() -> None:
+    engine = CapableEngine(
+        [TextOutput("yes")], tasks=CAPABILITIES.tasks, output_modalities=CAPABILITIES.output_modalities
+    )
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        too_long = "a" * 65
+        await demo.page.get_by_label("Words to expect").fill(f"Siobhan Ng\n\n Zyntrix \nZyntrix\n{too_long}\n")
+        await demo.page.get_by_label("How to say words").fill(
+            f"nginx = engine x\na=b=c\nno sign\n= x\nx =\n{too_long} = x"
+        )
+        await demo.page.locator("#close-settings").click()
+        await demo.write("one")
+        await demo.answered("yes")
+        await demo.page.locator("#open-settings").click()
+        await demo.page.get_by_label("How to say words").fill("nginx = engine ecks")
+        await demo.page.get_by_label("Words to expect").fill("")
+        await demo.page.locator("#close-settings").click()
+        await demo.write("two")
+        await demo.until("() => document.querySelectorAll('.you').length === 2")
+        await demo.in_state("ready")
+        await demo.page.reload()
+        await demo.in_state("ready")
+        assert await demo.page.locator("textarea[name=lexicon]").input_value() == "nginx = engine ecks"
+        told = [(request.expected, request.lexicon) for request in engine.requests]
+        assert told == [
+            ("Siobhan Ng, Zyntrix.", {"nginx": "engine x", "a": "b=c"}),
+            ("", {"nginx": "engine ecks"}),
+        ]
+
+
+async def test_what_the_server_takes_no_words_for_is_not_offered() -> None:
+    async with live_server(CapableEngine(keywords=False, lexicon=False)) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        await demo.page.get_by_label("Instructions").wait_for()
+        for label in ("Words to expect", "How to say words"):
+            assert not await demo.page.get_by_label(label).is_visible()

@@ -24,6 +24,10 @@ async def test_text_is_taken_and_no_microphone_is_offered() -> None:
         assert (
             await page.locator("#no-ears").inner_text() == "No microphone here: this server does not understand speech."
         )
+        assert await page.get_by_label("What is missing here").inner_text() == (
+            "What is missing here\nIt cannot hear: write to it.\nIt has no voice: answers come as text.\n"
+            "No language model answers, only rules: they know the time, sums, units and plain facts."
+        )
         for hidden in ("#talk", "#mute", "#modes", "#keys-of-talk"):
             assert not await page.locator(hidden).is_visible(), hidden
         assert await page.locator("#invitation").inner_text() == "Write something."

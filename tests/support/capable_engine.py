@@ -72,7 +72,7 @@ class CapableEngine(PlayingEngine):
 
     def __init__(self, script: Iterable[Any] = (), **changes: Any) -> None:
         able = dict.fromkeys(("tools", "logprobs", "structured_output", "choices", "priority", "raw_prompts"), True)
-        able |= dict.fromkeys(("template_arguments", "translates", "word_times", "keywords"), True)
+        able |= dict.fromkeys(("template_arguments", "translates", "word_times", "keywords", "lexicon"), True)
         limits = frozenset(field.name for field in fields(MediaLimits))
         super().__init__(script, **{**able, "languages": frozenset({"en", "de"}), "media_limits": limits, **changes})
 

@@ -167,6 +167,17 @@ async def test_words_to_expect_are_charged_as_all_settings_are() -> None:
         await server.until(lambda: server.held_bytes == 0)
 
 
+async def test_a_lexicon_is_charged_as_all_settings_are() -> None:
+    async with live_server(CapableEngine()) as server, native_client(server) as client:
+        lexicon = {f"{number:\U0001f600<64}": f"{number:\U0001f600<128}" for number in range(500)}
+        await client.configure(tts={"lexicon": lexicon})
+        await client.barrier()
+        least = 4 * 500 * (64 + 128)
+        assert least - ORDINARY_BYTES < server.held_bytes < 3 * least
+        await client.configure(tts=None)
+        await server.until(lambda: server.held_bytes == 0)
+
+
 async def test_settings_that_a_request_holds_are_charged_until_it_is_over() -> None:
     """Each request goes on with the settings of its beginning, however often they are replaced."""
     engine = Dozing()

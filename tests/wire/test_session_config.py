@@ -122,6 +122,15 @@ def test_merging_twice_changes_nothing_more(base: dict[str, Any], patch: dict[st
         ({"input_audio": {"keywords": [5]}}, "input_audio.keywords[0]"),
         ({"input_audio": {"prompt": "a" * 4097}}, "input_audio.prompt"),
         ({"input_audio": {"prompt": ["Ng"]}}, "input_audio.prompt"),
+        ({"tts": {"lexicon": {str(number): "a" for number in range(501)}}}, "tts.lexicon"),
+        ({"tts": {"lexicon": {"a" * 65: "a"}}}, "tts.lexicon"),
+        ({"tts": {"lexicon": {" ": "a"}}}, "tts.lexicon"),
+        ({"tts": {"lexicon": {"": "a"}}}, "tts.lexicon"),
+        ({"tts": {"lexicon": {"a": "b" * 129}}}, "tts.lexicon"),
+        ({"tts": {"lexicon": {"a": " "}}}, "tts.lexicon"),
+        ({"tts": {"lexicon": {"a": 5}}}, "tts.lexicon"),
+        ({"tts": {"lexicon": ["a"]}}, "tts.lexicon"),
+        ({"tts": 5}, "tts"),
         ({"output_audio": {"sample_rate": 1}}, "output_audio.sample_rate"),
         ({"start_policy": "soon"}, "start_policy"),
         ({"start_policy": {"type": "soon"}}, "start_policy.type"),
@@ -154,6 +163,8 @@ def test_a_bad_value_is_named(overrides: dict[str, Any], param: str) -> None:
         {"input_audio": {"sample_rate": 192_000, "channels": 1}},
         {"input_audio": {"keywords": ["\U0001f600" * 64] * 100, "prompt": "a" * 4096}},
         {"input_audio": {"keywords": [], "prompt": ""}},
+        {"tts": {"lexicon": {f"{number:\U0001f600<64}": "\U0001f600" * 128 for number in range(500)}}},
+        {"tts": {"lexicon": {}}},
         {"sampling": {"temperature": 0, "top_p": 1, "max_tokens": 1, "stop": ["a"], "seed": -1}},
         {"sampling": {"temperature": 2, "stop": "a"}},
         {"turn_detection": {"type": "server_vad", "threshold": 1}},
@@ -182,7 +193,8 @@ def test_what_is_expected_is_one_text(audio: dict[str, Any], text: str) -> None:
 
 def test_an_outline_has_nothing_that_is_expected() -> None:
     audio = {"sample_rate": 8000, "keywords": ["Ng"], "prompt": "a"}
-    assert outline(effective({"input_audio": audio})) == effective({"input_audio": {"sample_rate": 8000}})
+    said = {"lexicon": {"a": "b"}}
+    assert outline(effective({"input_audio": audio, "tts": said})) == effective({"input_audio": {"sample_rate": 8000}})
 
 
 def test_what_was_asked_for_is_in_effect() -> None:

@@ -402,16 +402,20 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
 
 /* The session object of the Realtime API for a session_config. */
 /** @param {any} configuration */
-function sessionObject({ instructions = null, modalities, tools, turn_detection: detection, voice = null }) {
+function sessionObject({ input_audio: heard, instructions = null, modalities, tools, turn_detection: detection, voice = null }) {
   /** @param {{ function: object }} tool */
   const described = ({ function: fields }) => ({ type: "function", ...fields });
+  const keywords = heard?.keywords?.join(", ");
   return {
     type: "realtime",
     instructions,
     output_modalities: modalities?.includes("audio") === false ? ["text"] : ["audio"],
     tools: (tools ?? []).map(described),
     audio: {
-      input: { transcription: { model: "default" }, turn_detection: detection && { ...detection, interrupt_resume: undefined } },
+      input: {
+        transcription: { model: "default", ...(keywords && { prompt: `${keywords}.` }) },
+        turn_detection: detection && { ...detection, interrupt_resume: undefined },
+      },
       output: { voice },
     },
   };

@@ -82,7 +82,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
       kind,
       startedAt: new Date(),
       user: { text, interim: "", images, done },
-      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", reason: "", finishReason: null, usage: null, warnings: [], calls: [] },
+      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", reason: "", finishReason: null, usage: null, warnings: [], annotations: [], calls: [] },
       requestId: null,
       unwanted: false,
       interrupts: false,
@@ -337,6 +337,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
       answer.finishReason = frame.finish_reason;
       answer.usage = frame.usage ?? null;
       answer.warnings = frame.warnings ?? [];
+      answer.annotations = frame.annotations ?? [];
       this.#wakeSettled();
       user.done = true;
       turn.certain = user.text;

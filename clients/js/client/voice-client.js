@@ -136,7 +136,9 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     const mode = capabilities.turn_detection ? this.wantedMode : "hold";
     if (talk.mode !== mode && talk.phase !== "off") talk.stop();
     talk.mode = mode;
-    this.session.configure({ ...this.#defaults(capabilities), ...this.config(capabilities) });
+    const [defaults, chosen] = [this.#defaults(capabilities), this.config(capabilities)];
+    const heard = { ...defaults.input_audio, ...chosen.input_audio };
+    this.session.configure({ ...defaults, ...chosen, input_audio: heard });
     this.#changed();
   }
 

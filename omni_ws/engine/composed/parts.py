@@ -113,7 +113,10 @@ def asked_of(
     output: OutputModality,
     guesses: bool = False,
 ) -> GenerationRequest:
-    """Return the request for an ASR or TTS: it has the input ``source``, but neither history nor tools."""
+    """Return the request for an ASR or TTS: it has the input ``source``, but neither history nor tools.
+
+    Nor does it have a lexicon: the text that a TTS gets is in its spoken form.
+    """
     return replace(
         request,
         request_id=f"{request.request_id}-{role}",
@@ -125,6 +128,7 @@ def asked_of(
         instructions="",
         history=(),
         sampling={},
+        lexicon={},
         tools=(),
         tool_choice=None,
         options=AnswerOptions(
@@ -185,6 +189,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             voice_aliases=voice.voice_aliases,
             voice_languages=voice.voice_languages,
             speed=voice.speed,
+            lexicon=voice.lexicon,
             stage_params=able.stage_params | voice.stage_params,
             stage_sampling=able.stage_sampling | voice.stage_sampling,
         )

@@ -421,7 +421,7 @@ class LlmStage(_EngineStage):
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
         request = replace(self._request, input=given, input_mode=mode_of(self._engine))
         if self._spoken:
-            request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0)
+            request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0, lexicon={})
         try:
             async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
                 with failures_of(Role.LLM, self._engine, request_id=request.request_id):
@@ -596,7 +596,8 @@ class TtsStage(_EngineStage):
     async def _spoken_text(self, source: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         """Yield the spoken form of the text, from the first piece on that can be pronounced."""
         held, begun = "", False
-        async with aclosing(_spoken_pieces(source, SpeakableText(self._language))) as spoken:
+        speakable = SpeakableText(self._language, lexicon=self._request.lexicon)
+        async with aclosing(_spoken_pieces(source, speakable)) as spoken:
             async for pieces in spoken:
                 self._words.add(pieces)
                 text = "".join(piece.text for piece in pieces)

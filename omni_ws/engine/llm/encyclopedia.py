@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 import orjson
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 CREDIT: Final = "Wikipedia (CC BY-SA 4.0)"
 
 #: The file that is kept beside the summaries; the number changes with what is in it.
-_KEPT: Final = "sentences-1.json"
+_KEPT: Final = "sentences-2.json"
 #: Words that the ear follows, and those that a sentence has at most where it cannot be cut.
 _MOST_WORDS: Final = 25
 _MOST_WHOLE: Final = 28
@@ -34,13 +35,24 @@ _MOST_WHOLE: Final = 28
 _VITAL: Final = "Uncategorized"
 
 
+#: Where articles are, by their titles, and the licence of their text.
+_SITE: Final = "https://en.wikipedia.org/wiki/"
+LICENSE: Final = "CC-BY-SA-4.0"
+
+
 class Article(NamedTuple):
     """What is spoken of an article. ``about`` is its short description, and ``named`` its title as it is spoken."""
 
+    title: str
     named: str
     sentence: str
     about: str
     is_person: bool
+
+    @property
+    def url(self) -> str:
+        """The address of the article."""
+        return _SITE + quote(self.title.replace(" ", "_"), safe="/:@!$'()*,;~")
 
     @property
     def years(self) -> tuple[str, ...]:
@@ -51,6 +63,18 @@ class Article(NamedTuple):
         era = found["end_bc"] or ""
         begin = found["begin"] + (found["begin_bc"] or era)
         return (begin, found["end"] + era) if found["end"] else (begin,)
+
+
+class Cited(str):
+    """A sentence that is taken from an article."""
+
+    __slots__ = ("article",)
+    article: Article
+
+    def __new__(cls, sentence: str, article: Article) -> Cited:
+        cited = super().__new__(cls, sentence)
+        cited.article = article
+        return cited
 
 
 class Encyclopedia(msgspec.Struct, frozen=True):
@@ -157,7 +181,7 @@ def _made(summaries: Mapping[str, Any]) -> Encyclopedia:
             vital.add(place)
             is_person = _YEARS.search(about) is not None and _HE_OR_SHE.search(extract) is not None
         named = f"the {bare}" if sentence.lower().startswith(f"the {bare.lower()}") else bare
-        articles.append(Article(named, sentence, about, is_person))
+        articles.append(Article(title, named, sentence, about, is_person))
         for rank, some in enumerate(_names(bare, qualifier, extract, vital=place in vital, person=is_person)):
             for name in some:
                 called[rank].setdefault(name, set()).add(place)

@@ -15,7 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
+from msgspec import structs
+
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, UrlCitation, Usage
 from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
     Engine,
@@ -29,7 +31,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_input import unanswered
 from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
-from omni_ws.engine.llm.encyclopedia import CREDIT, Encyclopedia, load_encyclopedia
+from omni_ws.engine.llm.encyclopedia import CREDIT, LICENSE, Cited, Encyclopedia, load_encyclopedia
 from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, exact_answer, prepare
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
@@ -114,18 +116,27 @@ class RulesEngine:
     async def _answer(self, request: GenerationRequest, out: OutputWriter, question: _Question) -> None:
         text = AnswerText(request.sampling)
         writes = request.tells_text
-        separator = ""
+        separator, length, written = "", 0, 0
+        citations: list[UrlCitation] = []
         sentences = question.answer(self._now(), request.sampling.get("seed"), self._encyclopedia)
         while text.reached is None and (sentence := await question.worked_on(next, sentences, None)) is not None:
+            start, length = length + len(separator), length + len(separator) + len(sentence)
+            if isinstance(sentence, Cited):
+                page = sentence.article
+                citations.append(UrlCitation(page.title, page.url, start, length, LICENSE))
             async for piece in text.add(separator + sentence):
+                written += len(piece)
                 if writes:
                     out.write(TextOutput(piece))
                     await out.drain()
             separator = " "
-        if (rest := text.finish()) and writes:
+        rest = text.finish()
+        if rest and writes:
             out.write(TextOutput(rest))
+        written += len(rest)
         usage = Usage(input_tokens=question.words, output_tokens=text.words)
-        out.write(Finished(text.reached or FinishReason.STOP, usage))
+        cited = tuple(structs.replace(one, end=min(one.end, written)) for one in citations if one.start < written)
+        out.write(Finished(text.reached or FinishReason.STOP, usage, citations=cited))
 
 
 class _Question:

@@ -19,11 +19,13 @@ from omni_ws.core.chunks import (
     FinishReason,
     TokenLogprob,
     ToolCallFragment,
+    UrlCitation,
     Usage,
 )
 from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
+from omni_ws.engine.remote.citations import MOST_CITATIONS, citations_of
 from omni_ws.engine.remote.event_stream import WHOLE_BODY, ServerSentEvent, UpstreamAudio
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.errors import EngineFailed, InvalidFrame, UpstreamInvalid
@@ -200,6 +202,7 @@ class ChatAnswer:
             reasons if len(reasons) > 1 else (),
             foreign_reasons=foreign if any(foreign) else (),
             warnings=tuple(warnings),
+            citations=tuple(one for choice in self._choices for one in choice.citations),
         )
 
     def _count(self, name: str, otherwise: int) -> int:
@@ -266,6 +269,8 @@ class _Choice:
         self._filtered = 0
         self._tokens: list[TokenLogprob] = []
         self._said: list[str] = []
+        #: The web pages that the answer names, in order, each once.
+        self.citations: dict[UrlCitation, None] = {}
 
     def expect_thoughts(self, *, holds: bool, watches: bool) -> None:
         """Set the parameters of the ThoughtFilter. Call it before the first event."""
@@ -327,6 +332,10 @@ class _Choice:
             message = self._unsaid(message) if reason or is_whole else message
             yield from self._fields(message, modality, logprobs)
         self._unread |= any(value and not isinstance(value, dict) for value in (delta, message))
+        for fields in (delta, one.get("message")):
+            for page in citations_of(fields, self._index):
+                if len(self.citations) < MOST_CITATIONS:
+                    self.citations[page] = None
         if reason:
             self.reason = "".join(one for one in reason[:_MAX_REASON] if one.isprintable())
             if reason in _BROKEN:

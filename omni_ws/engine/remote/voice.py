@@ -48,6 +48,7 @@ class RemoteVoice:
             extend=True,
             voices=self.settings.voices,
             speed=True,
+            lexicon=True,
         )
 
     def describe(self) -> tuple[str, ...]:

@@ -9,11 +9,14 @@ import html
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
+from omni_ws.engine.spoken.lexicon import UNSPACED, Lexicon, LexiconReader, Reading, TextWord
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
 AT_A_STRETCH: Final = 256
@@ -30,9 +33,7 @@ _MAX_READ_WORD: Final = 600
 #: From this length on, in characters, a line of code cannot be the end of a block.
 _MAX_FENCE: Final = 200
 
-#: Scripts without white space between words: a word ends after each of their letters.
-_UNSPACED: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
-_WORD_END: Final = re.compile(rf"[\s]|[{_UNSPACED}]")
+_WORD_END: Final = re.compile(rf"[\s]|[{UNSPACED}]")
 _SPACES: Final = re.compile(r"[^\S\n]+")
 
 _FENCE: Final = re.compile(r"(`{3,}|~{3,})([^`]*)")
@@ -74,28 +75,23 @@ class Spoken(NamedTuple):
     written: str = ""
 
 
-class _Word(NamedTuple):
-    text: str
-    start: int
-    end: int
-    #: Whether white space precedes it.
-    gap: bool = False
-
-
 class SpeakableText:
     """A converter of text to its spoken form, piece by piece.
 
     Markup, links, emoji and code are removed, and in English numbers, dates, units, abbreviations and signs are put
     into words. In another ``language`` (RFC 5646) only the language-independent changes are made. In a ``literal`` text
-    nothing is taken for markup or removed; numbers, dates and units are put into words. The result does not depend on
-    how the text is cut into pieces. Time is linear in the length of the text, and memory is bounded: at most a word, a
-    row of a table, or a few words that are read together, are held back until the following text is known. ``rest``
-    returns them.
+    nothing is taken for markup or removed; numbers, dates and units are put into words. Words of the ``lexicon`` are
+    said as it says, in any language. The result does not depend on how the text is cut into pieces. Time is linear in
+    the length of the text, and memory is bounded: at most a word, a row of a table, or a few words that are read
+    together, are held back until the following text is known. ``rest`` returns them.
     """
 
-    def __init__(self, language: str = "en", *, literal: bool = False) -> None:
+    def __init__(
+        self, language: str = "en", *, literal: bool = False, lexicon: Mapping[str, str] | None = None
+    ) -> None:
         self._english = language.partition("-")[0].lower() == "en"
         self._literal = literal
+        self._lexicon = LexiconReader(Lexicon(lexicon)) if lexicon else None
         self._markup = InlineMarkup(picture="picture" if self._english else "")
         self._table = SpokenTable(english=self._english)
         self._spoken: list[Spoken] = []
@@ -105,7 +101,7 @@ class SpeakableText:
         self._offset = 0
         self._known = 0
         #: Words that wait for the next word, and up to three words before them.
-        self._group: list[_Word] = []
+        self._group: list[TextWord] = []
         self._before = ""
         #: Whether a space is due before the next word; the last character of the spoken form.
         self._gap = False
@@ -116,7 +112,7 @@ class SpeakableText:
         #: Whether the line is a heading or an item of a list, which ends like a sentence.
         self._ends_like_sentence = False
         #: The number of a list item, until other text follows it in its line.
-        self._item: _Word | None = None
+        self._item: TextWord | None = None
         #: The marks that end the current fenced block; "" outside one. Whether the rest of the line is skipped.
         self._fence = ""
         self._text_fence = ""
@@ -132,7 +128,8 @@ class SpeakableText:
     @property
     def looks_complete(self) -> bool:
         """Whether the text that is held back looks like the end of a sentence."""
-        held = self._raw.rstrip(_CLOSERS + "*_` ") or (self._group[-1].text if self._group else "")
+        held = self._raw.rstrip(_CLOSERS + "*_` ")
+        held = held or self._held_word or (self._group[-1].text if self._group else "")
         return not self._fence and held.endswith((".", "!", "?", "…"))
 
     def rest(self) -> list[Spoken]:
@@ -225,7 +222,8 @@ class SpeakableText:
 
     def _space(self, at: int) -> None:
         """Process white space within a line. After a pause it is passed on at once, as further text may take long."""
-        if not self._group and self._last in _PAUSES + _CLOSERS and not self._gap:
+        holds = self._group or self._held_word
+        if not holds and self._last in _PAUSES + _CLOSERS and not self._gap:
             self._say(" ", at, at + 1)
         else:
             self._gap = True
@@ -246,7 +244,7 @@ class SpeakableText:
         elif _REFERENCE_MARK.fullmatch(word):
             self._at_line_start = False
         elif _ITEM_NUMBER.fullmatch(word):
-            self._item = _Word(word, start, start + len(word))
+            self._item = TextWord(word, start, start + len(word))
             self._ends_like_sentence = True
             self._at_line_start = False
         elif word in ("[x]", "[X]") and self._ends_like_sentence:
@@ -319,17 +317,50 @@ class SpeakableText:
             if text == "|" and not self._literal:
                 self._flush()
                 self._say(",", end, end)
+            elif self._lexicon is not None and len(cleaned) <= _MAX_READ_WORD:
+                self._say_readings(self._lexicon.feed(TextWord(text, start, end, gap)))
             elif as_written or len(text) > MAX_GROUP_CHARACTERS:
                 self._flush()
                 self._say_word(text, start, end, gap=gap)
             else:
-                if not gap:
-                    self._flush()
-                self._add(_Word(text, start, end, gap))
+                self._add(TextWord(text, start, end, gap))
             self._gap = True
         self._gap = False
 
-    def _add(self, word: _Word) -> None:
+    @property
+    def _held_word(self) -> str:
+        """The last word that may be part of an entry of the lexicon; empty if there is none."""
+        return "" if self._lexicon is None else self._lexicon.held
+
+    def _say_readings(self, readings: Iterable[Reading]) -> None:
+        """Output words as the lexicon says; those that it does not know are read as without it."""
+        for word, said in readings:
+            if said:
+                self._flush_group()
+                self._say_word(self._joined(said), word.start, word.end, gap=word.gap, written=word.text)
+                self._remember(word.text)
+            elif self._english and len(word.text) <= MAX_GROUP_CHARACTERS:
+                self._add(word)
+            else:
+                self._flush_group()
+                self._say_word(word.text, word.start, word.end, gap=word.gap)
+
+    def _joined(self, said: Iterable[tuple[str, bool]]) -> str:
+        """Return the parts of a word as they are read: "engine x two" for "nginx-2"."""
+        joined = ""
+        for by_entry, parts in groupby(said, itemgetter(1)):
+            text = "".join(part for part, _ in parts)
+            if not by_entry:
+                if joined and text[0] == "-" and text[1:2].isalnum():
+                    text = text[1:]
+                if self._english and any(map(str.isdecimal, text)):
+                    text = english.in_words(text, "")
+            joined += f" {text}" if joined[-1:].isalnum() and text[:1].isalnum() else text
+        return joined
+
+    def _add(self, word: TextWord) -> None:
+        if not word.gap:
+            self._flush_group()
         group = self._group
         before = group[-1].text if group else self._before
         waits = english.waits(word.text, before)
@@ -340,10 +371,19 @@ class SpeakableText:
         group.append(word)
         too_long = len(group) >= MAX_GROUP_WORDS or word.end - group[0].start > MAX_GROUP_CHARACTERS
         if too_long or not waits:
-            self._flush()
+            self._flush_group()
 
     def _flush(self) -> None:
-        """Output the waiting words. Those at either end that are read as they are written keep their own positions."""
+        """Output all words that wait."""
+        if self._lexicon is not None:
+            self._say_readings(self._lexicon.rest())
+        self._flush_group()
+
+    def _flush_group(self) -> None:
+        """Output the words that are read together.
+
+        Those at either end that are read as they are written keep their own positions.
+        """
         group, self._group = self._group, []
         if not group:
             return
@@ -392,8 +432,9 @@ def spoken_form(text: str, language: str = "en") -> list[Spoken]:
 
 #: How many characters a voice may skip between two words, because it cannot pronounce them.
 MAX_SKIPPED: Final = 200
-#: How many characters are kept for a voice that reports the times of words late, or not at all.
-MAX_KEPT: Final = 1 << 14
+#: How many characters are kept for a voice that reports the times of words late, or not at all: more than a lexicon
+#: makes of the text that is converted at a stretch.
+MAX_KEPT: Final = 1 << 15
 #: Punctuation that is not part of a word with times.
 _AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -194,16 +194,19 @@ async def clause_by_clause(
 ) -> None:
     """Cut ``text`` into clauses, and write the audio that ``speak`` makes of each of them, in order.
 
-    A voice whose ``language`` is English gets numbers in words. ``speak`` counts the times of words from the beginning
-    of their clause; they are converted to times from the beginning of the audio. Unless the voice ``tells_words``, the
-    audio has the ends of clauses in the text. If it is ``latin_only``, text without a Latin letter raises InvalidValue.
-    If it is ``slow``, the first clause is as short as possible, even if the text is complete.
+    A voice whose ``language`` is English gets numbers in words, and every voice gets words as the request's lexicon
+    says. ``speak`` counts the times of words from the beginning of their clause; they are converted to times from the
+    beginning of the audio. Unless the voice ``tells_words``, the audio has the ends of clauses in the text. If it is
+    ``latin_only``, text without a Latin letter raises InvalidValue. If it is ``slow``, the first clause is as short as
+    possible, even if the text is complete.
     """
     reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
     comma_after, begin_after_sec = first_clause_of(request.input)
     if slow:
         comma_after = 0
-    spoken = _SpokenClauses(language, comma_after) if reads_numbers else None
+    spoken = None
+    if reads_numbers or request.lexicon:
+        spoken = SpokenClauses(language if reads_numbers else "", request.lexicon, first_comma_after=comma_after)
     splitter = spoken or ClauseSplitter(first_comma_after=comma_after)
     spoken_ms = 0.0
     async with aclosing(clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec)) as clauses:
@@ -219,18 +222,23 @@ async def clause_by_clause(
                     words = tuple(_moved(word, start_ms) for word in piece.words)
                     if spoken is not None:
                         words = spoken.written.place(words)
-                    text_end = None if tells_words else clause.end
+                    text_end = None
+                    if not tells_words:
+                        text_end = clause.end if spoken is None else spoken.written.written_end(clause.end)
                     out.write(AudioOutput(piece.samples, piece.sample_rate, words, text_end))
                     await out.drain()
 
 
-class _SpokenClauses(ClauseSplitter):
-    """A ClauseSplitter for English text, whose numbers it first puts into words."""
+class SpokenClauses(ClauseSplitter):
+    """A ClauseSplitter for text that is first put into its spoken form, as SpeakableText does with literal text.
 
-    def __init__(self, language: str, first_comma_after: int) -> None:
-        super().__init__(first_comma_after=first_comma_after)
+    ``written`` finds the way back from what is spoken; ``limits`` are those of a ClauseSplitter.
+    """
+
+    def __init__(self, language: str, lexicon: Mapping[str, str], **limits: int) -> None:
+        super().__init__(**limits)
         self.written = WrittenWords()
-        self._speakable = SpeakableText(language, literal=True)
+        self._speakable = SpeakableText(language, literal=True, lexicon=lexicon)
 
     def feed(self, text: str) -> list[TextClause]:
         return super().feed(self._noted(self._speakable.feed(text)))

@@ -144,6 +144,7 @@ class VoiceProcess:
             voice_aliases=self.aliases,
             voice_languages=self.languages,
             speed=bool(voices),
+            lexicon=bool(voices),
             sampling=frozenset({"max_tokens", "stop"}),
             sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
         )

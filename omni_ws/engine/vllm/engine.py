@@ -192,6 +192,7 @@ class VllmEngine:
             template_arguments=True,
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             speech_in_history=Modality.AUDIO in media,
+            lexicon=isinstance(speaker, Speaker),  # an omni model speaks as it writes
         )
 
     @property
@@ -421,6 +422,7 @@ class RequestStages:
                 sampling=sampling,
                 parameters=parameters,
                 priority=request.options.priority if voice.talker.by_priority else 0,
+                lexicon=request.lexicon,
             )
             return talker, self._vocoder
         own, vocoder = voice.stages(voice=request.voice, sampling=sampling, parameters=parameters)

@@ -18,6 +18,7 @@ import msgspec
 from omni_ws.engine.base import OutputWriter
 from omni_ws.engine.channel import Channel, StageLink
 from omni_ws.engine.clauses import ClauseSplitter, TextClause, clauses_as_they_come, is_speakable
+from omni_ws.engine.tts.speech_engine import SpokenClauses
 from omni_ws.engine.vllm.code2wav import CodecFrames, FrameLayout
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import EngineFailed, InvalidValue
@@ -66,7 +67,7 @@ class Talker:
 
     Each clause is one request to vLLM, and so has the prosody of a complete utterance. While a clause is generated,
     further text waits in the link. ``comma_after`` and ``longest`` are the limits of the first clause; for
-    ``begin_after_sec`` see ``clauses_as_they_come``.
+    ``begin_after_sec`` see ``clauses_as_they_come``, for ``lexicon`` see GenerationRequest.
 
     ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling parameters
     that vLLM refuses.
@@ -86,6 +87,7 @@ class Talker:
         comma_after: int = FIRST_COMMA_AFTER,
         longest: int = FIRST_LONGEST,
         begin_after_sec: float | None = None,
+        lexicon: Mapping[str, str] | None = None,
     ) -> None:
         #: Prompt tokens, generated tokens and whole frames, for the usage of the request.
         self.prompt_tokens = 0
@@ -98,7 +100,11 @@ class Talker:
         self._request_id = request_id
         self._voice = voice
         self._priority = priority
+        self._spoken: SpokenClauses | None = None
         self._splitter = ClauseSplitter(first_comma_after=comma_after, first_longest=longest)
+        if lexicon:
+            self._spoken = SpokenClauses("", lexicon, first_comma_after=comma_after, first_longest=longest)
+            self._splitter = self._spoken
         self._begin_after_sec = begin_after_sec
         asked = dict(sampling or {})
         if unknown := asked.keys() - TALKER_SAMPLING:
@@ -134,6 +140,7 @@ class Talker:
                 self.cut = True
                 return
         number, self._clauses = self._clauses, self._clauses + 1
+        text_end = clause.end if self._spoken is None else self._spoken.written.written_end(clause.end)
         prompt = self._prompt(clause.text)
         self.prompt_tokens += len(prompt)
         incomplete: list[int] = []  # the tokens of a frame that is not complete; dropped at the end
@@ -158,7 +165,7 @@ class Talker:
                     self._note_end(output.outputs[0].finish_reason)
                 if len(codes) or output.finished:
                     self.frames += len(codes)
-                    await sink.put(CodecFrames(number, codes, output.finished, clause.end))
+                    await sink.put(CodecFrames(number, codes, output.finished, text_end))
 
     def _prompt(self, clause: str) -> list[int]:
         text = self._profile.spoken_text(clause, self._voice)

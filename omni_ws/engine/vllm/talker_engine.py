@@ -111,6 +111,7 @@ class Speaker:
             stage_sampling=self.sampling_names,
             stage_params=self.parameter_names,
             priority=self.talker.by_priority,
+            lexicon=True,
         )
 
     def describe(self) -> tuple[str, ...]:
@@ -165,6 +166,7 @@ class Speaker:
             parameters=request.stage_params,
             priority=request.options.priority if self.talker.by_priority else 0,
             being_written=is_being_written(request.input),
+            lexicon=request.lexicon,
         )
         await staged_speech(request, text, out, stages, self.links[1:])
 
@@ -177,6 +179,7 @@ class Speaker:
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         priority: int = 0,
         being_written: bool = False,
+        lexicon: Mapping[str, str] | None = None,
     ) -> tuple[Talker, Code2Wav]:
         """Return the Talker and Code2Wav of one request; the Talker takes pieces of text.
 
@@ -195,6 +198,7 @@ class Speaker:
             comma_after=limits.get("first_comma_after", 0 if being_written else FIRST_COMMA_AFTER),
             longest=limits.get("first_longest", FIRST_LONGEST),
             begin_after_sec=BEGIN_AFTER if being_written else None,
+            lexicon=lexicon,
         )
         code2wav = Code2Wav(
             queue,

@@ -537,6 +537,7 @@ def final_chunk(
         finish_reasons=finished.reasons,
         foreign_reasons=finished.foreign_reasons,
         warnings=(*request.warnings, *finished.warnings),
+        citations=finished.citations,
         ref=request.ref,
         turn_id=request.turn_id,
     )

@@ -340,7 +340,7 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         known = name in capabilities.sampling or name in capabilities.sampling_no_ops
         if getattr(config.sampling, name) is not None and not known:
             raise UnsupportedParameter(f"{name} is not supported by this engine", param=f"sampling.{name}")
-    _check_expected(config.input_audio, able=capabilities.keywords)
+    _check_words(config, capabilities)
     _check_language(config.input_audio, capabilities.languages)
     _check_stops(config.sampling.stop)
     _check_stages("stage_params", config.stage_params, capabilities.stage_params)
@@ -349,9 +349,11 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         converted(values, SamplingConfig, place=f"stage_sampling.{stage}")
 
 
-def _check_expected(audio: InputAudioConfig, *, able: bool) -> None:
+def _check_words(config: SessionConfig, capabilities: EngineCapabilities) -> None:
+    if config.tts.lexicon and not capabilities.lexicon:
+        raise UnsupportedParameter("a lexicon is not supported by this engine", param="tts.lexicon")
     for name in ("keywords", "prompt"):
-        if getattr(audio, name) and not able:
+        if getattr(config.input_audio, name) and not capabilities.keywords:
             raise UnsupportedParameter(
                 f"speech recognition with {name} is not supported by this engine", param=f"input_audio.{name}"
             )

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from omni_ws.core.chunks import AnswerWarning, FinalChunk, FinishReason, OutputChunk, Usage, WordsKnown
+from omni_ws.core.chunks import AnswerWarning, FinalChunk, FinishReason, OutputChunk, UrlCitation, Usage, WordsKnown
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import memory_of
 from omni_ws.errors import EngineFailed, OmniError
@@ -97,6 +97,8 @@ def message_cost(message: ServerMessage) -> int:
         if message.logprobs:
             size += LOGPROB_BYTES * sum(1 + len(one.top) for one in message.logprobs)
         return size
+    if isinstance(message, FinalChunk):
+        return MESSAGE_OVERHEAD_BYTES + sum(4 * (len(one.title) + len(one.url)) for one in message.citations)
     if isinstance(message, RequestWarning):
         message = message.error
     if isinstance(message, OmniError):
@@ -141,6 +143,7 @@ class _SavedFinal(Struct, kw_only=True):
     usage: Usage
     finish_reasons: tuple[FinishReason, ...]
     foreign_reasons: tuple[str | None, ...]
+    citations: tuple[UrlCitation, ...] = ()
     words: WordsKnown
     ref: str | None
     turn_id: str | None

@@ -740,6 +740,7 @@ class Request:
             expected=expected_text(config.input_audio),
             voice=config.voice,
             speed=config.speed,
+            lexicon=config.tts.lexicon,
             instructions=config.instructions,
             history=history,
             sampling={

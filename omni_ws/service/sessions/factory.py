@@ -309,6 +309,7 @@ class SessionFactory:
             "after_start": streaming.after_start,
             "alignment_window_ms": streaming.alignment_window_ms,
             "max_lead_ms": streaming.max_lead_ms if paced else None,
+            "tts": {"lexicon": self.config.tts.lexicon} if self.engine.capabilities.lexicon else None,
         }
         return {name: value for name, value in wanted.items() if value is not None}
 

@@ -258,6 +258,7 @@ class StreamingInput(SessionFrontEnd):
                 resume=session.resumable,
                 transcripts=capabilities.transcripts,
                 keywords=capabilities.keywords or UNSET,
+                lexicon=capabilities.lexicon or UNSET,
                 webrtc=self._sessions.takes_calls or UNSET,
             ),
             limits=SessionLimits(

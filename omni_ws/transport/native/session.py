@@ -58,6 +58,7 @@ from omni_ws.wire.server_frames import (
     SessionClosingFrame,
     SessionResumedFrame,
     SessionUpdatedFrame,
+    UrlCitationFields,
     UsageFields,
     WarningFields,
     encode_frame,
@@ -458,6 +459,17 @@ def _final(chunk: FinalChunk) -> ServerFrame:
             WarningFields(code=one.code, message=one.message, param=one.param)
             for one in chunk.warnings
             if isinstance(one, AnswerWarning)
+        ]
+        or UNSET,
+        annotations=[
+            UrlCitationFields(
+                title=one.title,
+                url=one.url,
+                start_index=one.start,
+                end_index=one.end,
+                license=unset(one.license),
+            )
+            for one in chunk.citations
         ]
         or UNSET,
         ref=unset(chunk.ref),

@@ -607,6 +607,11 @@ class MergedAnswers:
             finish_reasons=tuple(reasons),
             foreign_reasons=tuple(foreign),
             warnings=tuple(warning for final in finals for warning in final.warnings),
+            citations=tuple(
+                replace(one, choice=index * self._choices + one.choice)
+                for index, final in enumerate(finals)
+                for one in final.citations
+            ),
             usage=usage,
         )
 

@@ -82,6 +82,27 @@ async def answered(llm: RetortEngine, tts: Engine, **fields: Any) -> list[Engine
     return await outputs_to(engine, request)
 
 
+async def read(text: str, tts: Engine, **fields: Any) -> list[EngineOutput]:
+    """What a voice makes of a text that is read aloud as it is."""
+    source: Channel[InputChunk] = Channel(1 << 20, cost=lambda chunk: len(chunk.payload))
+    source.put_nowait(InputChunk(Modality.TEXT, text.encode()))
+    source.close()
+    request = GenerationRequest(
+        request_id="req_2",
+        task=Task.SPEECH,
+        input=source,
+        input_mode=InputMode.EXTEND,
+        input_audio=AudioFormat(),
+        modalities=frozenset({OutputModality.AUDIO}),
+        **fields,
+    )
+    return await outputs_to(tts, request)
+
+
+def sound_of(outputs: list[EngineOutput]) -> bytes:
+    return b"".join(bytes(output.samples) for output in outputs if isinstance(output, AudioOutput))
+
+
 async def test_the_text_stays_and_the_voice_gets_its_spoken_form() -> None:
     tts = Telling()
     outputs = await answered(RetortEngine(REPLY), tts)
@@ -112,6 +133,69 @@ async def test_real_voices_time_the_words_that_are_written(voice_choice: VoiceCh
     ends = [word.text_end for word in words if word.text_end is not None]
     assert (len(ends), ends) == (len(words), sorted(ends))
     assert all(before.end_ms <= after.start_ms for before, after in pairwise(words))
+
+
+NAMES = "**Siobhan** runs nginx for $20. It is in New York."
+LEXICON = {"Siobhan": "shi vawn", "nginx": "engine x", "New York": "noo york"}
+NAMES_SAID = "shi vawn runs engine x for twenty dollars. It is in noo york."
+
+
+async def test_the_voice_gets_words_as_the_lexicon_says_and_nobody_else() -> None:
+    llm, tts = RetortEngine(NAMES), Telling()
+    outputs = await answered(llm, tts, lexicon=LEXICON)
+    assert "".join(output.text for output in outputs if isinstance(output, TextOutput)) == NAMES
+    assert tts.read == NAMES_SAID
+    words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+    assert [word.text for word in words] == ["Siobhan", "runs", "nginx", "for", "$20", "It", "is", "in", "New York"]
+    assert words[0] == Word("Siobhan", 0, 40, len("**Siobhan**"))
+    assert [part.lexicon for part in (*llm.requests, *tts.requests)] == [{}, {}]  # it is in its spoken form
+
+
+async def test_real_voices_time_the_words_of_a_lexicon_as_they_are_written(voice_choice: VoiceChoice) -> None:
+    tts = SpeechEngine(VoiceProcess(voice_choice))
+    try:
+        chat = await answered(RetortEngine(NAMES), tts, lexicon=LEXICON)
+        speech = await read(NAMES.replace("*", ""), tts, lexicon=LEXICON)
+        plain = await read(NAMES.replace("*", ""), tts)
+    finally:
+        await tts.stop()
+    for outputs in (chat, speech):
+        words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+        assert [word.text for word in words] == ["Siobhan", "runs", "nginx", "for", "$20", "It", "is", "in", "New York"]
+    assert sound_of(speech) != sound_of(plain)
+
+
+async def test_a_voice_behind_a_url_gets_words_as_the_lexicon_says() -> None:
+    back_tts = Telling()
+    async with live_server(back_tts) as back:
+        tts = SpeechEngine(RemoteVoice(RemoteTtsSettings(urls=(f"http://127.0.0.1:{back.port}",), start_timeout=0)))
+        try:
+            outputs = await answered(RetortEngine(NAMES), tts, lexicon=LEXICON)
+            read_aloud = await read(NAMES, tts, lexicon=LEXICON)
+        finally:
+            await tts.stop()
+    ends = dict.fromkeys(output.text_end for output in outputs if isinstance(output, AudioOutput))
+    assert [NAMES[:end] for end in ends] == [NAMES.partition(" It")[0], NAMES]
+    ends = dict.fromkeys(output.text_end for output in read_aloud if isinstance(output, AudioOutput))
+    assert [NAMES[:end] for end in ends] == [NAMES.partition(" It")[0], NAMES]
+    once = NAMES_SAID.replace("twenty dollars", "$20")  # numbers are left to it
+    spoken = once + once.replace("shi vawn", "**shi vawn**")
+    assert back_tts.read.replace(" ", "") == spoken.replace(" ", "")
+
+
+async def test_what_was_heard_is_what_is_written_however_it_was_said() -> None:
+    llm = RetortEngine(NAMES)
+    async with live_server(ComposedEngine(llm, tts=Telling())) as server, native_client(server) as client:
+        await client.configure(modalities=["text", "audio"], tts={"lexicon": LEXICON})
+        await client.say("Who runs it?")
+        answer = await client.answer()
+        assert answer.text == NAMES
+        await client.send("output_ack", sequence_id=answer.final["sequence_id"], played_ms=90)  # "engine" of "engine x"
+        await client.send("cancel")
+        await client.say("And then?")
+        await client.answer()
+        heard = NAMES.partition(" for")[0]
+        assert llm.requests[-1].history == (Message("user", "Who runs it?"), Message("assistant", heard))
 
 
 async def test_a_voice_behind_a_url_tells_the_clauses_that_are_written() -> None:

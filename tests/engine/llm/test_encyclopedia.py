@@ -15,7 +15,7 @@ from support.rules_words import is_unknown
 
 from omni_ws.core.history import Message
 from omni_ws.engine.composed.parts import parts_of
-from omni_ws.engine.llm.encyclopedia import Encyclopedia, first_sentence, load_encyclopedia
+from omni_ws.engine.llm.encyclopedia import Article, Encyclopedia, first_sentence, load_encyclopedia
 from omni_ws.engine.llm.rules import answer, exact_answer
 from omni_ws.engine.llm.rules_engine import RulesEngine
 
@@ -220,6 +220,74 @@ async def test_the_engine_answers_and_credits(summaries: Path) -> None:
     finally:
         await engine.stop()
     assert parts_of(RulesEngine())["llm"].model == "rules"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("asked", "cited"),
+    [
+        ("What is Mars?", ["Mars"]),
+        ("What is the element mercury?", ["Mercury (element)"]),
+        ("When was Newton born?", ["Isaac Newton"]),
+        ("Who wrote Hamlet?", ["Hamlet"]),
+        ("Where is Timbuktu?", ["Timbuktu"]),
+        ("What is Mars and what is the moon?", ["Mars", "Moon"]),
+        ("Hello. What is Mars? What time is it?", ["Mars"]),
+        ("What is three plus four?", []),
+        ("What is a crane?", []),
+    ],
+)
+async def test_answers_name_the_articles_that_they_are_taken_from(
+    asked: str, cited: list[str], summaries: Path
+) -> None:
+    engine = RulesEngine(summaries=summaries, now=lambda: NOW)
+    await engine.start()
+    try:
+        given = await answered(engine, text(asked))
+    finally:
+        await engine.stop()
+    pages = given.finished.citations
+    assert [page.title for page in pages] == cited
+    for page in pages:
+        sentence = given.text[page.start : page.end]
+        assert sentence.endswith(".")
+        assert sentence.count(".") == 1
+        assert page.license == "CC-BY-SA-4.0"
+        assert page.url == f"https://en.wikipedia.org/wiki/{page.title.replace(' ', '_')}"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "cited"),
+    [
+        ({"max_tokens": 3}, [("Mars", 11)]),
+        ({"stop": ["Mars is"]}, []),
+        ({"stop": ["The Moon"]}, [("Mars", 39)]),
+        ({"max_tokens": 8}, [("Mars", 39)]),
+        ({"max_tokens": 9}, [("Mars", 39), ("Moon", 43)]),
+    ],
+)
+async def test_what_is_not_said_is_not_named(
+    sampling: dict[str, Any], cited: list[tuple[str, int]], summaries: Path
+) -> None:
+    engine = RulesEngine(summaries=summaries, now=lambda: NOW)
+    await engine.start()
+    try:
+        given = await answered(engine, text("What is Mars and what is the moon?"), sampling=sampling)
+    finally:
+        await engine.stop()
+    assert [(page.title, page.end) for page in given.finished.citations] == cited
+
+
+def test_addresses_have_no_signs_that_end_them() -> None:
+    titles = {
+        "AC/DC": "AC/DC",
+        "C (programming language)": "C_(programming_language)",
+        "Who's Afraid?": "Who's_Afraid%3F",
+        "Les Misérables": "Les_Mis%C3%A9rables",
+        'The "X" <b>#1': "The_%22X%22_%3Cb%3E%231",
+    }
+    for title, path in titles.items():
+        article = Article(title, title, "", "", is_person=False)
+        assert article.url == f"https://en.wikipedia.org/wiki/{path}"
 
 
 def test_rules_in_front_of_a_model_leave_it_to_the_model() -> None:

@@ -1,4 +1,5 @@
 import random
+import re
 import string
 import sys
 import time
@@ -12,8 +13,8 @@ from support.rules_words import is_unknown
 from omni_ws.core.history import Message
 from omni_ws.engine.llm.intents.letters import MAX_COUNT
 from omni_ws.engine.llm.intents.matcher import catalogue
-from omni_ws.engine.llm.intents.told import RIDDLES
-from omni_ws.engine.llm.rules import MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
+from omni_ws.engine.llm.intents.told import RIDDLES, UNKNOWN
+from omni_ws.engine.llm.rules import MAX_REQUEST, NOTHING_HEARD, NOTHING_WRITTEN, TOO_LONG, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
 SAYS = {intent.name: intent.says for intent in catalogue()}
@@ -537,10 +538,16 @@ def test_what_something_is_is_not_guessed_from_its_sound_or_one_word(word: str) 
 
 
 def test_nobody_is_told_a_command() -> None:
-    """A voice reads the answers: who hears an option of the command line can do nothing with it."""
+    """A voice reads the answers: who hears of a command, a flag or a setting can do nothing with it."""
     said = [reply(text) for text in ("How do I connect a model?", "Who was Napoleon?", "Where is your manual?")]
-    said += [wording for intent in catalogue() for wording in intent.says]
-    assert not [one for one in said if "--" in one]
+    for intent in catalogue():
+        said += [*intent.says, *intent.otherwise, *(intent.table or {}).values()]
+    said += [line for lines in UNKNOWN.values() for line in lines]
+    said += [NOTHING_HEARD, NOTHING_WRITTEN, TOO_LONG]
+    told_of = re.compile(
+        r"--|\bmake \w+=|`|\b(?:settings?|commands?|options?|flags?|documentation|terminal|restart)\b", re.I
+    )
+    assert not [one for one in said if told_of.search(one)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from support.scripted_upstream import Answer, delta, finish, refuses, remote, re
 
 from omni_ws.client import connect
 from omni_ws.config.model import RemoteConfig
-from omni_ws.core.chunks import FinishReason
+from omni_ws.core.chunks import FinishReason, UrlCitation
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput
 from omni_ws.engine.remote.answer_stream import ChatAnswer, ThoughtFilter
 from omni_ws.engine.remote.engine import RemoteEngine
@@ -418,3 +419,81 @@ async def test_the_log_has_what_an_upstream_says_only_where_it_may(
                         await chat(server)
             assert "its_code" in caplog.text or log_content
             assert ("hush" in caplog.text) is log_content
+
+
+def cites(url: object, **more: object) -> dict[str, Any]:
+    return {"type": "url_citation", "url_citation": {"url": url, **more}}
+
+
+PAGES = [
+    cites("https://example.com/a", title="A", start_index=0, end_index=3, license="CC0-1.0"),
+    cites("https://example.com/b", title="", start_index=-1, end_index="x"),
+    cites("https://example.com/" + "c" * 2028, title="t" * 256),
+]
+FOUND = (
+    UrlCitation("A", "https://example.com/a", 0, 3, "CC0-1.0"),
+    UrlCitation("https://example.com/b", "https://example.com/b", 0, 0),
+    UrlCitation("t" * 256, "https://example.com/" + "c" * 2028, 0, 0),
+)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [delta(content="Yes.", annotations=PAGES), finish()],
+        [delta(content="Yes."), *(delta(annotations=[page]) for page in PAGES), finish()],
+        [{"choices": [{"message": {"content": "Yes.", "annotations": PAGES}, "finish_reason": "stop"}]}],
+        # Told again with the whole message.
+        [
+            delta(content="Yes.", annotations=PAGES),
+            {"choices": [{"message": {"content": "Yes.", "annotations": PAGES}, "finish_reason": "stop"}]},
+        ],
+    ],
+)
+def test_web_pages_that_an_answer_names_are_passed_on(events: list[Any]) -> None:
+    *said, end = read(*events)
+    assert isinstance(end, Finished)
+    assert "".join(output.text for output in said if isinstance(output, TextOutput)) == "Yes."
+    assert (end.citations, end.warnings) == (FOUND, ())
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        None,
+        "x",
+        {"url": "https://example.com/"},
+        [None, 5, "https://example.com/", {}, {"type": "url_citation"}],
+        [{"type": "file_citation", "file_citation": {"url": "https://example.com/"}}],
+        [cites(5), cites(None), cites("")],
+        [cites("javascript:alert(1)", title="A"), cites("file:///etc/passwd"), cites("//example.com")],
+        [cites("https://example.com/" + "c" * 2029)],
+    ],
+)
+def test_what_names_no_web_page_is_left_out(annotations: Any) -> None:
+    *_, end = read(delta(content="Yes.", annotations=annotations), finish())
+    assert isinstance(end, Finished)
+    assert (end.citations, end.warnings) == ((), ())
+
+
+def test_no_more_web_pages_are_passed_on_than_anybody_reads() -> None:
+    pages = [cites(f"https://example.com/{number}") for number in range(33)]
+    *_, end = read(delta(content="Yes.", annotations=pages), finish())
+    assert isinstance(end, Finished)
+    assert [page.url for page in end.citations] == [f"https://example.com/{number}" for number in range(32)]
+
+
+def test_half_a_character_in_a_title_is_replaced() -> None:
+    page = cites("https://example.com/\ud83d", title="\ud83dA", license="\ud83d")
+    answer = ChatAnswer(sample_rate=24_000)
+    for event in (delta(content="Yes.", annotations=[page]), finish()):
+        answer.read(ServerSentEvent("message", json.dumps(event).encode()))
+    (cited,) = answer.finished(input_words=1, input_audio_ms=0).citations
+    assert f"{cited.title}{cited.url}{cited.license}".encode()
+
+
+async def test_annotations_of_an_upstream_reach_a_client() -> None:
+    page = cites("https://example.com/a", title="A", start_index=0, end_index=3)
+    async with served(streams(delta(content="Yes."), delta(annotations=[page]), finish())) as server:
+        (whole,) = (await chat(server)).json()["choices"]
+        assert whole["message"]["annotations"] == [page]

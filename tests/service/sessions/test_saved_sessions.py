@@ -31,6 +31,7 @@ from omni_ws.core.chunks import (
     OutputChunk,
     OutputModality,
     ToolCallFragment,
+    UrlCitation,
     Usage,
     Word,
 )
@@ -553,7 +554,15 @@ def test_a_final_is_restored_with_its_warnings_in_their_order() -> None:
     warnings = (AnswerWarning("one", "first"), InvalidValue("second"), AnswerWarning("three", "third"))
     usage = Usage(input_tokens=1, output_audio_ms=2)
     final = FinalChunk(
-        request_id="req_1", sequence_id=9, finish_reason=FinishReason.LENGTH, usage=usage, warnings=warnings
+        request_id="req_1",
+        sequence_id=9,
+        finish_reason=FinishReason.LENGTH,
+        usage=usage,
+        warnings=warnings,
+        citations=(
+            UrlCitation("A", "https://example.com/", 0, 3, "CC0-1.0"),
+            UrlCitation("B", "https://b.example", 0, 0),
+        ),
     )
     again = restored(final)
     assert isinstance(again, FinalChunk)

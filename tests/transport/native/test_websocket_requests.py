@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.capable_engine import CapableEngine
 from support.embedded_engine import EmbeddedEngine
 from support.event_stream import events_of
 from support.live_server import live_server
@@ -15,7 +16,8 @@ from support.raw_http import post
 from support.speech_clips import clip_bytes
 from support.weighed import weighed
 
-from omni_ws.core.chunks import FinishReason, Modality, Usage, Word, context_full
+from omni_ws.client import connect
+from omni_ws.core.chunks import FinishReason, Modality, UrlCitation, Usage, Word, context_full
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, OutputWriter, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
@@ -661,3 +663,56 @@ async def test_what_was_done_otherwise_than_asked_is_told_with_the_final() -> No
         assert (whole["choices"][0]["finish_reason"], whole["warnings"]) == ("length", [warning])
         streamed = events_of(await post(server.port, "/v1/chat/completions", {**body, "stream": True}))
         assert streamed[-2].json()["warnings"] == [warning]
+
+
+async def test_the_pages_that_an_answer_is_taken_from_are_told_with_the_final() -> None:
+    mars = UrlCitation("Mars", "https://example.com/Mars", 0, 8, "CC-BY-SA-4.0")
+    moon = UrlCitation("<Moon>", "https://example.com/Moon", 9, 17)
+    engine = ScriptedEngine(
+        [TextOutput("It is so and so."), Finished(FinishReason.STOP, Usage(), citations=(mars, moon))]
+    )
+    flat = [
+        {"title": "Mars", "url": mars.url, "start_index": 0, "end_index": 8, "license": "CC-BY-SA-4.0"},
+        {"title": "<Moon>", "url": moon.url, "start_index": 9, "end_index": 17},
+    ]
+    annotations = [{"type": "url_citation", "url_citation": one} for one in flat]
+    async with live_server(engine) as server, native_client(server) as client:
+        await client.say("What is it?")
+        answer = await client.answer()
+        assert answer.final["annotations"] == [{"type": "url_citation", **one} for one in flat]
+        async with connect(server.websocket_url) as session:
+            assert (await session.ask_text("What is it?")).citations == (mars, moon)
+        body = {"messages": [{"role": "user", "content": "What is it?"}]}
+        whole = (await post(server.port, "/v1/chat/completions", body)).json()
+        assert whole["choices"][0]["message"]["annotations"] == annotations
+        streamed = events_of(await post(server.port, "/v1/chat/completions", {**body, "stream": True}))
+        (last,) = streamed[-2].json()["choices"]
+        assert (last["delta"], last["finish_reason"]) == ({"annotations": annotations}, "stop")
+
+
+async def test_an_answer_from_nowhere_has_no_annotations() -> None:
+    async with live_server(ScriptedEngine([TextOutput("yes")])) as server, native_client(server) as client:
+        await client.say("Is it?")
+        assert "annotations" not in (await client.answer()).final
+        body = {"messages": [{"role": "user", "content": "Is it?"}]}
+        whole = (await post(server.port, "/v1/chat/completions", body)).json()
+        assert "annotations" not in whole["choices"][0]["message"]
+
+
+async def test_each_of_several_answers_has_the_pages_that_it_is_taken_from() -> None:
+    pages = tuple(UrlCitation(f"{choice}", "https://example.com/", 0, 1, choice=choice) for choice in range(2))
+    reasons = (FinishReason.STOP,) * 2
+    engine = CapableEngine(
+        [
+            TextOutput("a"),
+            TextOutput("b", choice=1),
+            Finished(FinishReason.STOP, Usage(), reasons, citations=pages),
+        ]
+    )
+    async with live_server(engine) as server:
+        body = {"messages": [{"role": "user", "content": "Is it?"}], "n": 2}
+        whole = (await post(server.port, "/v1/chat/completions", body)).json()
+        titles = [
+            [one["url_citation"]["title"] for one in choice["message"]["annotations"]] for choice in whole["choices"]
+        ]
+        assert titles == [["0"], ["1"]]

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Any, Final
 
-from omni_ws.engine.llm.encyclopedia import Article
+from omni_ws.engine.llm.encyclopedia import Article, Cited
 from omni_ws.engine.llm.plain_words import Asked, Slots, plain_words, read
 
 _TITLED: Final = re.compile(r"^(?:the )?(?P<kind>[a-z]+) (?P<name>.+)$")
@@ -69,7 +69,7 @@ def defined(asked: Asked, slots: Slots) -> str | None:
         return None  # "what is the news" does not ask what news is
     elif article[:1] == "a" and found.is_person:
         return None  # "a prince" is nobody called Prince
-    return found.sentence
+    return Cited(found.sentence, found)
 
 
 def when(asked: Asked, slots: Slots) -> str | None:
@@ -77,6 +77,11 @@ def when(asked: Asked, slots: Slots) -> str | None:
     found, what = _article(asked, slots["name"], person=True), slots["what"]
     if found is None or not found.years or found.is_person != (what in ("born", "die")):
         return None
+    said = _dated(found, what)
+    return None if said is None else Cited(said, found)
+
+
+def _dated(found: Article, what: str) -> str | None:
     named, begin, end = found.named[:1].upper() + found.named[1:], found.years[0], found.years[-1]
     if found.is_person:
         is_known = what == "born" or begin != end
@@ -100,13 +105,13 @@ def made_by(asked: Asked, slots: Slots) -> str | None:
     found, did = _article(asked, slots["name"]), _DID.get(slots["did"], slots["did"])
     if found is None or _WORKS[did].search(found.about) is None or (by := _BY.search(found.about)) is None:
         return None
-    return f"{by['maker']} {did} {found.named}."
+    return Cited(f"{by['maker']} {did} {found.named}.", found)
 
 
 def where(asked: Asked, slots: Slots) -> str | None:
     """The first sentence about a place."""
     found = _article(asked, slots["name"])
-    return None if found is None or _PLACE.search(found.about) is None else found.sentence
+    return None if found is None or _PLACE.search(found.about) is None else Cited(found.sentence, found)
 
 
 @cache
