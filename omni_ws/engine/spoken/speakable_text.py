@@ -9,11 +9,12 @@ import html
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
+from omni_ws.engine.spoken.languages import SpokenRules, rules_of
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
 AT_A_STRETCH: Final = 256
@@ -85,8 +86,9 @@ class _Word(NamedTuple):
 class SpeakableText:
     """A converter of text to its spoken form, piece by piece.
 
-    Markup, links, emoji and code are removed, and in English numbers, dates, units, abbreviations and signs are put
-    into words. In another ``language`` (RFC 5646) only the language-independent changes are made. In a ``literal`` text
+    Markup, links, emoji and code are removed, and numbers, dates, units, abbreviations and signs are put into words, in
+    English and the LANGUAGES of ``languages``. In another ``language`` (RFC 5646), or where that is not known (""),
+    only the language-independent changes are made. In a ``literal`` text
     nothing is taken for markup or removed; numbers, dates and units are put into words. The result does not depend on
     how the text is cut into pieces. Time is linear in the length of the text, and memory is bounded: at most a word, a
     row of a table, or a few words that are read together, are held back until the following text is known. ``rest``
@@ -94,10 +96,10 @@ class SpeakableText:
     """
 
     def __init__(self, language: str = "en", *, literal: bool = False) -> None:
-        self._english = language.partition("-")[0].lower() == "en"
+        self._rules, self._phrases = _rules_and_phrases(language)
         self._literal = literal
-        self._markup = InlineMarkup(picture="picture" if self._english else "")
-        self._table = SpokenTable(english=self._english)
+        self._markup = InlineMarkup(picture=self._phrases.get("picture", ""))
+        self._table = SpokenTable(self._phrases)
         self._spoken: list[Spoken] = []
         #: Text that is not converted yet; its position in the whole text; the length of its part without the end of a
         #: unit.
@@ -251,7 +253,7 @@ class SpeakableText:
             self._at_line_start = False
         elif word in ("[x]", "[X]") and self._ends_like_sentence:
             self._at_line_start = False
-            self._inline("done:" if self._english else "", start, start + len(word))
+            self._inline(self._phrases.get("done", ""), start, start + len(word))
         else:
             return False
         return True
@@ -265,17 +267,17 @@ class SpeakableText:
             self._text_fence = marks
         else:
             self._fence = marks
-            if self._english:
+            if self._phrases:
                 name = _LANGUAGES.get(language, "")
-                self._say(f"{name} code left out." if name else "Code left out.", start, start)
+                self._say(self._phrases["code_of"].format(name) if name else self._phrases["code"], start, start)
 
     def _flush_item(self, *, alone: bool) -> None:
         """Output the number of a list item: "one, " before its text, a plain number if it is ``alone`` in its line."""
         if self._item is None:
             return
         (number, start, end, _), self._item = self._item, None
-        if self._english and not alone:
-            self._say(f"{english.in_words(number[:-1], '')}, ", start, end, number)
+        if self._rules is not None and not alone:
+            self._say(f"{self._rules.in_words(number[:-1], '')}, ", start, end, number)
         else:
             self._inline(number, start, end)
             self._flush()
@@ -311,9 +313,9 @@ class SpeakableText:
     def _inline(self, word: str, start: int, end: int) -> None:
         """Process a word of a line: remove its markup, and output it once its reading is known."""
         cleaned = word if self._literal else self._markup.clean(word)
-        if cleaned == "**" and not self._english:
+        if cleaned == "**" and self._rules is None:
             return
-        as_written = not self._english or len(cleaned) > _MAX_READ_WORD
+        as_written = self._rules is None or len(cleaned) > _MAX_READ_WORD
         for text in cleaned.split():
             gap, self._gap = self._gap, False
             if text == "|" and not self._literal:
@@ -330,10 +332,11 @@ class SpeakableText:
         self._gap = False
 
     def _add(self, word: _Word) -> None:
-        group = self._group
+        group, rules = self._group, self._rules
+        assert rules is not None
         before = group[-1].text if group else self._before
-        waits = english.waits(word.text, before)
-        if not group and not waits and english.is_read_as_written(word.text, before):
+        waits = rules.waits(word.text, before)
+        if not group and not waits and rules.is_read_as_written(word.text, before):
             self._say_word(*word[:3], gap=word.gap)
             self._remember(word.text)
             return
@@ -345,10 +348,10 @@ class SpeakableText:
     def _flush(self) -> None:
         """Output the waiting words. Those at either end that are read as they are written keep their own positions."""
         group, self._group = self._group, []
-        if not group:
+        if not group or self._rules is None:
             return
         written = [word.text for word in group]
-        spoken = english.in_words(" ".join(written), self._before).split()
+        spoken = self._rules.in_words(" ".join(written), self._before).split()
         for text in written[-_REMEMBERED:]:
             self._remember(text)
         head = tail = 0
@@ -380,6 +383,25 @@ class SpeakableText:
     def _say(self, text: str, start: int, end: int, written: str = "") -> None:
         self._spoken.append(Spoken(text, start, end, written))
         self._last = text[-1]
+
+
+#: What is said in English for what cannot be read aloud; the other languages have theirs in their tables.
+_ENGLISH_PHRASES: Final = {
+    "picture": "picture",
+    "done": "done:",
+    "code": "Code left out.",
+    "code_of": "{} code left out.",
+    "yes": "yes",
+    "no": "no",
+}
+
+
+def _rules_and_phrases(language: str) -> tuple[SpokenRules | None, Mapping[str, str]]:
+    """Return the rules of a language and its phrases; None and none for a language without rules."""
+    if language.partition("-")[0].lower() == "en":
+        return english, _ENGLISH_PHRASES
+    rules = rules_of(language)
+    return rules, {} if rules is None else rules.phrases
 
 
 def spoken_form(text: str, language: str = "en") -> list[Spoken]:
@@ -530,7 +552,8 @@ _KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
 
 #: Amounts of money, and formulas that could be mistaken for one.
 _DOLLARS: Final = re.compile(r"\$[-−+]?\.?\d")
-_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?")
+#: An amount before its sign, and the sign of Brazil's currency.
+_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?|[^\w$]*R\$")
 _FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC-JLN-SU-Z]")
 
 _LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
@@ -742,8 +765,8 @@ class SpokenTable:
     each value except the first, which names the row, so that listeners know the column of a value.
     """
 
-    def __init__(self, *, english: bool) -> None:
-        self._english = english
+    def __init__(self, phrases: Mapping[str, str]) -> None:
+        self._phrases = phrases
         self._held: tuple[str, int] | None = None
         self._names: list[list[str]] = []
         self._begun = False
@@ -779,8 +802,8 @@ class SpokenTable:
             ]
             if not said:
                 continue
-            if len(said) == 1 and self._english:
-                said[0] = said[0]._replace(text=_yes_or_no(said[0].text))
+            if len(said) == 1 and self._phrases:
+                said[0] = said[0]._replace(text=self._yes_or_no(said[0].text))
             if words:
                 words.append(TableWord(":" if column == 1 and self._names else ",", start, start))
             if 0 < column < len(self._names):
@@ -790,6 +813,9 @@ class SpokenTable:
             end = words[-1].end
             words += [TableWord(".", end, end), TableWord("\n", end, end)]
         return words
+
+    def _yes_or_no(self, text: str) -> str:
+        return self._phrases["yes"] if text in _YES else self._phrases["no"] if text in _NO else text
 
 
 def _cells(line: str) -> list[tuple[str, int]]:
@@ -807,7 +833,3 @@ def _cells(line: str) -> list[tuple[str, int]]:
 def _plain(cell: str) -> list[str]:
     markup = InlineMarkup(picture="")
     return " ".join(markup.clean(word) for word in cell.split()).split()
-
-
-def _yes_or_no(text: str) -> str:
-    return "yes" if text in _YES else "no" if text in _NO else text
