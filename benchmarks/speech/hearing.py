@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -32,12 +32,13 @@ class Heard:
     seconds: float
 
 
-async def hear(engine: RecogniserEngine, samples: Samples) -> Heard:
+async def hear(engine: RecogniserEngine, samples: Samples, *, language: str | None = None) -> Heard:
     """What the whole engine makes of a recording that is sent at once: voice activity, utterances, recognition."""
     began = time.process_time()
     pcm = pcm16_from_samples(np.concatenate([samples, np.zeros(int(_TRAILING_SEC * SAMPLE_RATE), np.float32)]))
     pieces = (pcm[start : start + _PIECE].tobytes() for start in range(0, len(pcm), _PIECE))
     request = whole_request(Task.TRANSCRIBE, (InputChunk(Modality.AUDIO, piece) for piece in pieces))
+    request = replace(request, language=language)
     settled = []
     async with aclosing(streamed(engine, request)) as outputs:
         async for output in outputs:

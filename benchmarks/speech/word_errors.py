@@ -62,12 +62,15 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
     return WordErrors(wrong, words, differences)
 
 
-def word_errors(said: str, heard: str) -> WordErrors:
+def word_errors(said: str, heard: str, *, language: str = "en") -> WordErrors:
     """Substitutions, insertions and deletions, the fewest that turn one into the other.
 
     Numbers are compared as they are read aloud; digits that were heard count as right if they are so read as a number,
     as a year or one by one. Case and punctuation count for nothing, and neither does whether words are joined.
     """
+    if language != "en":
+        wanted = _words_of(said, language)
+        return min((_compare(wanted, words) for words in _readings_of(heard, language)), key=lambda found: found.wrong)
     wanted = spoken_words(said)
     return min((_compare(wanted, words) for words in _readings(heard)), key=lambda errors: errors.wrong)
 
@@ -90,6 +93,23 @@ def _readings(heard: str) -> Iterator[list[str]]:
         # Not a year: "1905" may have been "one thousand nine hundred five"; and years as two numbers.
         yield spoken_words(re.sub(r"\b(\d{1,3})(\d{3})\b", r"\1,\2", heard))
         yield spoken_words(re.sub(r"\b(\d\d)(\d\d)\b", r"\1 \2", heard))
+
+
+def _words_of(text: str, language: str) -> list[str]:
+    """The words of a text in another language than English, as they are read aloud."""
+    read = "".join(piece.text for piece in spoken_form(text.replace("’", "'"), language))
+    return re.sub(r"[^\w']+|_", " ", read.lower().replace("-", " ")).split()
+
+
+#: A recogniser writes amounts with the name of the currency, and times in other ways.
+_NAMED_MONEY: Final = re.compile(r"(\d+,\d\d) (?:euros?|Euro)\b")
+_NAMED_TIME: Final = re.compile(r"\b(\d{1,2})\.(\d\d)\b")
+
+
+def _readings_of(heard: str, language: str) -> Iterator[list[str]]:
+    yield _words_of(heard, language)
+    yield _words_of(_NAMED_MONEY.sub(r"\1 €", heard), language)
+    yield _words_of(_NAMED_TIME.sub(r"\1:\2", heard), language)
 
 
 def _compare(said: Sequence[str], heard: Sequence[str]) -> WordErrors:

@@ -116,6 +116,9 @@ class EngineCapabilities:
     #: The language (RFC 5646) of each voice that reads only one language. The server writes numbers, dates and signs of
     #: the text out in words for such a voice.
     voice_languages: Mapping[str, str] = field(default_factory=dict)
+    #: The languages that the engine speaks (primary subtags of RFC 5646), if its voices follow
+    #: ``GenerationRequest.speech_language``; empty: it speaks only as ``voice`` says.
+    speech_languages: frozenset[str] = frozenset()
     #: Whether speech in any language can be transcribed in English, see ``AnswerOptions.translate``.
     translates: bool = False
     #: Whether transcripts contain the times of words.
@@ -308,6 +311,9 @@ class GenerationRequest:
     voice: str | None = None
     #: The speed of speech, relative to the voice's own.
     speed: float = 1.0
+    #: The language to speak in (primary subtag of RFC 5646), one of the capabilities' ``speech_languages``; None:
+    #: that of the voice.
+    speech_language: str | None = None
     instructions: str = ""
     history: tuple[Message, ...] = ()
     #: The sampling parameters that the client set, by their names in ``session_config``; the engine has the defaults.

@@ -69,13 +69,22 @@ class SpokenRules(Protocol):
         ...
 
 
+def primary(language: str) -> str:
+    """Return the primary subtag of a language (RFC 5646): "pt" of "pt-BR"."""
+    return language.partition("-")[0].lower()
+
+
+def has_rules(language: str) -> bool:
+    """Whether numbers and signs of a language are put into words here."""
+    return primary(language) == "en" or rules_of(language) is not None
+
+
 def rules_of(language: str) -> LanguageRules | None:
     """Return the rules for a language (RFC 5646) of LANGUAGES; None for others, and without unicode-rbnf.
 
     Loading a language takes some 15 ms the first time.
     """
-    primary = language.partition("-")[0].lower()
-    return _loaded(primary) if primary in LANGUAGES else None
+    return _loaded(primary(language)) if primary(language) in LANGUAGES else None
 
 
 def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -83,10 +92,9 @@ def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
 
     Both are empty for a language without a table.
     """
-    primary = language.partition("-")[0].lower()
-    if primary not in LANGUAGES:
+    if primary(language) not in LANGUAGES:
         return frozenset(), frozenset()
-    table = _table(primary)
+    table = _table(primary(language))
     words = (name for name in table["abbreviations"] if name.endswith("."))
     usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
     return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])
@@ -125,9 +133,8 @@ class LanguageRules:
         self.table = table
         #: What stands for what cannot be read aloud: pictures, code, a ticked box; yes and no in tables.
         self.phrases: Mapping[str, str] = table["phrases"]
-        self._spelled = lru_cache(_KEPT_NUMBERS)(
-            lambda number, kind: str(engine.format_number(number, ruleset_names=[kind]).text_by_ruleset[kind])
-        )
+        self._engine = engine
+        self._words = lru_cache(_KEPT_NUMBERS)(self._spelled)
         self._kinds: Mapping[str, str] = table["numbers"]
         self._months: Mapping[str, int] = {name: place for place, name in enumerate(table["months"], 1)}
         self._months_by_word = {name.lower(): place for name, place in self._months.items()}
@@ -140,7 +147,7 @@ class LanguageRules:
         self._masculine = re.compile(table["masculine"])
         self._not_nouns = frozenset(table["not_nouns"])
         self._ordinal = re.compile(table["ordinal"]) if "ordinal" in table else None
-        self._dotted = table.get("dotted_ordinals")
+        self._dotted: Mapping[str, Any] = table.get("dotted_ordinals", {})
         symbols = [name for name in self._currencies if not name.isalpha()]
         magnitudes = [*table["magnitudes"], *table["magnitude_signs"]]
         self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
@@ -185,7 +192,7 @@ class LanguageRules:
             return False
         if bare[-1].isdigit() or bare in "-−+±×=÷<>≈–—":
             return True
-        if self._dotted is not None and bare[-1] == "." and bare[:-1].isdigit():
+        if self._dotted and bare[-1] == "." and bare[:-1].isdigit():
             return True
         if bare.lower() in self._waiting:
             return True
@@ -200,7 +207,7 @@ class LanguageRules:
         return found is not None and found[1].lower() not in self._quick
 
     def in_words(self, text: str, before: str) -> str:
-        if self._dotted is not None:
+        if self._dotted:
             text = self._with_dotted_ordinals(text, before)
         if self._ordinal is not None:
             text = self._ordinal.sub(self._ordinal_word, text)
@@ -214,14 +221,19 @@ class LanguageRules:
 
     # Numbers.
 
+    def _spelled(self, number: int, kind: str) -> str:
+        """Return a number in words by one of CLDR's sets of rules; its places for hyphens are for print."""
+        text: str = self._engine.format_number(number, ruleset_names=[kind]).text_by_ruleset[kind]
+        return text.replace("\u00ad", "")
+
     def cardinal(self, number: int, kind: str = "numbering") -> str:
         """Return a number in words: ``numbering`` alone, ``masculine`` or ``feminine`` before such a noun."""
         if number != 1 and "only_one_agrees" in self.table:
             kind = "numbering"
-        return self._spelled(number, self._kinds[kind]).replace("\u00ad", "")
+        return self._words(number, self._kinds[kind])
 
     def _year(self, number: int) -> str:
-        return self._spelled(number, self._kinds["year"]).replace("\u00ad", "")
+        return self._words(number, self._kinds["year"])
 
     def _amount(self, written: str, kind: str = "numbering") -> tuple[str, float]:
         """Return a written number in words, and its value."""
@@ -304,7 +316,7 @@ class LanguageRules:
     def _ordinal_word(self, found: re.Match[str]) -> str:
         kinds: Mapping[str, str] = self.table["ordinals"]
         kind = next(kind for end, kind in kinds.items() if end in found["mark"].lower())
-        return self._spelled(int(found["number"]), kind)
+        return self._words(int(found["number"]), kind)
 
     def _with_dotted_ordinals(self, text: str, before: str) -> str:
         """Read "3." as an ordinal where an article or a noun tells that it is one; its ending follows the article."""
@@ -320,7 +332,7 @@ class LanguageRules:
             if not named and not (previous in self._dotted["articles"] and following[:1].isupper()):
                 continue
             kind = self._dotted["articles"].get(previous, self._dotted["alone" if month else "otherwise"])
-            words[place] = self._spelled(int(digits), kind).replace("\u00ad", "")
+            words[place] = self._words(int(digits), kind)
         return " ".join(words)
 
     def _first_of_month(self, text: str) -> str:
@@ -347,12 +359,13 @@ class LanguageRules:
         name = self.table["months"][month - 1]
         before = found.string[: found.start()].split()
         said = self._day(day, before[-1].lower() if before else self._before)
-        return self.table["date" if year else "day_and_month"].format(day=said, month=name, year=year)
+        form: str = self.table["date" if year else "day_and_month"]
+        return form.format(day=said, month=name, year=year)
 
     def _day(self, day: int, before: str) -> str:
-        if self._dotted is not None:
+        if self._dotted:
             kind = self._dotted["articles"].get(before, self._dotted["alone"])
-            return self._spelled(day, kind).replace("\u00ad", "")
+            return self._words(day, kind)
         if day == 1 and self.table["first_day"]:
             return str(self.table["first_day"])
         return self.cardinal(day)
@@ -368,10 +381,7 @@ class LanguageRules:
         hour, minute = int(found["hour"]), int(found["minute"])
         if hour > 24 or minute > 59:
             return found[0]
-        if hour == 1:
-            said = str(self.table["one_hour"])
-        else:
-            said = self.cardinal(hour, self.table["hours"])
+        said = str(self.table["one_hour"]) if hour == 1 else self.cardinal(hour, self.table["hours"])
         words = {"hour": said, "minute": self.cardinal(minute), "hours": self._form(self.table["hour_forms"], hour)}
         return str(self.table["full_hour" if minute == 0 else "hour_and_minute"]).format(**words)
 

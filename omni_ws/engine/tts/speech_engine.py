@@ -29,6 +29,7 @@ from omni_ws.engine.clauses import (
 )
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.spoken.languages import has_rules
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
@@ -194,17 +195,18 @@ async def clause_by_clause(
 ) -> None:
     """Cut ``text`` into clauses, and write the audio that ``speak`` makes of each of them, in order.
 
-    A voice whose ``language`` is English gets numbers in words. ``speak`` counts the times of words from the beginning
-    of their clause; they are converted to times from the beginning of the audio. Unless the voice ``tells_words``, the
-    audio has the ends of clauses in the text. If it is ``latin_only``, text without a Latin letter raises InvalidValue.
-    If it is ``slow``, the first clause is as short as possible, even if the text is complete.
+    A voice whose ``language`` has rules (``spoken.languages``) gets numbers in words. ``speak`` counts the times of
+    words from the beginning of their clause; they are converted to times from the beginning of the audio. Unless the
+    voice ``tells_words``, the audio has the ends of clauses in the text. If it is ``latin_only``, text without a Latin
+    letter raises InvalidValue. If it is ``slow``, the first clause is as short as possible, even if the text is
+    complete.
     """
-    reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
+    reads_numbers = not request.options.spoken_form and has_rules(language)
     comma_after, begin_after_sec = first_clause_of(request.input)
     if slow:
         comma_after = 0
     spoken = _SpokenClauses(language, comma_after) if reads_numbers else None
-    splitter = spoken or ClauseSplitter(first_comma_after=comma_after)
+    splitter = spoken or ClauseSplitter(language=language or "en", first_comma_after=comma_after)
     spoken_ms = 0.0
     async with aclosing(clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec)) as clauses:
         async for clause in clauses:
@@ -225,10 +227,10 @@ async def clause_by_clause(
 
 
 class _SpokenClauses(ClauseSplitter):
-    """A ClauseSplitter for English text, whose numbers it first puts into words."""
+    """A ClauseSplitter for text of a language with rules, whose numbers it first puts into words."""
 
     def __init__(self, language: str, first_comma_after: int) -> None:
-        super().__init__(first_comma_after=first_comma_after)
+        super().__init__(language=language, first_comma_after=first_comma_after)
         self.written = WrittenWords()
         self._speakable = SpeakableText(language, literal=True)
 
