@@ -184,6 +184,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             voices=voice.voices,
             voice_aliases=voice.voice_aliases,
             voice_languages=voice.voice_languages,
+            speech_languages=voice.speech_languages,
             speed=voice.speed,
             stage_params=able.stage_params | voice.stage_params,
             stage_sampling=able.stage_sampling | voice.stage_sampling,
