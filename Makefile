@@ -17,11 +17,13 @@ ARGS ?=
 ASR :=
 LLM :=
 TTS :=
+# The languages that are spoken, such as en,es,de: fetches what hears and speaks them (docs/languages.md).
+LANGUAGES :=
 ENGINE :=
 MODEL :=
 TALKER :=
 # The recipes that serve turn globbing off: a * in ARGS, as in --allow-origin *, is for the server.
-PARTS_OF_ENGINE = $(if $(ASR),--asr '$(ASR)') $(if $(LLM),--llm '$(LLM)') $(if $(TTS),--tts '$(TTS)')
+PARTS_OF_ENGINE = $(if $(ASR),--asr '$(ASR)') $(if $(LLM),--llm '$(LLM)') $(if $(TTS),--tts '$(TTS)') $(if $(LANGUAGES),--languages '$(LANGUAGES)')
 # Prints progress, and one line about the reason if it fails.
 INSTALL := requirements/install.sh
 PIP := $(INSTALL) $(BIN)/python

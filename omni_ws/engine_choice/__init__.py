@@ -115,8 +115,8 @@ def asr_of(config: ServerConfig) -> Engine | None:
         from omni_ws.engine.remote.settings import RemoteAsrSettings
 
         asr, fields = config.asr, _upstream(config, config.asr)
-        if asr.languages is not None:
-            fields["languages"] = asr.languages
+        if (languages := asr.languages or config.languages) or asr.languages is not None:
+            fields["languages"] = languages
         settings = RemoteAsrSettings(**fields, word_times=asr.word_times, speculate=asr.speculate)
         return RecogniserEngine(RemoteRecogniser(settings))
     if choice.name == "vllm":
@@ -125,10 +125,9 @@ def asr_of(config: ServerConfig) -> Engine | None:
         assert choice.model is not None  # the configuration is refused without a model
         return RecogniserEngine(VllmRecogniser(choice.model, config.asr.args))
     from omni_ws.engine.asr.whisper import WhisperRecogniser
-    from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL
 
     most = config.embedded.max_recognisers
-    return RecogniserEngine(WhisperRecogniser(choice.model or DEFAULT_MODEL, max_recognisers=most))
+    return RecogniserEngine(WhisperRecogniser(config.whisper_model, max_recognisers=most, languages=config.languages))
 
 
 def llm_of(config: ServerConfig) -> Engine:

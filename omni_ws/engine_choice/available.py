@@ -22,7 +22,7 @@ from omni_ws.config.startup import is_loopback
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.core.json_values import check_values
-from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, PINNED
+from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role, parts_of
 from omni_ws.errors import EngineFailed, InvalidFrame
@@ -181,7 +181,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in ("embedded", "rules"):
         yield "encyclopedia"
     if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
-        if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
+        if asr.name in ("embedded", "whisper") and (name := PINNED.get(config.whisper_model)) is not None:
             yield name
         if (tts.name == "hibari" and tts.model is None) or (
             tts.name == "embedded" and config.embedded.voice in (VoiceChoice.AUTO, VoiceChoice.HIBARI)
