@@ -85,6 +85,11 @@ endif
 ifneq ($(filter kokoro kokoro:%,$(TTS)),)
 serve: $(VENV)/.ready-for-kokoro
 endif
+# Kokoro speaks these, unless another TTS is named that does.
+COMMA := ,
+ifneq ($(and $(filter es fr hi it pt,$(subst $(COMMA), ,$(LANGUAGES))),$(if $(filter-out hibari%,$(TTS)),,yes)),)
+serve: $(VENV)/.ready-for-kokoro
+endif
 ifneq ($(filter --lan,$(ARGS)),)
 serve: $(VENV)/.ready-for-lan
 endif

@@ -266,6 +266,10 @@ class LlmConfig(PartConfig):
         return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name.startswith("qwen") else "")
 
 
+#: A language (a primary subtag of RFC 5646), and a voice of a synthesiser.
+_LANGUAGE: Final = re.compile(r"[a-z]{2,3}")
+_NAMED_VOICE: Final = re.compile(r"(?:kokoro|espeak):\S.*")
+
 #: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.
 _VOICED: Final = {*FORMS["tts"], SERVER} - {"none", "talker"}
 
@@ -277,3 +281,19 @@ class TtsConfig(PartConfig):
 
     use: Text | None = _use("tts", "a server with /v1/audio/speech")
     voice: Text | None = setting("Voice unless the client names one; unset: the part's own.", often=True, of=_VOICED)
+    voices: dict[str, str] = setting(
+        'Voices of languages, such as `{es = "kokoro:ef_dora", de = "espeak:de"}`, unless the client names one that '
+        "speaks it; unset: Kokoro in es, fr, hi, it and pt, if it was fetched, else espeak-ng (docs/languages.md).",
+        {},
+        of={"embedded", "hibari", "kokoro", "espeak"},
+    )
+
+    @field_validator("voices")
+    @classmethod
+    def _check_voices(cls, voices: dict[str, str]) -> dict[str, str]:
+        for language, voice in voices.items():
+            if not _LANGUAGE.fullmatch(language):
+                raise ValueError(f"{language!r} is no language; the form is es")
+            if not _NAMED_VOICE.fullmatch(voice):
+                raise ValueError(f"{language}: {voice!r} is no voice; the forms are kokoro:VOICE and espeak:VOICE")
+        return voices

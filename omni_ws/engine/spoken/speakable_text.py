@@ -417,7 +417,7 @@ MAX_SKIPPED: Final = 200
 #: How many characters are kept for a voice that reports the times of words late, or not at all.
 MAX_KEPT: Final = 1 << 14
 #: Punctuation that is not part of a word with times.
-_AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
+_AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»„¿¡।。，、：；！？"
 
 
 class WrittenWords:

@@ -148,6 +148,16 @@ class VoiceProcess:
         self._backoff = Backoff()
 
     @property
+    def kind(self) -> VoiceChoice:
+        """The kind of synthesiser."""
+        return VoiceChoice.ESPEAK if self._choice is VoiceChoice.AUTO else self._choice
+
+    @property
+    def reader(self) -> VoiceProcess | None:
+        """The process that reads other languages than English for this one; None if it reads all that it speaks."""
+        return self._reader
+
+    @property
     def state(self) -> EngineState:
         return EngineState.OK if self.healthy else EngineState.UNHEALTHY
 
@@ -173,7 +183,7 @@ class VoiceProcess:
         """The names of the voices, the default first; empty if there is no voice."""
         if self.facts is None:
             return ()
-        default = self.facts.voices[0] if self._default_voice is None else self._named(self._default_voice)
+        default = self.facts.voices[0] if self._default_voice is None else self.named(self._default_voice)
         return (default, *(voice for voice in self.facts.voices if voice != default))
 
     @property
@@ -190,7 +200,7 @@ class VoiceProcess:
         own = {language[:2]: voice for language, voice in first.items() if language == f"{language[:2]}-{language[:2]}"}
         return {**wider, **own, **first}
 
-    def _named(self, voice: str) -> str:
+    def named(self, voice: str) -> str:
         """Return the name of ``voice``, which may be given by its language."""
         return voice if voice in self.languages else self.aliases.get(voice, voice)
 
@@ -275,7 +285,7 @@ class VoiceProcess:
 
     def check(self, voice: str) -> str:
         """Return the name of ``voice``. Raises InvalidValue if there is no such voice."""
-        name = self._named(voice)
+        name = self.named(voice)
         if name not in self.languages:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
         return name
