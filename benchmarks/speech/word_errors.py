@@ -69,7 +69,7 @@ def word_errors(said: str, heard: str) -> WordErrors:
     as a year or one by one. Case and punctuation count for nothing, and neither does whether words are joined.
     """
     wanted = spoken_words(said)
-    return min((_compare(wanted, words) for words in _readings(heard)), key=lambda errors: errors.wrong)
+    return min((compared(wanted, words) for words in _readings(heard)), key=lambda errors: errors.wrong)
 
 
 def spoken_words(text: str) -> list[str]:
@@ -92,8 +92,8 @@ def _readings(heard: str) -> Iterator[list[str]]:
         yield spoken_words(re.sub(r"\b(\d\d)(\d\d)\b", r"\1 \2", heard))
 
 
-def _compare(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """The classic table of costs, with words that are joined on one side."""
+def compared(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
+    """The fewest errors between two texts: the classic table of costs, with words that are joined on one side."""
     rows, columns = len(said) + 1, len(heard) + 1
     cost = [[0] * columns for _ in range(rows)]
     step: list[list[tuple[int, int]]] = [[(0, 0)] * columns for _ in range(rows)]
