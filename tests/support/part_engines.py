@@ -102,8 +102,8 @@ class _NotingEnd(OutputFilter):
 class WordEngine(ActingEngine):
     """An ASR whose audio is its text. What it has heard is interim up to a full stop, or to the end of the input.
 
-    A PAUSE in it has a guess follow, if the request asks for guesses: what was said, or ``wrong_guess``. ``language`` is
-    the language that it detects, and ``guessed_language`` that of guesses.
+    A PAUSE in it has a guess follow, if the request asks for guesses: what was said, or ``wrong_guess``. It detects the
+    ``language``, and in guesses ``guessed_language``.
     """
 
     def __init__(self) -> None:

@@ -342,6 +342,7 @@ class SavedTurn(Struct, kw_only=True):
     started: bool
     transcribed: bool
     transcript: list[str]
+    language: str | None = None
 
     @classmethod
     def of(cls, turn: Turn, items: Numbered[Item]) -> SavedTurn:
