@@ -70,9 +70,9 @@ def word_errors(said: str, heard: str, *, language: str = "en") -> WordErrors:
     """
     if language != "en":
         wanted = _words_of(said, language)
-        return min((_compare(wanted, words) for words in _readings_of(heard, language)), key=lambda found: found.wrong)
+        return min((compared(wanted, words) for words in _readings_of(heard, language)), key=lambda found: found.wrong)
     wanted = spoken_words(said)
-    return min((_compare(wanted, words) for words in _readings(heard)), key=lambda errors: errors.wrong)
+    return min((compared(wanted, words) for words in _readings(heard)), key=lambda errors: errors.wrong)
 
 
 def spoken_words(text: str) -> list[str]:
@@ -112,8 +112,8 @@ def _readings_of(heard: str, language: str) -> Iterator[list[str]]:
     yield _words_of(_NAMED_TIME.sub(r"\1:\2", heard), language)
 
 
-def _compare(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """The classic table of costs, with words that are joined on one side."""
+def compared(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
+    """The fewest errors between two texts: the classic table of costs, with words that are joined on one side."""
     rows, columns = len(said) + 1, len(heard) + 1
     cost = [[0] * columns for _ in range(rows)]
     step: list[list[tuple[int, int]]] = [[(0, 0)] * columns for _ in range(rows)]

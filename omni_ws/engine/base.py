@@ -263,7 +263,7 @@ class HeardLanguage:
     """The language that the user speaks in one request, as a primary subtag of RFC 5646.
 
     ``before`` is the language in which the conversation was spoken so far, or the one that the client named; None if
-    neither is known. The recogniser sets ``code`` with each settled transcript; it is None until then.
+    neither is known. ``code`` is that of the latest settled transcript, as ``note`` sets it; None until then.
     """
 
     __slots__ = ("before", "code")
@@ -276,6 +276,10 @@ class HeardLanguage:
     def now(self) -> str | None:
         """The language of the speech so far; None if it is not known."""
         return self.code or self.before
+
+    def note(self, hearing: Hearing | None, *, named: str | None) -> None:
+        """Note how a settled transcript was recognised; ``named`` is the language that the client named."""
+        self.code = (None if hearing is None else hearing.code) or named or self.code
 
 
 class Cut:

@@ -402,7 +402,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
 
 /* The session object of the Realtime API for a session_config. */
 /** @param {any} configuration */
-function sessionObject({ instructions = null, modalities, tools, turn_detection: detection, voice = null }) {
+function sessionObject({ input_audio: spoken, instructions = null, modalities, tools, turn_detection: detection, voice = null }) {
   /** @param {{ function: object }} tool */
   const described = ({ function: fields }) => ({ type: "function", ...fields });
   return {
@@ -411,7 +411,10 @@ function sessionObject({ instructions = null, modalities, tools, turn_detection:
     output_modalities: modalities?.includes("audio") === false ? ["text"] : ["audio"],
     tools: (tools ?? []).map(described),
     audio: {
-      input: { transcription: { model: "default" }, turn_detection: detection && { ...detection, interrupt_resume: undefined } },
+      input: {
+        transcription: { model: "default", language: spoken?.language ?? null },
+        turn_detection: detection && { ...detection, interrupt_resume: undefined },
+      },
       output: { voice },
     },
   };

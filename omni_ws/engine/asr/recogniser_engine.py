@@ -130,7 +130,8 @@ async def _write_down(request: GenerationRequest, out: OutputWriter, listener: L
     async with aclosing(_transcripts(request, listener, share)) as transcripts:
         async for transcript in transcripts:
             if isinstance(transcript, TranscriptOutput) and not transcript.interim and transcript.text:
-                _note_language(request, transcript)
+                # For the next utterance.
+                request.heard_language.note(transcript.hearing, named=request.language)
             out.write(transcript)
             await out.drain()
             if isinstance(transcript, TranscriptGuess) or transcript.interim:
@@ -147,12 +148,6 @@ async def _write_down(request: GenerationRequest, out: OutputWriter, listener: L
         input_audio_ms=round(listener.samples * 1000 / SAMPLE_RATE),
     )
     out.write(Finished(answer.reached or FinishReason.STOP, usage))
-
-
-def _note_language(request: GenerationRequest, transcript: TranscriptOutput) -> None:
-    """Note the language of a settled transcript, for the next utterance and for the parts that read the transcript."""
-    found = None if transcript.hearing is None else transcript.hearing.code
-    request.heard_language.code = found or request.language or request.heard_language.code
 
 
 async def _transcripts(

@@ -84,8 +84,8 @@ _MOST_EXPECTED: Final = _ROOM // 2 - 1
 _MOST_EXPECTED_CHARACTERS: Final = 2000
 _MS_PER_ALIGNED_FRAME: Final = 20
 #: The probability from which a detected language is not doubted, and that from which a language that differs from the
-#: one before is tried. If somebody has an accent, or says little, a neighbouring language is often detected, even with a
-#: probability of 0.9; therefore such speech is decoded in both languages.
+#: one before is tried. If somebody has an accent, or says little, a neighbouring language is often detected, even with
+#: a probability of 0.9; therefore such speech is decoded in both languages.
 SURE_OF_LANGUAGE: Final = 0.8
 POSSIBLE_LANGUAGE: Final = 0.5
 #: By how much the mean log-probability of the tokens has to be higher in another language than in the one before.

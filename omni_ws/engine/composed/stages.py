@@ -215,6 +215,7 @@ class AsrStage(_EngineStage):
             self._heard.append(TranscriptGuess(""))  # somebody speaks again
         if transcript.interim or not transcript.text.strip():
             return
+        self._request.heard_language.note(transcript.hearing, named=self._request.language)
         self._guess_settled = self._guesses
         self._separator = " "
         if not self._beside:
