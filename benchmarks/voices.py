@@ -1,5 +1,8 @@
 """Voices read back: how many words of what they say a recogniser hears wrong, and what they take of the CPU.
 
+With --language, twenty sentences of that language (speech/languages.jsonl) are spoken by the voice that the server has
+for it, and heard by Whisper base.
+
 Fifty sentences with numbers, dates, names and abbreviations (speech/sentences.jsonl) are spoken as the server speaks
 an answer, and heard by the default recogniser as it hears a client. CPU time is that of the voice's process.
 """
@@ -13,7 +16,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,9 +42,14 @@ from omni_ws.errors import EngineFailed
 from omni_ws.weights.cache import weights_cache
 from omni_ws.weights.sources import WeightsError, pinned_weights
 
+LANGUAGES: Final = Path(__file__).with_name("speech") / "languages.jsonl"
+#: The target for Kokoro in each language.
+MAX_RATE_OF_LANGUAGES: Final = 0.06
 SENTENCES: Final = Path(__file__).with_name("speech") / "sentences.jsonl"
 #: The target for hibari.
 MAX_RATE: Final = 0.03
+#: The languages that Kokoro speaks here.
+KOKORO_LANGUAGES: Final = ("en", "es", "fr", "hi", "it", "pt")
 VOICES: Final = tuple(choice.value for choice in VoiceChoice if choice not in (VoiceChoice.AUTO, VoiceChoice.NONE))
 QUICK_SENTENCES: Final = 8
 
@@ -52,6 +60,7 @@ class Sentence:
 
     written: str
     spoken: str
+    language: str = "en"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +80,21 @@ def sentences() -> list[Sentence]:
     return [Sentence(**json.loads(line)) for line in SENTENCES.read_text(encoding="utf-8").splitlines()]
 
 
+def sentences_of(language: str) -> list[Sentence]:
+    """The sentences of a language; of those without numbers the spoken form is the written one."""
+    lines = LANGUAGES.read_text(encoding="utf-8").splitlines()
+    every = [{"spoken": one["written"], **one} for one in map(json.loads, lines)]
+    return [Sentence(**one) for one in every if one["language"] == language]
+
+
 async def speak(engine: SpeechEngine, sentence: Sentence) -> Spoken:
     """Let an engine read a sentence aloud, as it reads an answer."""
     assert isinstance(engine.voice, VoiceProcess)
     pid = engine.voice.worker_pid
     assert pid is not None
-    text = "".join(piece.text for piece in spoken_form(sentence.written))
+    text = "".join(piece.text for piece in spoken_form(sentence.written, sentence.language))
     request = whole_request(Task.SPEECH, [InputChunk(Modality.TEXT, text.encode())])
+    request = replace(request, speech_language=None if sentence.language == "en" else sentence.language)
     before, first, rate = scheduled_seconds(pid), 0.0, 0
     pieces = []
     async with aclosing(streamed(engine, request)) as outputs:
@@ -103,11 +120,45 @@ async def read_back(
         said = [await speak(engine, sentence) for sentence in read]
     finally:
         await engine.stop()
-    heard = [await hear(ears, spoken.samples) for spoken in said]
-    return said, [word_errors(sentence.spoken, each.text) for sentence, each in zip(read, heard, strict=True)]
+    language = read[0].language
+    asked = None if language == "en" else language
+    heard = [await hear(ears, spoken.samples, language=asked) for spoken in said]
+    pairs = zip(read, heard, strict=True)
+    return said, [word_errors(sentence.spoken, each.text, language=language) for sentence, each in pairs]
+
+
+async def measure_languages(options: argparse.Namespace) -> bool:
+    print("### Sentences of each language, heard by Whisper base\n")
+    print("| language | voice | words | wrong | CPU time for a second of speech | target |")
+    print("|---|---|---|---|---|---|")
+    met, found = True, list[str]()
+    async with running_recogniser("base") as ears:
+        for language in options.language:
+            for name in options.voice or ("kokoro", "espeak"):
+                if name == "kokoro" and language not in KOKORO_LANGUAGES:
+                    continue
+                read = sentences_of(language)[:: 5 if options.quick else 1]
+                said, errors = await read_back(VoiceChoice(name), ears, read)
+                summed = total(errors)
+                share = sum(spoken.cpu_sec for spoken in said) / sum(spoken.seconds for spoken in said)
+                verdict = ""
+                if name == "kokoro":
+                    fits = summed.rate <= MAX_RATE_OF_LANGUAGES
+                    met = met and fits
+                    verdict = f"≤ {MAX_RATE_OF_LANGUAGES:.0%}: {'met' if fits else 'MISSED'}"
+                print(
+                    f"| {language} | {name} | {summed.words} | {summed.wrong} ({summed.rate:.1%}) | {share:.4f} s "
+                    f"| {verdict} |",
+                    flush=True,
+                )
+                found.append(f"Heard otherwise of {name} in {language}: {'; '.join(summed.differences) or 'nothing'}.")
+    print("\n" + "\n\n".join(found))
+    return met
 
 
 async def measure(options: argparse.Namespace) -> bool:
+    if options.language:
+        return await measure_languages(options)
     read = sentences()[:: len(sentences()) // QUICK_SENTENCES] if options.quick else sentences()
     print(f"### {len(read)} sentences, heard by {options.recogniser}\n")
     print("| voice | words | wrong | CPU time for a second of speech | to the first sound: p50 | p90 | target |")
@@ -143,6 +194,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks voices", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"about {QUICK_SENTENCES} of the sentences")
     parser.add_argument("--voice", action="append", choices=VOICES, help="one of them; may be repeated")
+    parser.add_argument("--language", action="append", help="of this language instead; may be repeated (en, es, …)")
     parser.add_argument("--recogniser", default=DEFAULT, choices=RECOGNISERS, help="what listens")
     return asyncio.run(measure(parser.parse_args(arguments)))
 

@@ -22,8 +22,8 @@ from omni_ws.weights.sources import PackageSource, read_lock
 LOCK: Final = Path(__file__).with_name("corpus.lock")
 _TEST_DATA: Final = Path(__file__).parents[2] / "tests" / "data"
 _RATE: Final = 16_000
-_PROMPTS: Final = "usr/share/asterisk/sounds/en_US_f_Allison/"
-_PROMPT_TEXTS: Final = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
+_PROMPTS: Final = re.compile(r"usr/share/asterisk/sounds/\w+/(.+)\.g722")
+_PROMPT_TEXTS: Final = "usr/share/doc/asterisk-core-sounds-{0}/core-sounds-{0}.txt.gz"
 #: In the texts of prompts: signs as they are said, and misprints.
 _AS_SAID: Final = {
     "*": "star",
@@ -111,14 +111,14 @@ def read_aloud() -> Iterator[Clip]:
         yield Clip(name, "lines read aloud", words, decoded((folder / f"{name}.wav").read_bytes()))
 
 
-def telephone_prompts() -> Iterator[Clip]:
-    """One speaker; sentences, phrases and single words."""
-    folder = fetched("telephone-prompts")
+def telephone_prompts(language: str = "en") -> Iterator[Clip]:
+    """One speaker of a language; sentences, phrases and single words."""
+    folder = fetched("telephone-prompts" if language == "en" else f"telephone-prompts-{language}")
     sounds, about = sorted(folder.glob("*.deb"))
-    texts = prompt_texts(dict(files_of(about))[_PROMPT_TEXTS])
+    texts = prompt_texts(dict(files_of(about))[_PROMPT_TEXTS.format(language)])
     for path, content in sorted(files_of(sounds)):
-        name = path.removeprefix(_PROMPTS).removesuffix(".g722")
-        if words := texts.get(name, ""):
+        found = _PROMPTS.fullmatch(path)
+        if found is not None and (words := texts.get(name := found[1], "")):
             yield Clip(name, _kind_of_prompt(name, words), words, decoded(content, "g722"))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from support.engine_answers import streamed
@@ -30,20 +30,27 @@ class Heard:
     text: str
     cpu_sec: float
     seconds: float
+    #: The language that was detected last (RFC 5646); None if none was.
+    language: str | None = None
 
 
-async def hear(engine: RecogniserEngine, samples: Samples) -> Heard:
-    """What the whole engine makes of a recording that is sent at once: voice activity, utterances, recognition."""
+async def hear(engine: RecogniserEngine, samples: Samples, **fields: Any) -> Heard:
+    """What the whole engine makes of a recording that is sent at once: voice activity, utterances, recognition.
+
+    ``fields`` are those of the GenerationRequest, such as its language.
+    """
     began = time.process_time()
     pcm = pcm16_from_samples(np.concatenate([samples, np.zeros(int(_TRAILING_SEC * SAMPLE_RATE), np.float32)]))
     pieces = (pcm[start : start + _PIECE].tobytes() for start in range(0, len(pcm), _PIECE))
-    request = whole_request(Task.TRANSCRIBE, (InputChunk(Modality.AUDIO, piece) for piece in pieces))
-    settled = []
+    chunks = (InputChunk(Modality.AUDIO, piece) for piece in pieces)
+    request = replace(whole_request(Task.TRANSCRIBE, chunks), **fields)
+    settled, language = [], None
     async with aclosing(streamed(engine, request)) as outputs:
         async for output in outputs:
             if isinstance(output, TranscriptOutput) and not output.interim:
                 settled.append(output.text)
-    return Heard("".join(settled).strip(), time.process_time() - began, len(samples) / SAMPLE_RATE)
+                language = output.hearing.code if output.hearing is not None else language
+    return Heard("".join(settled).strip(), time.process_time() - began, len(samples) / SAMPLE_RATE, language)
 
 
 def whole_request(task: Task, chunks: Iterable[InputChunk]) -> GenerationRequest:

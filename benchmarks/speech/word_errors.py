@@ -62,14 +62,17 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
     return WordErrors(wrong, words, differences)
 
 
-def word_errors(said: str, heard: str) -> WordErrors:
+def word_errors(said: str, heard: str, *, language: str = "en") -> WordErrors:
     """Substitutions, insertions and deletions, the fewest that turn one into the other.
 
     Numbers are compared as they are read aloud; digits that were heard count as right if they are so read as a number,
     as a year or one by one. Case and punctuation count for nothing, and neither does whether words are joined.
     """
+    if language != "en":
+        wanted = _words_of(said, language)
+        return min((compared(wanted, words) for words in _readings_of(heard, language)), key=lambda found: found.wrong)
     wanted = spoken_words(said)
-    return min((_compare(wanted, words) for words in _readings(heard)), key=lambda errors: errors.wrong)
+    return min((compared(wanted, words) for words in _readings(heard)), key=lambda errors: errors.wrong)
 
 
 def spoken_words(text: str) -> list[str]:
@@ -92,8 +95,25 @@ def _readings(heard: str) -> Iterator[list[str]]:
         yield spoken_words(re.sub(r"\b(\d\d)(\d\d)\b", r"\1 \2", heard))
 
 
-def _compare(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """The classic table of costs, with words that are joined on one side."""
+def _words_of(text: str, language: str) -> list[str]:
+    """The words of a text in another language than English, as they are read aloud."""
+    read = "".join(piece.text for piece in spoken_form(text.replace("’", "'"), language))
+    return re.sub(r"[^\w']+|_", " ", read.lower().replace("-", " ")).split()
+
+
+#: A recogniser writes amounts with the name of the currency, and times in other ways.
+_NAMED_MONEY: Final = re.compile(r"(\d+,\d\d) (?:euros?|Euro)\b")
+_NAMED_TIME: Final = re.compile(r"\b(\d{1,2})\.(\d\d)\b")
+
+
+def _readings_of(heard: str, language: str) -> Iterator[list[str]]:
+    yield _words_of(heard, language)
+    yield _words_of(_NAMED_MONEY.sub(r"\1 €", heard), language)
+    yield _words_of(_NAMED_TIME.sub(r"\1:\2", heard), language)
+
+
+def compared(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
+    """The fewest errors between two texts: the classic table of costs, with words that are joined on one side."""
     rows, columns = len(said) + 1, len(heard) + 1
     cost = [[0] * columns for _ in range(rows)]
     step: list[list[tuple[int, int]]] = [[(0, 0)] * columns for _ in range(rows)]

@@ -9,6 +9,9 @@ export interface Capabilities {
   voices: string[];
   /* RFC 5646, by the names of voices. */
   voice_languages?: Record<string, string>;
+  /* RFC 5646: the languages that recognition knows, and those that the voice follows the user in. */
+  languages?: string[];
+  speech_languages?: string[];
   tasks: string[];
   tools: boolean;
   turn_detection: boolean;

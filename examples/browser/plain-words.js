@@ -51,7 +51,8 @@ export function voiceName(voice, language) {
   return !spoken || name.toLowerCase().includes(spoken.toLowerCase()) ? name : `${name} (${spoken})`;
 }
 
-function languageName(language) {
+/* The English name of a language (RFC 5646). */
+export function languageName(language) {
   try {
     return new Intl.DisplayNames(["en"], { type: "language" }).of(language);
   } catch {

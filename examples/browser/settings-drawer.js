@@ -2,7 +2,7 @@
    its setting. */
 
 import { bindDialog, element } from "./page.js";
-import { duration, voiceName } from "./plain-words.js";
+import { duration, languageName, voiceName } from "./plain-words.js";
 import { judgesTurns } from "./settings.js";
 import { settingOf, TOOLS } from "./tools.js";
 
@@ -38,17 +38,21 @@ export class SettingsDrawer {
 
   /* What this server and its engine have to choose from. */
   offer(capabilities, { models, speakerChoice, calls }) {
-    const { voices, voice_languages: languages = {}, tasks } = capabilities;
+    const { voices, voice_languages: languages = {}, languages: heard = [], tasks } = capabilities;
     this.#capabilities = capabilities;
     const named = voices.map((voice) => [voice, voiceName(voice, languages[voice])]);
     const chosen = named.length ? `Default: ${named[0][1]}` : "";
     const sorted = [...named].sort(([, one], [, other]) => one.localeCompare(other));
     this.#choices("voice", [["", chosen], ...(voices.length > 1 ? sorted : [])]);
+    const spoken = heard.map((language) => [language, languageName(language)]);
+    spoken.sort(([, one], [, other]) => one.localeCompare(other));
+    this.#choices("language", [["", "Any language: tell by the sound"], ...spoken]);
     this.#choices("model", [["", "Server default"], ...models.map((model) => [model, model])]);
     const does = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
     this.#choices("task", tasks.map((task) => [task, does[task] ?? task]));
     this.#form.elements.voice.closest(".with-button").hidden = voices.length === 0;
     this.#row("model", models.length > 1 && !calls);
+    this.#row("language", heard.length > 1);
     this.#row("task", tasks.length > 1);
     this.#row("answerWith", capabilities.output_modalities.includes("audio"));
     const hears = capabilities.input_modalities.includes("audio");

@@ -16,6 +16,7 @@ export const DEFAULTS = {
   autoGainControl: true,
   model: "",
   voice: "",
+  language: "", // that of the speaker; "": the server tells it by the sound
   task: "chat",
   answerWith: "voice",
   startPolicy: "",
@@ -138,6 +139,7 @@ export function sessionConfig(settings, capabilities) {
   return {
     model: settings.model || null,
     voice: capabilities.voices.includes(settings.voice) ? settings.voice : null,
+    input_audio: { language: capabilities.languages?.includes(settings.language) ? settings.language : null },
     task: capabilities.tasks.includes(settings.task) ? settings.task : "chat",
     modalities: settings.answerWith === "text" && speaks ? ["text"] : null,
     instructions: settings.instructions || null,

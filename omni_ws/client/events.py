@@ -82,6 +82,8 @@ class TranscriptChunk:
     words: tuple[Word, ...] = ()
     turn_id: str | None = None
     late: bool = False
+    #: The language that was detected in it (RFC 5646), if it is settled.
+    language: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,7 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
                 words,
                 optional(frame.turn_id),
                 frame.late is True,
+                optional(frame.language),
             )
         case OutputModality.AUDIO:
             return AudioChunk(

@@ -42,6 +42,7 @@ from omni_ws.config.values import (
 StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length"]
 
 _Minimum = Annotated[int, Field(ge=1)]
+_Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*$")]
 _MODALITY_MISSING: Final = 'on_modality needs a modality, in an object: {type = "on_modality", modality = "audio"}'
 
 
@@ -545,6 +546,13 @@ class ServerConfig(Section):
         "`llm.use`, `tts.use`), else embedded.",
         often=True,
     )
+    languages: tuple[_Language, ...] = setting(
+        "Languages that are spoken here (RFC 5646), such as `en,es,de`: speech is recognised in these alone. With one "
+        "that is not English, and no ASR named, Whisper base recognises it. Unset: all that the ASR knows; tiny.en, "
+        "the default, knows English.",
+        (),
+        often=True,
+    )
     fronts: tuple[Text, ...] = setting("Front ends that plug-ins add; the server's own need not be named.", ())
     served_model_name: tuple[Text, ...] = setting(
         "Names of the model; the first one is announced. Unset: the engine's name for it.", (), often=True
@@ -620,6 +628,11 @@ class ServerConfig(Section):
         found = registered(ENGINES, name).name
         return EngineName(found) if found in OWN[ENGINES] else found
 
+    @field_validator("languages")
+    @classmethod
+    def _languages_are_primary_subtags(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(tag.lower().partition("-")[0] for tag in languages))
+
     @field_validator("fronts")
     @classmethod
     def _fronts_are_registered(cls, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -653,6 +666,11 @@ class ServerConfig(Section):
     def composed(self) -> bool:
         """Whether parts are configured, so that the engine is composed of them."""
         return any(part.use is not None for part in (self.asr, self.llm, self.tts))
+
+    @property
+    def whisper_model(self) -> str:
+        """The model of Whisper: as configured, or the one for the ``languages``."""
+        return self.asr.choice.model or ("base" if set(self.languages) - {"en"} else "tiny.en")
 
     @property
     def on_vllm(self) -> bool:

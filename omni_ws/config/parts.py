@@ -269,6 +269,10 @@ class LlmConfig(PartConfig):
 #: What ``session_config`` takes, too.
 LexiconWord: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=64)]
 Pronunciation: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=128)]
+#: A language (a primary subtag of RFC 5646), and a voice of a synthesiser.
+_LANGUAGE: Final = re.compile(r"[a-z]{2,3}")
+_NAMED_VOICE: Final = re.compile(r"(?:kokoro|espeak):\S.*")
+
 #: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.
 _VOICED: Final = {*FORMS["tts"], SERVER} - {"none", "talker"}
 
@@ -285,3 +289,19 @@ class TtsConfig(PartConfig):
         "(protocol/README.md). Without effect where no voice of this server takes it.",
         {},
     )
+    voices: dict[str, str] = setting(
+        'Voices of languages, such as `{es = "kokoro:ef_dora", de = "espeak:de"}`, unless the client names one that '
+        "speaks it; unset: Kokoro in es, fr, hi, it and pt, if it was fetched, else espeak-ng (docs/languages.md).",
+        {},
+        of={"embedded", "hibari", "kokoro", "espeak"},
+    )
+
+    @field_validator("voices")
+    @classmethod
+    def _check_voices(cls, voices: dict[str, str]) -> dict[str, str]:
+        for language, voice in voices.items():
+            if not _LANGUAGE.fullmatch(language):
+                raise ValueError(f"{language!r} is no language; the form is es")
+            if not _NAMED_VOICE.fullmatch(voice):
+                raise ValueError(f"{language}: {voice!r} is no voice; the forms are kokoro:VOICE and espeak:VOICE")
+        return voices

@@ -13,7 +13,7 @@ from typing import Final, Self, TypeAlias
 import orjson
 from msgspec import Struct
 
-from omni_ws.core.json_values import check_values
+from omni_ws.core.json_values import WHISPER_LANGUAGES, check_values, language_code
 from omni_ws.errors import ContextLengthExceeded, InvalidFrame, InvalidValue, OmniError
 
 #: The longest ``format`` of a chunk, in characters: a media type is at most 255 (RFC 6838, section 4.2).
@@ -171,6 +171,12 @@ class Hearing:
         """Return the same with all times ``by_ms`` later, for audio that is part of a longer stream."""
         moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
         return self if not by_ms else Hearing(self.language, tuple(moved))
+
+    @property
+    def code(self) -> str | None:
+        """The language as a primary subtag of RFC 5646; None if it is not known, such as a name that we do not have."""
+        code = None if self.language is None else language_code(self.language)
+        return code if code in WHISPER_LANGUAGES else None
 
 
 @dataclass(frozen=True, slots=True)

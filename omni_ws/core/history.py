@@ -71,7 +71,8 @@ class Message:
     ``tool_calls`` are the calls that an assistant message makes; ``tool_call_id`` is the call that a tool message
     answers. ``speech`` is audio of the user that has no transcript and that the engine can take; it follows ``text``.
     ``more`` is what the same user message says after the speech, if anything. ``picture`` is an image or a video, in a
-    message that came over HTTP, of any role.
+    message that came over HTTP, of any role. ``language`` is the language in which the user spoke it (primary subtag of
+    RFC 5646), as far as that is known.
     """
 
     role: str
@@ -81,6 +82,7 @@ class Message:
     speech: Speech | None = None
     picture: InputChunk | None = None
     more: tuple[Message, ...] = ()
+    language: str | None = None
 
     @property
     def parts(self) -> tuple[Message, ...]:
@@ -163,7 +165,9 @@ def _runs(messages: Iterable[Message]) -> Iterator[Message]:
             yield from run
             continue
         text = " ".join(one.text for one in run if one.text)
-        yield replace(run[0], text=text, tool_calls=tuple(chain.from_iterable(one.tool_calls for one in run)))
+        calls = tuple(chain.from_iterable(one.tool_calls for one in run))
+        languages = [one.language for one in run if one.language is not None]
+        yield replace(run[0], text=text, tool_calls=calls, language=languages[-1] if languages else None)
 
 
 def _calls_moved(messages: list[Message], answering: Collection[str]) -> list[Message]:
@@ -220,6 +224,7 @@ def _joined(first: Message, second: Message) -> Message:
         tool_calls=(*last.tool_calls, *second.tool_calls),
         speech=second.speech,
         picture=second.picture,
+        language=second.language or last.language,
     )
     if first.more:
         return replace(first, more=(*first.more[:-1], both, *second.more))

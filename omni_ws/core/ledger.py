@@ -69,6 +69,7 @@ class _State(msgspec.Struct, kw_only=True):
     reporting: bool
     pace_characters: float
     pace_ms: float
+    language: str | None = None
 
 
 _STATE: Final = msgspec.msgpack.Decoder(_State)
@@ -94,6 +95,7 @@ class Ledger:
         "_weighed",
         "clocked",
         "history",
+        "language",
         "reporting",
     )
 
@@ -103,6 +105,8 @@ class Ledger:
         self.clocked = False
         #: Whether the client has ever reported its playback.
         self.reporting = False
+        #: The language in which the user spoke last (primary subtag of RFC 5646); None if it is not known.
+        self.language: str | None = None
         self._budget = budget
         #: The bytes that are charged for texts and marks.
         self._weighed = 0
@@ -164,6 +168,11 @@ class Ledger:
             self._measure(entry)
         self._drop_details()
 
+    def hear(self, entry: LedgerEntry, text: str, *, language: str | None = None) -> None:
+        """Add a settled transcript to an entry, in ``language`` (primary subtag of RFC 5646) if that is known."""
+        entry.hear(text, language=language)
+        self.language = language or self.language
+
     def late_transcript(self, request_id: str, text: str) -> bool:
         """Add a transcript that arrives after the final of its request. Return False if the request is forgotten."""
         entry = self._entries.get(request_id)
@@ -186,7 +195,7 @@ class Ledger:
             return Message("user", typed, speech=entry.speech)
         if entry.words_unknown:
             return Message("user", " ".join(filter(None, [typed, WORDS_UNKNOWN])))
-        return Message("user", entry.user_text)
+        return Message("user", entry.user_text, language=entry.language)
 
     def answer(self, entry: LedgerEntry) -> Message:
         """Return the answer as a message for the history: if it was cut, only the part that was heard."""
@@ -566,6 +575,7 @@ class Ledger:
                 reporting=self.reporting,
                 pace_characters=self._pace_characters,
                 pace_ms=self._pace_ms,
+                language=self.language,
             )
         )
 
@@ -587,7 +597,7 @@ class Ledger:
         self._entries = {one.request_id: one for one in state.entries[: state.known]}
         self._line = [by_id[request_id] for request_id in state.line]
         self._at, self._origin = state.at, state.origin + later
-        self.clocked, self.reporting = state.clocked, state.reporting
+        self.clocked, self.reporting, self.language = state.clocked, state.reporting, state.language
         self._pace_characters, self._pace_ms = state.pace_characters, state.pace_ms
         for entry in state.entries:
             entry.first_sent += later

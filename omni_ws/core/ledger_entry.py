@@ -140,6 +140,8 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
     input_room: int = MAX_KEPT_TEXT
     #: The settled transcripts of the input.
     heard: BoundedText = msgspec.field(default_factory=BoundedText)
+    #: The language of the latest of them (primary subtag of RFC 5646), if it is known.
+    language: str | None = None
     #: The answer's text as the engine said it, and how many characters of it were sent as text.
     said: BoundedText = msgspec.field(default_factory=BoundedText)
     shown: int = 0
@@ -192,9 +194,10 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         kept += piece
         self.input_room -= len(piece)
 
-    def hear(self, transcript: str) -> None:
-        """Add a settled transcript of the input."""
+    def hear(self, transcript: str, *, language: str | None = None) -> None:
+        """Add a settled transcript of the input, in ``language`` if that is known."""
         self.heard.append(transcript)
+        self.language = language or self.language
 
     def say(self, text: str) -> None:
         """Add text of the answer."""

@@ -117,6 +117,9 @@ class EngineCapabilities:
     #: The language (RFC 5646) of each voice that reads only one language. The server writes numbers, dates and signs of
     #: the text out in words for such a voice.
     voice_languages: Mapping[str, str] = field(default_factory=dict)
+    #: The languages that the engine speaks (primary subtags of RFC 5646), if its voices follow
+    #: ``GenerationRequest.speech_language``; empty: it speaks only as ``voice`` says.
+    speech_languages: frozenset[str] = frozenset()
     #: Whether speech in any language can be transcribed in English, see ``AnswerOptions.translate``.
     translates: bool = False
     #: Whether transcripts contain the times of words.
@@ -137,6 +140,11 @@ class EngineCapabilities:
     #: What a composed engine answers in place of this text model if the user's speech contained no words; empty: the
     #: answer is empty.
     nothing_heard: str = ""
+    #: The same in other languages than English, by their primary subtags, if the user spoke such a language before.
+    nothing_heard_in: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the engine reads ``GenerationRequest.heard_language``. A composed engine tells other text models in the
+    #: text of the message (``engine.told_language``).
+    reads_language: bool = False
 
     @property
     def transcripts(self) -> bool:
@@ -254,6 +262,29 @@ class UsageMeter:
         self.read: Callable[[], Usage | None] = lambda: None
 
 
+class HeardLanguage:
+    """The language that the user speaks in one request, as a primary subtag of RFC 5646.
+
+    ``before`` is the language in which the conversation was spoken so far, or the one that the client named; None if
+    neither is known. ``code`` is that of the latest settled transcript, as ``note`` sets it; None until then.
+    """
+
+    __slots__ = ("before", "code")
+
+    def __init__(self, before: str | None = None, *, code: str | None = None) -> None:
+        self.before = before
+        self.code = code
+
+    @property
+    def now(self) -> str | None:
+        """The language of the speech so far; None if it is not known."""
+        return self.code or self.before
+
+    def note(self, hearing: Hearing | None, *, named: str | None) -> None:
+        """Note how a settled transcript was recognised; ``named`` is the language that the client named."""
+        self.code = (None if hearing is None else hearing.code) or named or self.code
+
+
 class Cut:
     """A signal that the answer to a request is no longer wanted but its transcript is: the user has gone on speaking.
 
@@ -306,6 +337,8 @@ class GenerationRequest:
     remembered: bool = False
     #: The spoken language (primary subtag of RFC 5646), one of the capabilities' ``languages``; None if not given.
     language: str | None = None
+    #: The languages among which the spoken one is detected if ``language`` is None; empty: all of the engine's.
+    languages: frozenset[str] = frozenset()
     #: A text that could precede the speech, with the names and terms to expect in it; empty if there is none.
     expected: str = ""
     voice: str | None = None
@@ -313,6 +346,9 @@ class GenerationRequest:
     speed: float = 1.0
     #: How words and names are said: from the word to the text that is read in its place, see ``engine.spoken.lexicon``.
     lexicon: Mapping[str, str] = field(default_factory=dict)
+    #: The language to speak in (primary subtag of RFC 5646), one of the capabilities' ``speech_languages``; None: that
+    #: of the voice.
+    speech_language: str | None = None
     instructions: str = ""
     history: tuple[Message, ...] = ()
     #: The sampling parameters that the client set, by their names in ``session_config``; the engine has the defaults.
@@ -334,6 +370,8 @@ class GenerationRequest:
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: The signal that the answer is no longer wanted, although the transcript is.
     cut: Cut = field(default_factory=Cut)
+    #: The language of the user's speech, which a recogniser finds while the request runs.
+    heard_language: HeardLanguage = field(default_factory=HeardLanguage)
     #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
     #: The session's share of the ListeningThreads, which decode audio.
@@ -393,10 +431,12 @@ class TranscriptGuess(Struct, frozen=True):
     """The next final transcript, provided that the speaker, who pauses, says nothing more.
 
     An empty ``text`` withdraws the guess, because the speaker goes on. Guesses are for engines that wrap an ASR, and
-    are written only with ``AnswerOptions.transcript_guesses``; an ASR need not support them.
+    are written only with ``AnswerOptions.transcript_guesses``; an ASR need not support them. ``language`` is the
+    language of the speech (primary subtag of RFC 5646), if the ASR has detected it.
     """
 
     text: str
+    language: str | None = None
 
 
 class AudioOutput(Struct, frozen=True):

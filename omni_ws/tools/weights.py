@@ -167,7 +167,12 @@ def fetch_for_start(config: ServerConfig) -> None:
     """
     cache = weights_cache()
     failed = []
-    for weights in wanted_weights(config):
+    wanted = wanted_weights(config)
+    missing = [weights for weights in wanted if cache.find(weights) is None] if config.languages else []
+    if missing:
+        sizes = ", ".join(f"{weights.name} ({weights.download / _MB:.0f} MB)" for weights in missing)
+        print(f"for {', '.join(config.languages)}, once: {sizes}", file=sys.stderr)
+    for weights in wanted:
         try:
             _fetched(cache, weights)
         except WeightsError:

@@ -244,6 +244,7 @@ class ChatCompletion:
         self._options = options
         self._choices = [_Choice() for _ in range(options.choices)]
         self._transcript: list[str] = []
+        self._language: str | None = None
         self._audio = bytearray()
 
     def output(self, chunk: OutputChunk) -> None:
@@ -259,6 +260,7 @@ class ChatCompletion:
                 self._audio += chunk.payload
             case OutputModality.TRANSCRIPT if not chunk.interim:
                 self._transcript.append(chunk.text)
+                self._language = self._language if chunk.hearing is None else chunk.hearing.code
 
     def final(self, chunk: FinalChunk, *, audio: bytes | None = None) -> dict[str, Any]:
         """Return the response. ``audio`` replaces the accumulated audio: a file whose header has the true length."""
@@ -285,7 +287,8 @@ class ChatCompletion:
             "usage": usage_object(chunk.usage),
         }
         if self._transcript and options.input_transcript:
-            completion["input_transcript"] = {"text": " ".join(self._transcript)}
+            told = {} if self._language is None else {"language": self._language}
+            completion["input_transcript"] = {"text": " ".join(self._transcript), **told}
         if warnings := warning_objects(chunk):
             completion["warnings"] = warnings
         return completion
@@ -334,7 +337,9 @@ class Base64Stream:
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
     """Return the ``input_transcript`` of a chunk for a transcript of the input."""
-    return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
+    language = None if chunk.hearing is None else chunk.hearing.code
+    told = {} if language is None else {"language": language}
+    return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms, **told}
 
 
 def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

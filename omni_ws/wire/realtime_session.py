@@ -227,8 +227,8 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
         detection["interrupt_response"] = False  # a turn must not cut short the transcript of the turn before
     input_audio = _format(given.format, "session.audio.input.format")
     language = given.transcription.language if given.transcription else None
-    if str(language or "").lower().partition("-")[0] in abilities.languages:
-        input_audio["language"] = language
+    known = str(language or "").lower().partition("-")[0] in abilities.languages
+    input_audio["language"] = language if known else None  # it is detected
     if abilities.keywords:
         input_audio["prompt"] = (given.transcription.prompt or None) if given.transcription else None
     return {

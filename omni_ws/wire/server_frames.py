@@ -36,6 +36,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     tasks: list[str]
     voices: list[str]
     voice_languages: dict[str, str] | UnsetType = UNSET
+    languages: list[str] | UnsetType = UNSET
+    speech_languages: list[str] | UnsetType = UNSET
     speed: bool
     sampling: list[str]
     sampling_no_ops: list[str]
@@ -223,6 +225,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     interim: bool | UnsetType = UNSET
     # Of a transcript: that it follows the final of its request, with words that were recognised after it.
     late: bool | UnsetType = UNSET
+    # Of a settled transcript: the language that was detected in the speech (RFC 5646).
+    language: str | UnsetType = UNSET
     words: list[WordTime] | UnsetType = UNSET
     final: bool | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
@@ -361,6 +365,8 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
         fields["late"] = True
     if chunk.turn_id is not None:
         fields["turn_id"] = chunk.turn_id
+    if chunk.hearing is not None and (language := chunk.hearing.code) is not None:
+        fields["language"] = language
     if chunk.words:
         fields["words"] = [WordTime(word.text, word.start_ms, word.end_ms) for word in chunk.words]
     return OutputChunkFrame(

@@ -50,6 +50,10 @@ DEFAULT_MAX_LEAD_MS = 400
 #: A page of text, some five minutes of speech.
 MAX_GREETING_CHARACTERS = 4096
 MAX_KEYWORDS = 100
+#: About as many languages as Whisper knows.
+MAX_LANGUAGES = 100
+#: In place of a language: it is to be detected. Eight letters at most could be a tag, but none is registered so.
+DETECT_LANGUAGE = "auto"
 #: More than any model reads before it transcribes.
 MAX_PROMPT_CHARACTERS = 4096
 MAX_LEXICON_WORDS = 500
@@ -60,13 +64,15 @@ MAX_DEPTH = 32
 class InputAudioConfig(Struct, frozen=True, kw_only=True):
     """The default format of input audio, the language spoken in it (RFC 5646), and what is expected in it.
 
-    ``prompt`` is a text that could precede the speech.
+    With ``language`` "auto", or without one, the language is detected, among ``languages`` if there are any. ``prompt``
+    is a text that could precede the speech.
     """
 
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 16_000
     channels: Annotated[int, Meta(ge=1, le=MAX_CHANNELS)] = 1
     language: Language | UnsetType = UNSET
+    languages: Annotated[list[Language], Meta(min_length=1, max_length=MAX_LANGUAGES)] | UnsetType = UNSET
     keywords: Annotated[list[Keyword], Meta(max_length=MAX_KEYWORDS)] | UnsetType = UNSET
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARACTERS)] | UnsetType = UNSET
 
@@ -87,8 +93,20 @@ class SpeechConfig(Struct, frozen=True, kw_only=True):
 
 
 def spoken_language(audio: InputAudioConfig) -> str | None:
-    """Return the primary subtag of the input's language; None if the client named none."""
-    return None if audio.language is UNSET else audio.language.lower().partition("-")[0]
+    """Return the primary subtag of the input's language; None if it is to be detected."""
+    if isinstance(audio.language, UnsetType) or audio.language.lower() == DETECT_LANGUAGE:
+        return None
+    return primary_subtag(audio.language)
+
+
+def spoken_languages(audio: InputAudioConfig) -> frozenset[str]:
+    """Return the primary subtags of the languages among which the client has the spoken one detected; empty: all."""
+    return frozenset(() if isinstance(audio.languages, UnsetType) else map(primary_subtag, audio.languages))
+
+
+def primary_subtag(language: str) -> str:
+    """Return the primary subtag of a language tag (RFC 5646) in small letters: ``de`` of ``de-AT``."""
+    return language.lower().partition("-")[0]
 
 
 def expected_text(audio: InputAudioConfig) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest_asyncio
 from support.chromium import IN_BROWSER, DemoPage, Played, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.part_engines import ReadingEngine, ToolCallingEngine
+from support.part_engines import ReadingEngine, RetortEngine, ToolCallingEngine, WordEngine
 from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.client import connect
@@ -186,6 +187,22 @@ async def test_pictures_go_with_what_is_written(tmp_path: Path) -> None:
         await demo.page.evaluate(f"{shown}.dispatchEvent(new Event('ended'))")
         await demo.page.locator("#screen[aria-pressed=false]").wait_for()
         await demo.page.locator("#camera-view").wait_for(state="hidden")
+
+
+async def test_one_chooses_the_language_that_one_speaks() -> None:
+    asr, llm = WordEngine(), RetortEngine("hola")
+    asr._able = replace(asr.capabilities, languages=frozenset({"de", "en", "es"}))
+    async with live_server(ComposedEngine(llm, asr=asr), still_answers=False) as server, demo_page() as demo:
+        await demo.open(url(server))
+        await demo.page.locator("#open-settings").click()
+        chosen = demo.page.locator("select[name=language]")
+        choices = await chosen.locator("option").all_inner_texts()
+        assert choices == ["Any language: tell by the sound", "English", "German", "Spanish"]
+        await chosen.select_option("es")
+        await demo.page.locator("#close-settings").click()
+        await demo.write("qué hora es")
+        await demo.answered()
+        assert llm.requests[0].language == "es"
 
 
 async def test_a_model_uses_the_tool_of_the_page() -> None:

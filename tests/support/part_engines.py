@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, ToolCallFragment, Usage, Word
+from omni_ws.core.chunks import (
+    FinishReason,
+    Hearing,
+    InputChunk,
+    Modality,
+    OutputModality,
+    Task,
+    ToolCallFragment,
+    Usage,
+    Word,
+)
+from omni_ws.core.json_values import language_name
 from omni_ws.engine.base import (
     AudioOutput,
     EngineCapabilities,
@@ -91,12 +102,15 @@ class _NotingEnd(OutputFilter):
 class WordEngine(ActingEngine):
     """An ASR whose audio is its text. What it has heard is interim up to a full stop, or to the end of the input.
 
-    A PAUSE in it has a guess follow, if the request asks for guesses: what was said, or ``wrong_guess``.
+    A PAUSE in it has a guess follow, if the request asks for guesses: what was said, or ``wrong_guess``. It detects the
+    ``language``, and in guesses ``guessed_language``.
     """
 
     def __init__(self) -> None:
         super().__init__("words", **ASR, word_times=True, stage_params=frozenset({"words.beam"}))
         self.wrong_guess: str | None = None
+        self.language: str | None = None
+        self.guessed_language: str | None = None
         #: Raised after the next chunk of audio.
         self.failure: Exception | None = None
         #: Held back at the end of each input.
@@ -115,13 +129,14 @@ class WordEngine(ActingEngine):
                 guessed = False
             if chunk == PAUSE:
                 if request.options.transcript_guesses:
-                    out.write(TranscriptGuess(separator + (self.wrong_guess or " ".join(said))))
+                    language = self.guessed_language or self.language
+                    out.write(TranscriptGuess(separator + (self.wrong_guess or " ".join(said)), language))
                     await out.drain()
                     guessed = True
                 continue
             said += chunk.payload.decode().split()
             if said and said[-1].endswith("."):
-                out.write(_settled(separator + " ".join(said), began))
+                out.write(_settled(separator + " ".join(said), began, self.language))
                 await out.drain()
                 said, separator, began = [], " ", position
             elif said:
@@ -132,14 +147,15 @@ class WordEngine(ActingEngine):
         if self.gate is not None:
             await self.gate.wait()
         if said:
-            out.write(_settled(separator + " ".join(said), began))
+            out.write(_settled(separator + " ".join(said), began, self.language))
             out.write(TextOutput(" ".join(said)))
         out.write(Finished(FinishReason.STOP, Usage(input_audio_ms=position)))
 
 
-def _settled(text: str, began: int) -> TranscriptOutput:
+def _settled(text: str, began: int, language: str | None) -> TranscriptOutput:
     words = tuple(Word(word, began, began + WORD_MS) for word in text.split())
-    return TranscriptOutput(text, start_ms=began, words=words)
+    hearing = None if language is None else Hearing(language_name(language))
+    return TranscriptOutput(text, start_ms=began, words=words, hearing=hearing)
 
 
 class RetortEngine(ActingEngine):

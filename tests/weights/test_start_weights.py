@@ -107,11 +107,27 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
         (("--asr", "none"), ["encyclopedia", "hibari", "smart-turn"]),
         (("--tts", "espeak"), ["encyclopedia", "whisper-tiny-en", "smart-turn"]),
         (("--tts", "kokoro:bm_george"), ["encyclopedia", "whisper-tiny-en", "kokoro", "smart-turn"]),
+        (
+            ("--languages", "en,es"),
+            ["encyclopedia", "whisper-base", "hibari", "kokoro", "kokoro-languages", "smart-turn"],
+        ),
+        (("--languages", "de"), ["encyclopedia", "whisper-base", "hibari", "smart-turn"]),
+        (("--languages", "es", "--tts", "espeak"), ["encyclopedia", "whisper-base", "smart-turn"]),
+        (
+            ("--languages", "es", "--tts", "kokoro"),
+            ["encyclopedia", "whisper-base", "kokoro", "kokoro-languages", "smart-turn"],
+        ),
         (("--embedded.voice", "hibari"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--embedded.voice", "kokoro"), ["encyclopedia", "whisper-tiny-en", "kokoro", "smart-turn"]),
         (("--embedded.voice", "espeak"), ["encyclopedia", "whisper-tiny-en", "smart-turn"]),
         (("--engine", "remote", "--remote.upstreams", "http://127.0.0.1:9/v1"), ["smart-turn"]),
         (("--embedded.turn-path", "some.onnx", "--tts", "none"), ["encyclopedia", "whisper-tiny-en"]),
+        (("--languages", "en"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--languages", "en,es"), ["encyclopedia", "whisper-base", "hibari", "smart-turn"]),
+        (
+            ("--languages", "es", "--asr", "whisper:tiny.en"),
+            ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"],
+        ),
         (("--engine", "fake"), []),
     ],
 )

@@ -413,7 +413,7 @@ function sessionObject({ input_audio: heard, instructions = null, modalities, to
     tools: (tools ?? []).map(described),
     audio: {
       input: {
-        transcription: { model: "default", ...(keywords && { prompt: `${keywords}.` }) },
+        transcription: { model: "default", language: heard?.language ?? null, ...(keywords && { prompt: `${keywords}.` }) },
         turn_detection: detection && { ...detection, interrupt_resume: undefined },
       },
       output: { voice },

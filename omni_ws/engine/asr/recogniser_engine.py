@@ -129,6 +129,9 @@ async def _write_down(request: GenerationRequest, out: OutputWriter, listener: L
     writes = OutputModality.TEXT in request.modalities
     async with aclosing(_transcripts(request, listener, share)) as transcripts:
         async for transcript in transcripts:
+            if isinstance(transcript, TranscriptOutput) and not transcript.interim and transcript.text:
+                # For the next utterance.
+                request.heard_language.note(transcript.hearing, named=request.language)
             out.write(transcript)
             await out.drain()
             if isinstance(transcript, TranscriptGuess) or transcript.interim:
@@ -241,8 +244,9 @@ class Listener:
                         async for transcript in transcripts:
                             yield transcript
         await self._guess_if_free()
-        if self._tells_guesses and (guess := self._transcript) is not None and (text := guess.guessed()):
-            yield TranscriptGuess(self._separator + text)
+        if self._tells_guesses and (guess := self._transcript) is not None and (heard := guess.guessed()).text:
+            language = None if heard.hearing is None else heard.hearing.code
+            yield TranscriptGuess(self._separator + heard.text, language)
 
     def input_over(self) -> None:
         """Return the slot, because no more audio comes. The last transcripts can still be made.
@@ -339,13 +343,13 @@ class Transcript:
     def done(self) -> bool:
         return self._work.done()
 
-    def guessed(self) -> str:
-        """Return the text, once, when it is complete; "" before and after that, and if there was an error."""
+    def guessed(self) -> Recognised:
+        """Return the result, once, when it is complete; an empty one before and after that, and after an error."""
         work = self._work
         if self.told or not work.done() or work.cancelled() or work.exception() is not None:
-            return ""
+            return Recognised()
         self.told = bool(work.result().text)
-        return work.result().text
+        return work.result()
 
     async def texts(self) -> AsyncGenerator[str, None]:
         """Yield the newest preliminary text whenever there is one, until the transcription is done."""

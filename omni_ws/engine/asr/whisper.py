@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -38,7 +38,7 @@ from omni_ws.engine.asr.whisper_model import (
     whisper_problem,
     without_repeats,
 )
-from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest, HeardLanguage
 from omni_ws.engine.threads import cores, run_in_thread
 from omni_ws.errors import EngineFailed
 
@@ -72,7 +72,8 @@ class WhisperRecogniser:
     loads it. Final texts go before interim ones, and live speech before recordings. Equal samples give equal words,
     whatever the load. The number of requests that are listened to at once follows from the measured time of
     recognition, and is at most ``max_recognisers``. Without ``input_audio.language``, a multilingual model detects the
-    language of each utterance.
+    language of each utterance, among ``languages`` (of RFC 5646) unless that is empty, and keeps it for the next one
+    (``possible_languages``).
     """
 
     name = "whisper"
@@ -88,6 +89,7 @@ class WhisperRecogniser:
         *,
         max_recognisers: int | None = None,
         workers: int | None = None,
+        languages: Collection[str] = (),
         load: Callable[[], WhisperModel] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,7 +101,11 @@ class WhisperRecogniser:
         self._load = load or partial(_load_model, model, self.workers)
         self._clock = clock
         self._whisper: WhisperModel | None = None
+        self._languages = frozenset(languages)
+        #: Of the requests of this copy: the language, or those among which it is detected, and what was heard before.
         self._language: str | None = None
+        self._among = self._languages
+        self._heard_language = HeardLanguage()
         self._expected = ""
         self._expected_tokens: list[int] | None = None
         self._threads: UrgentFirst | None = None
@@ -109,13 +115,21 @@ class WhisperRecogniser:
         return asr_capabilities(
             sampling=("max_tokens", "stop"),
             sampling_no_ops=("temperature", "top_p", "seed"),
-            languages={"en"} if self._whisper is None else self._whisper.languages,
+            languages=self._known_languages,
             word_times=True,
             keywords=True,
         )
 
+    @property
+    def _known_languages(self) -> frozenset[str]:
+        known = frozenset({"en"}) if self._whisper is None else self._whisper.languages
+        return known & self._languages or known
+
     def describe(self) -> tuple[str, ...]:
-        return ()
+        if not self._languages - {"en"}:
+            return ()
+        heard = ", ".join(sorted(language_name(code).title() for code in self._languages))
+        return (f"languages: {heard}; {self.model} takes twice the CPU time of tiny.en, which hears English",)
 
     async def start(self) -> None:
         with ThreadPoolExecutor(1) as thread:
@@ -128,6 +142,11 @@ class WhisperRecogniser:
         """Load the model, and measure its speed on this machine: half a second. Blocks. Raises EngineFailed."""
         self._threads = UrgentFirst(self.workers, name="whisper", patient=_RECORDING)
         self._whisper = self._load()
+        if unknown := sorted(self._languages - self._whisper.languages):
+            raise EngineFailed(
+                f"Whisper {self.model} does not hear {', '.join(map(language_name, unknown))}; name others in languages"
+                + (", or a multilingual model: --asr whisper:base" if not self._whisper.multilingual else "")
+            )
         noise = np.random.default_rng(0).normal(0, 1000, _TRIAL_SAMPLES).astype(np.int16)
         self._heard(noise, beam=_BEAM, words=True)  # the first time takes longer
         self._settled(noise)
@@ -140,22 +159,33 @@ class WhisperRecogniser:
         self._whisper = None
 
     def transcriber(self, request: GenerationRequest) -> WhisperRecogniser:
-        if request.language is None and not request.expected:
+        if self._whisper is not None and not self._whisper.multilingual and not request.expected:
             return self
-        return self.expecting(request.expected, language=request.language)
+        return self.expecting(
+            request.expected, language=request.language, among=request.languages, heard=request.heard_language
+        )
 
-    def expecting(self, expected: str = "", *, language: str | None = None) -> WhisperRecogniser:
+    def expecting(
+        self,
+        expected: str = "",
+        *,
+        language: str | None = None,
+        among: frozenset[str] = frozenset(),
+        heard: HeardLanguage | None = None,
+    ) -> WhisperRecogniser:
         """Return a copy for ``language``, one of the capabilities' ``languages``, with the same model and threads.
 
-        ``expected`` is a text with the names and terms to expect.
+        ``expected`` is a text with the names and terms to expect. ``among`` are the languages to detect, empty for all
+        of them; ``heard`` is what earlier utterances were spoken in.
         """
         other = copy(self)
         other._language, other._expected, other._expected_tokens = language, expected, None
+        other._among, other._heard_language = among or self._languages, heard or HeardLanguage()
         return other
 
     def live_text(self) -> StretchedText:
         return StretchedText(
-            lambda pcm: self._submit(_INTERIM, partial(self._interim, pcm)),
+            lambda pcm: self._submit(_INTERIM, partial(self._interim, pcm, self._heard_language.now)),
             self._clock,
             first=_FIRST_SAMPLES,
             gap=lambda read_sec, took_sec: interim_gap_sec(took_sec),
@@ -164,33 +194,41 @@ class WhisperRecogniser:
     def transcribe(
         self, pcm: Pcm16, *, waited_for: bool = True, tell: Callable[[str], None] | None = None
     ) -> Future[Recognised]:
-        return self._submit(_SETTLED if waited_for else _RECORDING, partial(self._settled, pcm))
+        return self._submit(
+            _SETTLED if waited_for else _RECORDING, partial(self._settled, pcm, self._heard_language.now)
+        )
 
     def _submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
         assert self._threads is not None
         return self._threads.submit(urgency, call)
 
-    def _settled(self, pcm: Pcm16) -> Recognised:
+    def _settled(self, pcm: Pcm16, before: str | None = None) -> Recognised:
         began = self._clock()
-        heard = self._heard(pcm, beam=_BEAM, words=True)
+        heard = self._heard(pcm, beam=_BEAM, words=True, before=before)
         self.cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
         if heard is None:
             return Recognised()
         return Recognised(heard.text, heard.words, _hearing(heard, len(pcm) * 1000 // SAMPLE_RATE))
 
-    def _interim(self, pcm: Pcm16) -> str:
+    def _interim(self, pcm: Pcm16, before: str | None = None) -> str:
         began = self._clock()
-        heard = self._heard(pcm, beam=1, words=False)
+        heard = self._heard(pcm, beam=1, words=False, before=before)
         self.cost.note_interim(self._clock() - began)
         return "" if heard is None else heard.text
 
-    def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
+    def _heard(self, pcm: Pcm16, *, beam: int, words: bool, before: str | None = None) -> WhisperTranscript | None:
         """Return the transcript of ``pcm`` without repeated words; None if nobody spoke."""
         assert self._whisper is not None
         if self._expected_tokens is None:
             self._expected_tokens = self._whisper.expected_tokens(self._expected) if self._expected else []
         heard = self._whisper.transcribe(
-            samples_from_pcm16(pcm), beam=beam, words=words, language=self._language, expected=self._expected_tokens
+            samples_from_pcm16(pcm),
+            beam=beam,
+            words=words,
+            language=self._language,
+            among=self._among,
+            before=before,
+            expected=self._expected_tokens,
         )
         noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
         if noise or not any(map(str.isalnum, heard.text)):

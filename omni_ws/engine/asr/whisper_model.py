@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
@@ -18,6 +18,7 @@ from omni_ws.audio.pcm import Samples
 from omni_ws.audio.smart_turn import FRAMES_PER_SEC, log_mel
 from omni_ws.audio.vad import SAMPLE_RATE
 from omni_ws.core.chunks import Word
+from omni_ws.core.history import estimate_tokens
 from omni_ws.core.json_values import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command, install_command
@@ -83,6 +84,13 @@ _MOST_EXPECTED: Final = _ROOM // 2 - 1
 #: The most characters of an expected text that are tokenised: more than the model reads.
 _MOST_EXPECTED_CHARACTERS: Final = 2000
 _MS_PER_ALIGNED_FRAME: Final = 20
+#: The probability from which a detected language is not doubted, and that from which a language that differs from the
+#: one before is tried. If somebody has an accent, or says little, a neighbouring language is often detected, even with
+#: a probability of 0.9; therefore such speech is decoded in both languages.
+SURE_OF_LANGUAGE: Final = 0.8
+POSSIBLE_LANGUAGE: Final = 0.5
+#: By how much the mean log-probability of the tokens has to be higher in another language than in the one before.
+MARGIN_OF_CHANGE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +150,17 @@ class WhisperModel:
         beam: int = 5,
         words: bool = True,
         language: str | None = "en",
+        among: Collection[str] = (),
+        before: str | None = None,
         expected: Sequence[int] = (),
     ) -> WhisperTranscript:
         """Transcribe audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
 
         ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, and some more errors. ``words``
         requests words with their times. ``language`` (such as ``de``) is for multilingual models; with None they detect
-        it. ``expected`` is what ``expected_tokens`` returned for a text that could precede the speech. Raises
+        it, ``among`` some languages if there are any. If the speech before was in the language ``before``, another one
+        is detected only in speech of more than one word, which must make more sense in it (``_clearest``). ``expected``
+        is what ``expected_tokens`` returned for a text that could precede the speech. Raises
         ValueError for a language that the model does not know, and for audio that is too long.
         """
         seconds = len(audio) / SAMPLE_RATE
@@ -159,9 +171,31 @@ class WhisperModel:
 
         spectrogram = log_mel(audio, context * FRAMES_PER_SEC, bands=self._model.n_mels)
         encoded = self._model.encode(ctranslate2.StorageView.from_array(spectrogram[None]))
-        found = None
-        if language is None and self.multilingual:
-            language = found = self._language_of(encoded)
+        detects = language is None and self.multilingual
+        possible = self._possible_languages(encoded, among, before) if detects else (language,)
+        if beam == 1:
+            possible = possible[:1]  # an interim text: the next one will do better
+        decoded = [self._decoded(encoded, seconds, one, expected=expected, beam=beam) for one in possible]
+        best = decoded[0] if len(decoded) == 1 else _clearest(decoded, before)
+        timed = best.tokens and (words or copied_at_end(best.text.split()))
+        return WhisperTranscript(
+            best.text,
+            self._words(encoded, best.prompt, best.tokens, seconds) if timed else (),
+            best.no_speech,
+            best.score,
+            tuple(best.tokens),
+            best.language if detects else None,
+        )
+
+    def _decoded(
+        self,
+        encoded: ctranslate2.StorageView,
+        seconds: float,
+        language: str | None,
+        *,
+        expected: Sequence[int],
+        beam: int,
+    ) -> _Decoded:
         prompt = [self._id(token) for token in prompt_tokens(language if self.multilingual else None)]
         read = [*expected, *prompt, self._id("<|notimestamps|>")]
         longest = self._longest_answer(seconds, language)
@@ -174,24 +208,21 @@ class WhisperModel:
             return_no_speech_prob=True,
         )
         tokens = [token for token in result.sequences_ids[0] if not self._vocabulary[token].startswith("<|")]
-        text = self._text(tokens)
-        timed = tokens and (words or copied_at_end(text.split()))
-        return WhisperTranscript(
-            text,
-            self._words(encoded, prompt, tokens, seconds) if timed else (),
-            float(result.no_speech_prob),
-            float(result.scores[0]),
-            tuple(tokens),
-            found,
-        )
+        text, no_speech, score = self._text(tokens), float(result.no_speech_prob), float(result.scores[0])
+        return _Decoded(language, prompt, tokens, text, no_speech, score)
 
     def _longest_answer(self, seconds: float, language: str | None) -> int:
         per_sec = _TOKENS_PER_SEC_ELSEWHERE if self.multilingual and language != "en" else _TOKENS_PER_SEC
         return int(seconds * per_sec) + _TOKENS_AT_LEAST
 
-    def _language_of(self, encoded: ctranslate2.StorageView) -> str:
-        ((likeliest, *_),) = self._model.detect_language(encoded)
-        return str(likeliest[0]).strip("<|>")
+    def _possible_languages(
+        self, encoded: ctranslate2.StorageView, among: Collection[str], before: str | None
+    ) -> tuple[str, ...]:
+        """See ``possible_languages``. Takes one step of the decoder, and no second encoding."""
+        if len(among) == 1:
+            return tuple(among)
+        (found,) = self._model.detect_language(encoded)
+        return possible_languages({str(token).strip("<|>"): chance for token, chance in found}, among, before)
 
     def _id(self, token: str) -> int:
         if token not in self._ids:
@@ -242,6 +273,48 @@ class WhisperModel:
     def _text(self, tokens: Sequence[int]) -> str:
         data = bytes(_BYTES[letter] for token in tokens for letter in self._vocabulary[token])
         return data.decode("utf-8", "replace").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """What the decoder makes of an utterance in one language. ``no_speech`` and ``score``: see WhisperTranscript."""
+
+    language: str | None
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+    no_speech: float
+    score: float
+
+
+def _clearest(decoded: Sequence[_Decoded], before: str | None) -> _Decoded:
+    """Return the text that makes most sense: the likeliest tokens.
+
+    The language ``before`` of the utterance before has MARGIN_OF_CHANGE in its favour, and a single word, such as a
+    name or a greeting, never changes it.
+    """
+    best = max(decoded, key=lambda one: one.score + (MARGIN_OF_CHANGE if one.language == before else 0))
+    if best.language != before and estimate_tokens(best.text) <= 1:
+        return next((one for one in decoded if one.language == before), best)
+    return best
+
+
+def possible_languages(
+    chances: Mapping[str, float], among: Collection[str] = (), before: str | None = None
+) -> tuple[str, ...]:
+    """Return the one or two languages that an utterance may be in, from the probabilities of all; the best guess first.
+
+    Only the languages ``among`` count, if there are any: their probabilities are made to sum to one. ``before`` is the
+    language of the utterance before, if it is known.
+    """
+    known = {code: chance for code, chance in chances.items() if not among or code in among} or dict(chances)
+    likeliest, *others = sorted(known, key=known.__getitem__, reverse=True)
+    share = known[likeliest] / (sum(known.values()) or 1)
+    if before not in known:
+        return (likeliest,) if share >= SURE_OF_LANGUAGE else (likeliest, *others[:1])
+    if likeliest == before or share < POSSIBLE_LANGUAGE:
+        return (before,)
+    return (likeliest, before) if share >= SURE_OF_LANGUAGE else (before, likeliest)
 
 
 def prompt_tokens(language: str | None) -> list[str]:

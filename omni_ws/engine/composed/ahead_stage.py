@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, UsageMeter
+from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, HeardLanguage, UsageMeter
 from omni_ws.engine.channel import OUTPUT_BYTES, Channel, ChannelClosed, Outputs, output_cost, pipeline
 from omni_ws.engine.composed.parts import AheadLoad, AnswerUnderWay, SpeculationOutcome
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, Guess
@@ -92,7 +92,7 @@ class AheadStage:
             async with asyncio.timeout(None) as self._reading:
                 async for item in source:
                     if isinstance(item, Guess):
-                        await self._take_guess(item.chunk, outputs)
+                        await self._take_guess(item, outputs)
                     else:
                         await self._take(item)
                         await prompt.put(item)
@@ -103,7 +103,7 @@ class AheadStage:
         ahead = self._ahead
         if ahead is None or ahead.failed or opened.began or ahead.input != tuple(self._given):
             return None
-        return ahead
+        return ahead if ahead.language == self._request.heard_language.code else None
 
     async def _pass_on(self, opened: _Attempt, outputs: Outputs) -> None:
         try:
@@ -125,8 +125,9 @@ class AheadStage:
             guessed = len(self._given) == len(ahead.input)
             await self._drop(SpeculationOutcome.DIFFERED if guessed else SpeculationOutcome.WENT_ON)
 
-    async def _take_guess(self, chunk: InputChunk | None, outputs: Outputs) -> None:
+    async def _take_guess(self, guess: Guess, outputs: Outputs) -> None:
         await self._drop(SpeculationOutcome.WENT_ON)
+        chunk = guess.chunk
         if chunk is None or self._tries >= MOST_TRIES or self._kept_bytes > MAX_KEPT_BYTES:
             return
         self._tries += 1
@@ -135,7 +136,11 @@ class AheadStage:
             return
         given = (*self._given, chunk)
         request_id = f"{self._request.request_id}-ahead{self._tries}"
-        request = replace(self._request, request_id=request_id, input=Chunks(given), meter=UsageMeter())
+        heard = self._request.heard_language
+        guessed = HeardLanguage(heard.before, code=guess.language or self._request.language or heard.code)
+        request = replace(
+            self._request, request_id=request_id, input=Chunks(given), meter=UsageMeter(), heard_language=guessed
+        )
         self._ahead = _Attempt(self._answered, request, Chunks(given), outputs, given=given)
         self._ahead.count(self._load.begin(ahead=True))
 
@@ -170,6 +175,8 @@ class _Attempt:
     ) -> None:
         #: For an answer ahead, the input so far and the guess; otherwise empty.
         self.input = given
+        #: The language in which the user spoke, as the answer was told.
+        self.language = request.heard_language.code
         #: Whether the answer has any output.
         self.began = False
         self.failed = False

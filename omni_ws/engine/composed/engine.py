@@ -43,6 +43,7 @@ from omni_ws.engine.composed.parts import (
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
 from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
+from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
 #: Long, because a model that is busy, or is loaded at the first request, may need a minute.
@@ -269,7 +270,8 @@ class ComposedEngine:
     async def _plain_chat(self, request: GenerationRequest, out: OutputWriter) -> None:
         """Have the LLM handle the whole request, with AheadLoad and StallTimer watching it."""
         stall_timer = StallTimer(self._first_byte_timeout_sec)
-        asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
+        asked = told_language(request, self._llm)
+        asked = replace(asked, input=WatchedInput(aiter(asked.input), stall_timer))
         with self._counted(request):
             async with stall_timer.limiting(Role.LLM, self._llm):
                 await self._alone(Role.LLM, self._llm, asked, FirstOutput(out, stall_timer))

@@ -188,6 +188,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             voices=voice.voices,
             voice_aliases=voice.voice_aliases,
             voice_languages=voice.voice_languages,
+            speech_languages=voice.speech_languages,
             speed=voice.speed,
             lexicon=voice.lexicon,
             stage_params=able.stage_params | voice.stage_params,

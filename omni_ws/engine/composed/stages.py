@@ -40,6 +40,7 @@ from omni_ws.engine.composed.parts import (
 )
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
+from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
 
@@ -69,9 +70,13 @@ _CHUNK_OVERHEAD_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The next chunk, provided that the speaker, who pauses, says nothing more; None withdraws the last guess."""
+    """The next chunk, provided that the speaker, who pauses, says nothing more; None withdraws the last guess.
+
+    ``language`` is the language in which it was spoken, if that was detected.
+    """
 
     chunk: InputChunk | None
+    language: str | None = None
 
 
 def _size_of(item: InputChunk | Guess) -> float:
@@ -210,6 +215,7 @@ class AsrStage(_EngineStage):
             self._heard.append(TranscriptGuess(""))  # somebody speaks again
         if transcript.interim or not transcript.text.strip():
             return
+        self._request.heard_language.note(transcript.hearing, named=self._request.language)
         self._guess_settled = self._guesses
         self._separator = " "
         if not self._beside:
@@ -234,7 +240,7 @@ class AsrStage(_EngineStage):
             heard = self._heard.popleft()
             item: InputChunk | Guess
             if isinstance(heard, TranscriptGuess):
-                item = Guess(copy(self._boundary).heard(heard.text) if heard.text.strip() else None)
+                item = Guess(copy(self._boundary).heard(heard.text) if heard.text.strip() else None, heard.language)
             else:
                 item = self._boundary.heard(heard)
             if not self._sink.closed:
@@ -420,6 +426,7 @@ class LlmStage(_EngineStage):
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
         request = replace(self._request, input=given, input_mode=mode_of(self._engine))
+        request = told_language(request, self._engine)
         if self._spoken:
             request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0, lexicon={})
         try:
@@ -488,7 +495,8 @@ class LlmStage(_EngineStage):
             self._send(TextOutput(self._filler))
 
     def _answer_silence(self) -> None:
-        text = self._engine.capabilities.nothing_heard
+        able, language = self._engine.capabilities, self._request.heard_language.now or "en"
+        text = able.nothing_heard if language == "en" else able.nothing_heard_in.get(language, "")
         if text:
             self._send(TextOutput(text))
         self.finished = Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
@@ -556,6 +564,7 @@ class TtsStage(_EngineStage):
         self._engine = engine
         self._request = request
         self._words = WrittenWords()
+        self._speech_language: str | None = None
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Have the TTS read ``source`` as it arrives, and write the audio to ``outputs``."""
@@ -579,7 +588,7 @@ class TtsStage(_EngineStage):
             asked = asked_of(
                 self._engine, self._request, text, role=Role.TTS, task=Task.SPEECH, output=OutputModality.AUDIO
             )
-            await run_part(Role.TTS, self._engine, asked, self)
+            await run_part(Role.TTS, self._engine, replace(asked, speech_language=self._speech_language), self)
 
     def write(self, output: EngineOutput) -> None:
         """See OutputWriter. Called by the TTS."""
@@ -596,8 +605,12 @@ class TtsStage(_EngineStage):
     async def _spoken_text(self, source: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         """Yield the spoken form of the text, from the first piece on that can be pronounced."""
         held, begun = "", False
+        if (first := await anext(source, None)) is None:
+            return
+        # Only now is it known which language the user speaks.
+        self._speech_language = self._language_to_speak()
         speakable = SpeakableText(self._language, lexicon=self._request.lexicon)
-        async with aclosing(_spoken_pieces(source, speakable)) as spoken:
+        async with aclosing(_spoken_pieces(first, source, speakable)) as spoken:
             async for pieces in spoken:
                 self._words.add(pieces)
                 text = "".join(piece.text for piece in pieces)
@@ -610,9 +623,22 @@ class TtsStage(_EngineStage):
     @property
     def _language(self) -> str:
         """Return the only language that the voice reads; empty if it reads several, or if that is not known."""
+        if self._speech_language is not None:
+            return self._speech_language
         able = self._engine.capabilities
         voice = self._request.voice or next(iter(able.voices), "")
         return able.voice_languages.get(voice, "")
+
+    def _language_to_speak(self) -> str | None:
+        """Return the language that the user speaks, if the TTS speaks it; None for that of the voice.
+
+        A client that names both the voice and the language of the input has decided.
+        """
+        request = self._request
+        if request.voice is not None and request.language is not None:
+            return None
+        spoken_in = request.heard_language.now
+        return spoken_in if spoken_in in self._engine.capabilities.speech_languages else None
 
 
 def _is_refusal(error: OmniError) -> bool:
@@ -621,28 +647,30 @@ def _is_refusal(error: OmniError) -> bool:
     return isinstance(error, InvalidRequest) and (error.param or "").partition(".")[0] in asked
 
 
-async def _spoken_pieces(source: AsyncIterator[str], speakable: SpeakableText) -> AsyncGenerator[list[Spoken], None]:
-    """Yield the spoken form of a text, as the text arrives.
+async def _spoken_pieces(
+    first: str, rest: AsyncIterator[str], speakable: SpeakableText
+) -> AsyncGenerator[list[Spoken], None]:
+    """Yield the spoken form of a text, as the text arrives; ``first`` has arrived.
 
     Words that are held back, because further text may change how they are read, are yielded after a pause at the end of
     a sentence.
     """
     read = 0
-    while True:
-        try:
-            async with asyncio.timeout(SENTENCE_GRACE if speakable.looks_complete else None):
-                text = await anext(source, None)
-        except TimeoutError:
-            yield speakable.rest()
-            continue
-        if text is None:
-            break
+    text: str | None = first
+    while text is not None:
         for piece in pieces_of(text, AT_A_STRETCH):
             yield speakable.feed(piece)
             read += len(piece)
             if read >= AT_A_STRETCH:
                 read = 0
                 await asyncio.sleep(0)
+        while True:
+            try:
+                async with asyncio.timeout(SENTENCE_GRACE if speakable.looks_complete else None):
+                    text = await anext(rest, None)
+                break
+            except TimeoutError:
+                yield speakable.rest()
     yield speakable.rest()
 
 

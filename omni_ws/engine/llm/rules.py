@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
@@ -15,7 +15,7 @@ from omni_ws.engine.llm.encyclopedia import Encyclopedia
 from omni_ws.engine.llm.intents import told
 from omni_ws.engine.llm.intents.letters import REPEAT, SPELL, repeated, spelled
 from omni_ws.engine.llm.intents.matcher import Matcher, Understood, catalogue
-from omni_ws.engine.llm.plain_words import WORDS, Asked, Talk, courtesies, expanded, plain_words, requests
+from omni_ws.engine.llm.plain_words import WORDS, Asked, Talk, courtesies, expanded, plain_words, read, requests
 
 #: Longer texts, in characters, are at most something to repeat or to spell.
 MAX_REQUEST: Final = 4096
@@ -26,6 +26,9 @@ _MAX_ANSWERED: Final = 2
 
 NOTHING_HEARD: Final = "I did not hear anything."
 NOTHING_WRITTEN: Final = "The message is empty."
+#: By the language (RFC 5646): that rules answer in English alone, and that nothing was heard.
+ONLY_ENGLISH: Final[Mapping[str, str]] = {code: said["only_english"] for code, said in read("elsewhere").items()}
+NOTHING_HEARD_IN: Final[Mapping[str, str]] = {code: said["nothing_heard"] for code, said in read("elsewhere").items()}
 TOO_LONG: Final = "That is more than I can follow."
 
 _SPACE: Final = re.compile(r"\s+")
@@ -69,6 +72,11 @@ def answer(
     return _short_answer(
         replace(_asked(plain, Talk(history), now, seed=seed), pictured=pictured, encyclopedia=encyclopedia)
     )
+
+
+def answer_in_english_alone(language: str) -> str:
+    """The one sentence that somebody gets who speaks ``language`` (RFC 5646): in it, if we have it, else in English."""
+    return ONLY_ENGLISH.get(language, told.UNKNOWN["foreign"][0])
 
 
 def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: object = None) -> Iterator[str] | None:

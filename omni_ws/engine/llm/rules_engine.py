@@ -32,9 +32,17 @@ from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_input import unanswered
 from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
 from omni_ws.engine.llm.encyclopedia import CREDIT, LICENSE, Cited, Encyclopedia, load_encyclopedia
-from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, exact_answer, prepare
+from omni_ws.engine.llm.rules import (
+    NOTHING_HEARD,
+    NOTHING_HEARD_IN,
+    answer,
+    answer_in_english_alone,
+    exact_answer,
+    prepare,
+)
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.media.image import MediaLimits
 from omni_ws.media.sights import Sights
@@ -80,6 +88,8 @@ class RulesEngine:
             raw_prompts=True,  # there is no template that could stand around them
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             nothing_heard=NOTHING_HEARD,
+            nothing_heard_in=NOTHING_HEARD_IN,
+            reads_language=True,
         )
 
     @property
@@ -184,7 +194,9 @@ class _Question:
         text = " ".join(text for pieces in self._texts if (text := "".join(pieces).strip()))
         if text and (before := unanswered(self._request.history)):
             text = f"{before} {text}"
-        if text or not described:
+        if text and (language := self._request.heard_language.code) not in (None, "en"):
+            yield answer_in_english_alone(language)
+        elif text or not described:
             history, pictured = self._request.history, bool(described)
             yield from answer(text, history, now, seed=seed, pictured=pictured, encyclopedia=encyclopedia)
 
@@ -199,8 +211,9 @@ class _Question:
 class RulesFirst:
     """The engine ``llm``, but for the time, dates, sums, units, spelling and the like, which small models get wrong.
 
-    Rules answer a request that is all text, in a conversation that nobody gave instructions: ``own_instructions`` are
-    those of the operator. Where a client wants tools, JSON or anything else of the model, it gets the model.
+    Rules answer a request that is all text, not spoken in another language than English, and in a conversation that
+    nobody gave instructions: ``own_instructions`` are those of the operator. Where a client wants tools, JSON or
+    anything else of the model, it gets the model.
     """
 
     def __init__(self, llm: Engine, *, own_instructions: str = "", now: Callable[[], datetime] = datetime.now) -> None:
@@ -216,7 +229,7 @@ class RulesFirst:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return self.llm.capabilities
+        return replace(self.llm.capabilities, reads_language=True)
 
     @property
     def state(self) -> EngineState:
@@ -247,7 +260,7 @@ class RulesFirst:
                 usage = Usage(input_tokens=words, output_tokens=text.words)
                 out.write(Finished(text.reached or FinishReason.STOP, usage))
                 return
-        await self.llm.generate(request, out)
+        await self.llm.generate(told_language(request, self.llm), out)
 
     def _may_answer(self, request: GenerationRequest) -> bool:
         wanted = request.options
@@ -260,6 +273,8 @@ class RulesFirst:
             return None
         if any(message.role == "system" for message in request.history):
             return None
+        if request.heard_language.code not in (None, "en"):
+            return None  # the rules are English
         said = b"".join(chunk.payload for chunk in taken).decode()
         before = unanswered(request.history)
         sentences = exact_answer(

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
+from omni_ws.engine.spoken.languages import SpokenRules, rules_of
 from omni_ws.engine.spoken.lexicon import UNSPACED, Lexicon, LexiconReader, Reading, TextWord
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
@@ -78,22 +79,23 @@ class Spoken(NamedTuple):
 class SpeakableText:
     """A converter of text to its spoken form, piece by piece.
 
-    Markup, links, emoji and code are removed, and in English numbers, dates, units, abbreviations and signs are put
-    into words. In another ``language`` (RFC 5646) only the language-independent changes are made. In a ``literal`` text
-    nothing is taken for markup or removed; numbers, dates and units are put into words. Words of the ``lexicon`` are
-    said as it says, in any language. The result does not depend on how the text is cut into pieces. Time is linear in
-    the length of the text, and memory is bounded: at most a word, a row of a table, or a few words that are read
-    together, are held back until the following text is known. ``rest`` returns them.
+    Markup, links, emoji and code are removed, and numbers, dates, units, abbreviations and signs are put into words, in
+    English and the LANGUAGES of ``languages``. In another ``language`` (RFC 5646), or where that is not known (""),
+    only the language-independent changes are made. In a ``literal`` text nothing is taken for markup or removed;
+    numbers, dates and units are put into words. Words of the ``lexicon`` are said as it says, in any language. The
+    result does not depend on how the text is cut into pieces. Time is linear in the length of the text, and memory is
+    bounded: at most a word, a row of a table, or a few words that are read together, are held back until the following
+    text is known. ``rest`` returns them.
     """
 
     def __init__(
         self, language: str = "en", *, literal: bool = False, lexicon: Mapping[str, str] | None = None
     ) -> None:
-        self._english = language.partition("-")[0].lower() == "en"
+        self._rules, self._phrases = _rules_and_phrases(language)
         self._literal = literal
         self._lexicon = LexiconReader(Lexicon(lexicon)) if lexicon else None
-        self._markup = InlineMarkup(picture="picture" if self._english else "")
-        self._table = SpokenTable(english=self._english)
+        self._markup = InlineMarkup(picture=self._phrases.get("picture", ""))
+        self._table = SpokenTable(self._phrases)
         self._spoken: list[Spoken] = []
         #: Text that is not converted yet; its position in the whole text; the length of its part without the end of a
         #: unit.
@@ -249,7 +251,7 @@ class SpeakableText:
             self._at_line_start = False
         elif word in ("[x]", "[X]") and self._ends_like_sentence:
             self._at_line_start = False
-            self._inline("done:" if self._english else "", start, start + len(word))
+            self._inline(self._phrases.get("done", ""), start, start + len(word))
         else:
             return False
         return True
@@ -263,17 +265,17 @@ class SpeakableText:
             self._text_fence = marks
         else:
             self._fence = marks
-            if self._english:
+            if self._phrases:
                 name = _LANGUAGES.get(language, "")
-                self._say(f"{name} code left out." if name else "Code left out.", start, start)
+                self._say(self._phrases["code_of"].format(name) if name else self._phrases["code"], start, start)
 
     def _flush_item(self, *, alone: bool) -> None:
         """Output the number of a list item: "one, " before its text, a plain number if it is ``alone`` in its line."""
         if self._item is None:
             return
         (number, start, end, _), self._item = self._item, None
-        if self._english and not alone:
-            self._say(f"{english.in_words(number[:-1], '')}, ", start, end, number)
+        if self._rules is not None and not alone:
+            self._say(f"{self._rules.in_words(number[:-1], '')}, ", start, end, number)
         else:
             self._inline(number, start, end)
             self._flush()
@@ -309,9 +311,9 @@ class SpeakableText:
     def _inline(self, word: str, start: int, end: int) -> None:
         """Process a word of a line: remove its markup, and output it once its reading is known."""
         cleaned = word if self._literal else self._markup.clean(word)
-        if cleaned == "**" and not self._english:
+        if cleaned == "**" and self._rules is None:
             return
-        as_written = not self._english or len(cleaned) > _MAX_READ_WORD
+        as_written = self._rules is None or len(cleaned) > _MAX_READ_WORD
         for text in cleaned.split():
             gap, self._gap = self._gap, False
             if text == "|" and not self._literal:
@@ -339,7 +341,7 @@ class SpeakableText:
                 self._flush_group()
                 self._say_word(self._joined(said), word.start, word.end, gap=word.gap, written=word.text)
                 self._remember(word.text)
-            elif self._english and len(word.text) <= MAX_GROUP_CHARACTERS:
+            elif self._rules is not None and len(word.text) <= MAX_GROUP_CHARACTERS:
                 self._add(word)
             else:
                 self._flush_group()
@@ -353,18 +355,19 @@ class SpeakableText:
             if not by_entry:
                 if joined and text[0] == "-" and text[1:2].isalnum():
                     text = text[1:]
-                if self._english and any(map(str.isdecimal, text)):
-                    text = english.in_words(text, "")
+                if self._rules is not None and any(map(str.isdecimal, text)):
+                    text = self._rules.in_words(text, "")
             joined += f" {text}" if joined[-1:].isalnum() and text[:1].isalnum() else text
         return joined
 
     def _add(self, word: TextWord) -> None:
         if not word.gap:
             self._flush_group()
-        group = self._group
+        group, rules = self._group, self._rules
+        assert rules is not None
         before = group[-1].text if group else self._before
-        waits = english.waits(word.text, before)
-        if not group and not waits and english.is_read_as_written(word.text, before):
+        waits = rules.waits(word.text, before)
+        if not group and not waits and rules.is_read_as_written(word.text, before):
             self._say_word(*word[:3], gap=word.gap)
             self._remember(word.text)
             return
@@ -385,10 +388,10 @@ class SpeakableText:
         Those at either end that are read as they are written keep their own positions.
         """
         group, self._group = self._group, []
-        if not group:
+        if not group or self._rules is None:
             return
         written = [word.text for word in group]
-        spoken = english.in_words(" ".join(written), self._before).split()
+        spoken = self._rules.in_words(" ".join(written), self._before).split()
         for text in written[-_REMEMBERED:]:
             self._remember(text)
         head = tail = 0
@@ -422,6 +425,25 @@ class SpeakableText:
         self._last = text[-1]
 
 
+#: What is said in English for what cannot be read aloud; the other languages have theirs in their tables.
+_ENGLISH_PHRASES: Final = {
+    "picture": "picture",
+    "done": "done:",
+    "code": "Code left out.",
+    "code_of": "{} code left out.",
+    "yes": "yes",
+    "no": "no",
+}
+
+
+def _rules_and_phrases(language: str) -> tuple[SpokenRules | None, Mapping[str, str]]:
+    """Return the rules of a language and its phrases; None and none for a language without rules."""
+    if language.partition("-")[0].lower() == "en":
+        return english, _ENGLISH_PHRASES
+    rules = rules_of(language)
+    return rules, {} if rules is None else rules.phrases
+
+
 def spoken_form(text: str, language: str = "en") -> list[Spoken]:
     """Return the spoken form of a complete text."""
     speakable = SpeakableText(language)
@@ -436,7 +458,7 @@ MAX_SKIPPED: Final = 200
 #: makes of the text that is converted at a stretch.
 MAX_KEPT: Final = 1 << 15
 #: Punctuation that is not part of a word with times.
-_AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»。，、：；！？"
+_AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»„¿¡।。，、：；！？"
 
 
 class WrittenWords:
@@ -571,7 +593,8 @@ _KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
 
 #: Amounts of money, and formulas that could be mistaken for one.
 _DOLLARS: Final = re.compile(r"\$[-−+]?\.?\d")
-_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?")
+#: An amount before its sign, and the sign of Brazil's currency.
+_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?|[^\w$]*R\$")
 _FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC-JLN-SU-Z]")
 
 _LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
@@ -783,8 +806,8 @@ class SpokenTable:
     each value except the first, which names the row, so that listeners know the column of a value.
     """
 
-    def __init__(self, *, english: bool) -> None:
-        self._english = english
+    def __init__(self, phrases: Mapping[str, str]) -> None:
+        self._phrases = phrases
         self._held: tuple[str, int] | None = None
         self._names: list[list[str]] = []
         self._begun = False
@@ -820,8 +843,8 @@ class SpokenTable:
             ]
             if not said:
                 continue
-            if len(said) == 1 and self._english:
-                said[0] = said[0]._replace(text=_yes_or_no(said[0].text))
+            if len(said) == 1 and self._phrases:
+                said[0] = said[0]._replace(text=self._yes_or_no(said[0].text))
             if words:
                 words.append(TableWord(":" if column == 1 and self._names else ",", start, start))
             if 0 < column < len(self._names):
@@ -831,6 +854,9 @@ class SpokenTable:
             end = words[-1].end
             words += [TableWord(".", end, end), TableWord("\n", end, end)]
         return words
+
+    def _yes_or_no(self, text: str) -> str:
+        return self._phrases["yes"] if text in _YES else self._phrases["no"] if text in _NO else text
 
 
 def _cells(line: str) -> list[tuple[str, int]]:
@@ -848,7 +874,3 @@ def _cells(line: str) -> list[tuple[str, int]]:
 def _plain(cell: str) -> list[str]:
     markup = InlineMarkup(picture="")
     return " ".join(markup.clean(word) for word in cell.split()).split()
-
-
-def _yes_or_no(text: str) -> str:
-    return "yes" if text in _YES else "no" if text in _NO else text

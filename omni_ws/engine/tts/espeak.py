@@ -7,9 +7,10 @@ import ctypes.util
 import re
 import unicodedata
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any, Final
 
-from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, SpokenWord, SynthesisListener, VoiceFacts
 
 DEFAULT_LANGUAGE = "en-us"
 CHUNK_MS = 60
@@ -18,15 +19,14 @@ WORDS_PER_MINUTE = 175
 
 _SYNCHRONOUS = 2
 _RATE = 1
-_PHONEME_EVENTS = 1
+#: Phonemes are told, by their names in IPA.
+_PHONEME_EVENTS = 1 | 2
 _DO_NOT_EXIT = 0x8000
 _UTF8_WITH_END_PAUSE = 0x1001
 _WORD_EVENT = 1
 _END_EVENT = 5
 _PHONEME_EVENT = 7
 _CHARACTER_POSITION = 1
-#: The first character of the names of silent phonemes.
-_PAUSE = b"_"
 
 
 class _Event(ctypes.Structure):
@@ -68,6 +68,8 @@ class Espeak:
             raise NoVoice("espeak-ng finds no voice data")
         self._listener: SynthesisListener | None = None
         self._times = WordTimes("")
+        #: The words of a text that is only to be pronounced; None while one is spoken.
+        self._pronounced: list[PronouncedWord] | None = None
         self._callback = _Callback(self._on_chunk)
         self._espeak.espeak_SetSynthCallback(self._callback)
         version = self._espeak.espeak_Info(None).decode().split()[0]
@@ -78,12 +80,32 @@ class Espeak:
         )
         self.facts = VoiceFacts(f"espeak-ng {version}", f"{source}, GPLv3, own process", tuple(names), languages)
 
-    def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
+    def speak(
+        self,
+        text: str,
+        voice: str,
+        listener: SynthesisListener,
+        *,
+        speed: float,
+        pronounced: Sequence[PronouncedWord] = (),
+    ) -> None:
+        plain = text.replace("\0", " ")
+        self._listener, self._times = listener, WordTimes(plain)
+        self._synthesise(plain, voice, speed)
+
+    def pronounced(self, text: str, voice: str) -> list[PronouncedWord]:
+        """Return the words of a text as a voice pronounces them in it."""
+        words = self._pronounced = []
+        try:
+            self._synthesise(text.replace("\0", " "), voice, 1.0)
+        finally:
+            self._pronounced = None
+        return words
+
+    def _synthesise(self, plain: str, voice: str, speed: float) -> None:
         if self._espeak.espeak_SetVoiceByName(self._identifiers[voice]) != 0:
             raise NoVoice(f"espeak-ng has no voice {voice!r}")
         self._espeak.espeak_SetParameter(_RATE, round(WORDS_PER_MINUTE * speed), 0)
-        plain = text.replace("\0", " ")
-        self._listener, self._times = listener, WordTimes(plain)
         encoded = plain.encode() + b"\0"
         try:
             self._espeak.espeak_Synth(
@@ -144,6 +166,9 @@ class Espeak:
         return languages, identifiers
 
     def _on_chunk(self, samples: int | None, count: int, events: Any) -> int:
+        if self._pronounced is not None:
+            self._note_phonemes(events, self._pronounced)
+            return 0
         listener = self._listener
         if listener is None:
             return 1
@@ -153,6 +178,15 @@ class Espeak:
         if samples is None or count <= 0:
             return 0
         return 0 if listener.audio(self._rate, ctypes.string_at(samples, 2 * count)) else 1
+
+    def _note_phonemes(self, events: Any, words: list[PronouncedWord]) -> None:
+        place = 0
+        while (event := events[place]).type:
+            place += 1
+            if event.type == _WORD_EVENT:
+                words.append(PronouncedWord(event.text_position - 1, []))
+            elif event.type == _PHONEME_EVENT and event.id and words:
+                words[-1].phonemes.append(event.id.decode("utf-8", "ignore"))
 
     def _words(self, events: Any) -> list[SpokenWord]:
         """Return the words that ended in the chunk of audio that ``events`` belong to."""
@@ -164,7 +198,7 @@ class Espeak:
                 words.append(self._times.begins(event.text_position - 1, event.audio_position))
             elif event.type == _END_EVENT:
                 words.append(self._times.ends(event.audio_position))
-            elif event.type == _PHONEME_EVENT and event.id.startswith(_PAUSE):
+            elif event.type == _PHONEME_EVENT and not event.id:  # a pause
                 self._times.pauses(event.audio_position)
             elif event.type == _PHONEME_EVENT:
                 self._times.sounds()

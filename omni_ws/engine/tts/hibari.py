@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.vad import OnnxNetwork, runtime_library
-from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, SpokenWord, SynthesisListener, VoiceFacts
 from omni_ws.errors import EngineFailed
 
 SAMPLE_RATE: Final = 24_000
@@ -72,7 +72,15 @@ class Hibari:
         source = "".join((file.name, *notes))
         self.facts = VoiceFacts(f"hibari {__version__}", source, (name,), {name: language}, latin_only=True)
 
-    def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
+    def speak(
+        self,
+        text: str,
+        voice: str,
+        listener: SynthesisListener,
+        *,
+        speed: float,
+        pronounced: Sequence[PronouncedWord] = (),
+    ) -> None:
         spoken = SpokenPieces(listener)
         for piece in self._reader.pieces(text):
             samples, ends = self._samples(self._network, self._outputs, piece.ids, speed)
@@ -197,7 +205,7 @@ _SILENCE: Final = 0
 _MARKS: Final = frozenset(';:,.!?—…"“”() ')
 _PAUSES: Final = frozenset(";:,.!?—…")
 #: The punctuation around a word, which is not reported as part of it.
-_AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»–—"
+_AROUND: Final = "\"'`.,:;!?…()[]{}“”‘’«»–—¿¡„।"
 
 
 class ReadWord(NamedTuple):
@@ -227,6 +235,41 @@ class _Word(NamedTuple):
     pauses: bool
 
 
+class Alphabet:
+    """The phonemes that the networks of hibari and Kokoro speak, and how words of them become pieces."""
+
+    def __init__(self) -> None:
+        vocabulary = (resources.files("hibari") / "assets" / "vocab.json").read_bytes()
+        self._ids = msgspec.json.decode(vocabulary, type=dict[str, int])
+
+    def word(self, written: str | None, phonemes: str) -> _Word:
+        """Return the word that these phonemes and marks are; see ``_Word``. Others are left out."""
+        known = [phoneme for phoneme in phonemes if phoneme in self._ids]
+        sounds = [place for place, phoneme in enumerate(known) if phoneme not in _MARKS]
+        ids = [self._ids[phoneme] for phoneme in known]
+        return _Word(written, ids, sounds, bool(known) and known[-1] in _PAUSES)
+
+    def pieces(self, words: Sequence[_Word]) -> Iterator[ReadPiece]:
+        """Yield words in pieces of at most MAX_PHONEMES, or of one word. What cannot be spoken is skipped."""
+        for piece in _cut(words):
+            if any(word.sounds for word in piece):
+                yield self._joined(piece)
+
+    def _joined(self, words: Sequence[_Word]) -> ReadPiece:
+        ids, placed = [_SILENCE], list[ReadWord]()
+        for word in words:
+            if len(ids) > 1:
+                ids.append(self._ids[" "])
+            if word.sounds:
+                first, last = len(ids) + word.sounds[0], len(ids) + word.sounds[-1]
+                if word.written == "" and placed:
+                    placed[-1] = placed[-1]._replace(last=last)
+                elif word.written and (text := word.written.strip(_AROUND)):
+                    placed.append(ReadWord(text, first, last))
+            ids += word.ids
+        return ReadPiece([*ids, _SILENCE], placed)
+
+
 class HibariReader:
     """A converter of text to the phonemes that the network speaks, with the position of each word in them.
 
@@ -238,8 +281,7 @@ class HibariReader:
 
         self._g2p = hibari_g2p(british=british)
         self._normalize = normalize
-        vocabulary = (resources.files("hibari") / "assets" / "vocab.json").read_bytes()
-        self._ids = msgspec.json.decode(vocabulary, type=dict[str, int])
+        self._alphabet = Alphabet()
 
     def pieces(self, text: str) -> Iterator[ReadPiece]:
         """Yield ``text`` in pieces of at most MAX_PHONEMES, or of one word. Text that cannot be spoken is skipped."""
@@ -248,13 +290,11 @@ class HibariReader:
         normal = [part for word in self._normalize(" ".join(plain)).split() for part in _parts(word, _MAX_WORD)]
         words, silent = list[_Word](), ""
         for told, phonemes in zip(_told_as(written, plain, normal), self._pronounced(normal), strict=True):
-            word = self._word(silent if told == "" and silent else told, phonemes)
+            word = self._alphabet.word(silent if told == "" and silent else told, phonemes)
             silent = "" if word.sounds else word.written or ""
             if word.ids:
                 words.append(word)
-        for piece in _cut(words):
-            if any(word.sounds for word in piece):
-                yield self._joined(piece)
+        yield from self._alphabet.pieces(words)
 
     def _pronounced(self, words: Sequence[str]) -> list[str]:
         """Return the phonemes of each word; "" for a word on which the package fails."""
@@ -286,26 +326,6 @@ class HibariReader:
         if len(spoken) != len(words):
             raise ValueError(f"{len(words)} words are read as {len(spoken)}")
         return spoken
-
-    def _word(self, written: str | None, phonemes: str) -> _Word:
-        known = [phoneme for phoneme in phonemes if phoneme in self._ids]
-        sounds = [place for place, phoneme in enumerate(known) if phoneme not in _MARKS]
-        ids = [self._ids[phoneme] for phoneme in known]
-        return _Word(written, ids, sounds, bool(known) and known[-1] in _PAUSES)
-
-    def _joined(self, words: Sequence[_Word]) -> ReadPiece:
-        ids, placed = [_SILENCE], list[ReadWord]()
-        for word in words:
-            if len(ids) > 1:
-                ids.append(self._ids[" "])
-            if word.sounds:
-                first, last = len(ids) + word.sounds[0], len(ids) + word.sounds[-1]
-                if word.written == "" and placed:
-                    placed[-1] = placed[-1]._replace(last=last)
-                elif word.written and (text := word.written.strip(_AROUND)):
-                    placed.append(ReadWord(text, first, last))
-            ids += word.ids
-        return ReadPiece([*ids, _SILENCE], placed)
 
 
 def _plain_words(text: str) -> tuple[list[str], list[str]]:

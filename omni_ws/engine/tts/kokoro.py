@@ -1,11 +1,14 @@
-"""The Kokoro synthesiser: many neural voices of English. Only in the voice worker, since it is large.
+"""The Kokoro synthesiser: many neural voices, of English and other languages. Only in the voice worker: it is large.
 
-Its network takes some fifty times what hibari's does, and has the same phonemes: hibari's package reads text for it.
+Its network takes some fifty times what hibari's does, and has the same phonemes: hibari's package reads English for it.
+Other languages come with the phonemes of espeak-ng, from a process of its own.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +16,21 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from omni_ws.engine.tts.hibari import HibariReader, SpokenPieces, with_output
-from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.hibari import Alphabet, HibariReader, ReadPiece, SpokenPieces, with_output
+from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, SpokenWord, SynthesisListener, VoiceFacts
 
 _NETWORK: Final = "kokoro-v1.0.int8.onnx"
-#: The language of a voice, by the first letter of its name; the second is f or m.
-_LANGUAGES: Final = {"a": "en-us", "b": "en-gb"}
+#: The language of a voice, by the first letter of its name; the second is f or m. Voices of other languages are left
+#: out. The names are also those of espeak-ng, which reads all but English.
+_LANGUAGES: Final = {
+    "a": "en-us",
+    "b": "en-gb",
+    "e": "es",
+    "f": "fr-fr",
+    "h": "hi",
+    "i": "it",
+    "p": "pt-br",
+}
 #: The first is the default, and each is the first of its language.
 _FIRST: Final = ("af_heart", "bf_emma")
 #: How many frames each phoneme lasts, a value inside the network.
@@ -34,8 +46,8 @@ _TRIAL: Final = "The capital of Portugal is Lisbon."
 class Kokoro:
     """Speaks at 24 kHz, each clause at once, with word times. ``interrupt`` ends what is being computed."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the network, and measure it. Raises NoVoice where it cannot be used."""
+    def __init__(self, folder: Path, *more: Path) -> None:
+        """Load the network in a folder, and measure it; all have voices. Raises NoVoice where it cannot be used."""
         options = onnxruntime.SessionOptions()
         # The other cores are for those who listen to others.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -45,21 +57,31 @@ class Kokoro:
             self._network = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # those of the runtime have no class in common
             raise NoVoice(f"{_NETWORK} cannot be loaded: {error}") from error
-        self._folder = folder
         self._run_options = onnxruntime.RunOptions()
         self._readers = {"en-us": HibariReader(), "en-gb": HibariReader(british=True)}
-        names = sorted((file.stem for file in folder.glob("*.bin")), key=lambda name: (name not in _FIRST, name))
+        self._alphabet = Alphabet()
+        self._files = {file.stem: file for place in (folder, *more) for file in place.glob("*.bin")}
+        known = [name for name in self._files if name[0] in _LANGUAGES]
+        names = sorted(known, key=lambda name: (name[0] not in "ab", name not in _FIRST, name))
         self._languages = {name: _LANGUAGES[name[0]] for name in names}
         source = f"82M, {len(names)} voices, Apache-2.0"
         self.facts = VoiceFacts(
             *("kokoro 1.0", source, tuple(names), self._languages), latin_only=True, pace=self._measured_pace()
         )
 
-    def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
+    def speak(
+        self,
+        text: str,
+        voice: str,
+        listener: SynthesisListener,
+        *,
+        speed: float,
+        pronounced: Sequence[PronouncedWord] = (),
+    ) -> None:
         options = self._run_options = onnxruntime.RunOptions()
-        styles = np.fromfile(self._folder / f"{voice}.bin", np.float32).reshape(-1, 1, _STYLE_VALUES)
+        styles = np.fromfile(self._files[voice], np.float32).reshape(-1, 1, _STYLE_VALUES)
         spoken = SpokenPieces(listener)
-        for piece in self._readers[self._languages[voice]].pieces(text):
+        for piece in self._pieces(text, voice, pronounced):
             try:
                 samples, ends = self._samples(piece.ids, styles, speed, options)
             except Exception:
@@ -68,6 +90,12 @@ class Kokoro:
                 raise
             if not spoken.say(samples, piece.words, ends, speed):
                 return
+
+    def _pieces(self, text: str, voice: str, pronounced: Sequence[PronouncedWord]) -> Iterator[ReadPiece]:
+        if (reader := self._readers.get(self._languages[voice])) is not None:
+            return reader.pieces(text)
+        words = [self._alphabet.word(written, phonemes) for written, phonemes in pronounced_words(text, pronounced)]
+        return self._alphabet.pieces([word for word in words if word.ids])
 
     def interrupt(self) -> None:
         self._run_options.terminate = True
@@ -96,6 +124,61 @@ class Kokoro:
             if best <= 1:
                 break
         return best
+
+
+# From the phonemes of espeak-ng to those of the network
+
+#: Phonemes of espeak-ng that are one sign of the network's, as the network was trained.
+_JOINED: Final = {
+    "aɪ": "I",
+    "aʊ": "W",
+    "dz": "ʣ",
+    "dʒ": "ʤ",
+    "eɪ": "A",
+    "oʊ": "O",
+    "əʊ": "Q",
+    "ss": "S",
+    "ts": "ʦ",
+    "tʃ": "ʧ",
+    "ɔɪ": "Y",
+}
+_STRESSES: Final = "ˈˌ"
+#: espeak-ng tells seven bytes of a name: of Portuguese nasal diphthongs the last tilde is missing.
+_TILDE: Final = "\u0303"
+_CUT_OFF: Final = tuple(f"{vowel}{_TILDE}{glide}" for vowel in "ɐoueiɛ" for glide in "ʊɪ")
+#: The marks of a word that the network knows; others by those.
+_SAME_MARKS: Final = str.maketrans("«»„।¿¡–", "“”“.  —")
+_KNOWN_MARKS: Final = frozenset(';:,.!?—…"“”()')
+
+
+def pronounced_words(text: str, pronounced: Sequence[PronouncedWord]) -> Iterator[tuple[str, str]]:
+    """Yield the words of a text, which white space parts, each with its phonemes and the marks around it."""
+    starts, tokens, at = list[int](), text.split(), 0
+    for token in tokens:
+        at = text.index(token, at)
+        starts.append(at)
+        at += len(token)
+    spoken: list[list[str]] = [[] for _ in tokens]
+    for word in pronounced if tokens else ():
+        place = max(0, bisect_right(starts, word.position) - 1)
+        if word.position >= starts[place] + len(tokens[place]):
+            place = min(place + 1, len(tokens) - 1)
+        spoken[place].append("".join(map(_sign, word.phonemes)))
+    for token, sounds in zip(tokens, spoken, strict=True):
+        marked = token.translate(_SAME_MARKS)
+        body = marked.strip("".join({*_KNOWN_MARKS, " ", "'", "-"}))
+        before, _, behind = marked.partition(body) if body else (marked, "", "")
+        kept = ["".join(mark for mark in marks if mark in _KNOWN_MARKS) for marks in (before, behind)]
+        yield token, f"{kept[0]}{' '.join(filter(None, sounds))}{kept[1]}"
+
+
+def _sign(phoneme: str) -> str:
+    """Return a phoneme of espeak-ng, stressed or not, in signs of the network."""
+    stress = phoneme[: len(phoneme) - len(phoneme.lstrip(_STRESSES))]
+    name = phoneme[len(stress) :].replace("-", "")
+    if name in _CUT_OFF:
+        name += _TILDE
+    return stress + _JOINED.get(name, name)
 
 
 class _Length:

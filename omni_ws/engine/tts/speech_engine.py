@@ -29,6 +29,7 @@ from omni_ws.engine.clauses import (
 )
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.spoken.languages import has_rules
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
@@ -194,20 +195,20 @@ async def clause_by_clause(
 ) -> None:
     """Cut ``text`` into clauses, and write the audio that ``speak`` makes of each of them, in order.
 
-    A voice whose ``language`` is English gets numbers in words, and every voice gets words as the request's lexicon
-    says. ``speak`` counts the times of words from the beginning of their clause; they are converted to times from the
-    beginning of the audio. Unless the voice ``tells_words``, the audio has the ends of clauses in the text. If it is
-    ``latin_only``, text without a Latin letter raises InvalidValue. If it is ``slow``, the first clause is as short as
-    possible, even if the text is complete.
+    A voice whose ``language`` has rules (``spoken.languages``) gets numbers in words, and every voice gets words as the
+    request's lexicon says. ``speak`` counts the times of words from the beginning of their clause; they are converted
+    to times from the beginning of the audio. Unless the voice ``tells_words``, the audio has the ends of clauses in the
+    text. If it is ``latin_only``, text without a Latin letter raises InvalidValue. If it is ``slow``, the first clause
+    is as short as possible, even if the text is complete.
     """
-    reads_numbers = not request.options.spoken_form and language.partition("-")[0].lower() == "en"
+    reads_numbers = not request.options.spoken_form and has_rules(language)
     comma_after, begin_after_sec = first_clause_of(request.input)
     if slow:
         comma_after = 0
     spoken = None
     if reads_numbers or request.lexicon:
-        spoken = SpokenClauses(language if reads_numbers else "", request.lexicon, first_comma_after=comma_after)
-    splitter = spoken or ClauseSplitter(first_comma_after=comma_after)
+        spoken = SpokenClauses(language, request.lexicon, reads_numbers=reads_numbers, first_comma_after=comma_after)
+    splitter = spoken or ClauseSplitter(language=language or "en", first_comma_after=comma_after)
     spoken_ms = 0.0
     async with aclosing(clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec)) as clauses:
         async for clause in clauses:
@@ -235,10 +236,10 @@ class SpokenClauses(ClauseSplitter):
     ``written`` finds the way back from what is spoken; ``limits`` are those of a ClauseSplitter.
     """
 
-    def __init__(self, language: str, lexicon: Mapping[str, str], **limits: int) -> None:
-        super().__init__(**limits)
+    def __init__(self, language: str, lexicon: Mapping[str, str], *, reads_numbers: bool = True, **limits: int) -> None:
+        super().__init__(language=language or "en", **limits)
         self.written = WrittenWords()
-        self._speakable = SpeakableText(language, literal=True, lexicon=lexicon)
+        self._speakable = SpeakableText(language if reads_numbers else "", literal=True, lexicon=lexicon)
 
     def feed(self, text: str) -> list[TextClause]:
         return super().feed(self._noted(self._speakable.feed(text)))

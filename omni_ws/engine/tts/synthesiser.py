@@ -5,7 +5,7 @@ Imports little, so that the worker starts fast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -22,6 +22,13 @@ class SpokenWord(NamedTuple):
     text: str
     start_ms: int
     end_ms: int
+
+
+class PronouncedWord(NamedTuple):
+    """A word that espeak-ng reads: where it begins in the text, and its phonemes in IPA, each of one item."""
+
+    position: int
+    phonemes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,17 @@ class Synthesiser(Protocol):
     @property
     def facts(self) -> VoiceFacts: ...
 
-    def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None: ...
+    def speak(
+        self,
+        text: str,
+        voice: str,
+        listener: SynthesisListener,
+        *,
+        speed: float,
+        pronounced: Sequence[PronouncedWord] = (),
+    ) -> None:
+        """Speak a text. ``pronounced`` are its words for a voice that cannot read the language of the text itself."""
+        ...
 
     def interrupt(self) -> None:
         """End the text that is being spoken soon, where that would take long; nobody listens. From another thread."""
@@ -77,6 +94,15 @@ class Speak(msgspec.Struct, frozen=True, tag=True):
     job: int
     voice: str
     speed: float
+    text: str
+    pronounced: list[PronouncedWord] = []
+
+
+class Pronounce(msgspec.Struct, frozen=True, tag=True):
+    """Order to tell how ``voice`` of espeak-ng pronounces ``text``; the worker answers with Pronounced, then Done."""
+
+    job: int
+    voice: str
     text: str
 
 
@@ -107,6 +133,13 @@ class SpokenWords(msgspec.Struct, frozen=True, tag=True):
     words: list[SpokenWord]
 
 
+class Pronounced(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Pronounce."""
+
+    job: int
+    words: list[PronouncedWord]
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The end of a job: by itself, after Cancel, or, if ``failure`` is set, by an error."""
 
@@ -114,5 +147,5 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     failure: str = ""
 
 
-ToWorker: TypeAlias = Speak | Cancel
-FromWorker: TypeAlias = VoiceReady | SpokenPcm | SpokenWords | Done
+ToWorker: TypeAlias = Speak | Pronounce | Cancel
+FromWorker: TypeAlias = VoiceReady | SpokenPcm | SpokenWords | Pronounced | Done

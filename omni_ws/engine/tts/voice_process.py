@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes.util
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +20,16 @@ from omni_ws.core.chunks import Modality, OutputModality, Task, Word
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
+from omni_ws.engine.spoken.languages import primary, rules_of
 from omni_ws.engine.tts.speech_engine import clause_by_clause
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
     Done,
     FromWorker,
     NoVoice,
+    Pronounce,
+    Pronounced,
+    PronouncedWord,
     Speak,
     SpokenPcm,
     SpokenWord,
@@ -60,10 +66,11 @@ HOW_TO_GET_ONE = install_command("espeak")
 
 
 class _Job:
-    """A clause to be spoken, and its audio so far."""
+    """A clause to be spoken, and its audio so far; or one to be pronounced, and its words."""
 
-    def __init__(self, asked: Speak) -> None:
+    def __init__(self, asked: Speak | Pronounce) -> None:
         self.asked = asked
+        self.pronounced: list[PronouncedWord] = []
         #: Unbounded, so that a slow reader delays no other job; the length of the clause limits its size.
         self.output: Channel[AudioOutput] = Channel(0, cost=lambda spoken: len(spoken.samples))
         self.withdrawn = False
@@ -98,14 +105,23 @@ class VoiceProcess:
 
     It serves any number of callers; their texts are spoken in the order of arrival. If ``choice`` is AUTO and there is
     no synthesiser, it starts nevertheless, but cannot speak. ``default_voice`` is one of the voices of the synthesiser,
-    None for its usual one; ``file`` is hibari's file or Kokoro's folder, None for what the cache of weights has.
+    None for its usual one; ``file`` is hibari's file or Kokoro's folder, None for what the cache of weights has. With
+    ``speech_language`` the first voice of that language speaks, unless ``voice`` is one of it.
+
+    For Kokoro's voices of other languages than English a ``reader``, a process of espeak-ng, tells the phonemes. By
+    default it is an own one, which starts when it is first needed.
     """
 
     hosts: tuple[str, ...] = ()
     measures_memory = False
 
     def __init__(
-        self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None, file: Path | None = None
+        self,
+        choice: VoiceChoice = VoiceChoice.AUTO,
+        *,
+        default_voice: str | None = None,
+        file: Path | None = None,
+        reader: VoiceProcess | None = None,
     ) -> None:
         self.name = "synthesis"
         self.model = choice.value
@@ -116,6 +132,9 @@ class VoiceProcess:
         self._choice = choice
         self._default_voice = default_voice
         self._file = file
+        self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
+        self._reader = reader or self._own_reader
+        self._starting = asyncio.Lock()
         self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
@@ -127,6 +146,16 @@ class VoiceProcess:
         self._watchdog: asyncio.TimerHandle | None = None
         self._deaths = 0
         self._backoff = Backoff()
+
+    @property
+    def kind(self) -> VoiceChoice:
+        """The kind of synthesiser."""
+        return VoiceChoice.ESPEAK if self._choice is VoiceChoice.AUTO else self._choice
+
+    @property
+    def reader(self) -> VoiceProcess | None:
+        """The process that reads other languages than English for this one; None if it reads all that it speaks."""
+        return self._reader
 
     @property
     def state(self) -> EngineState:
@@ -143,6 +172,7 @@ class VoiceProcess:
             voices=voices,
             voice_aliases=self.aliases,
             voice_languages=self.languages,
+            speech_languages=frozenset(map(primary, self.languages.values())),
             speed=bool(voices),
             lexicon=bool(voices),
             sampling=frozenset({"max_tokens", "stop"}),
@@ -154,7 +184,7 @@ class VoiceProcess:
         """The names of the voices, the default first; empty if there is no voice."""
         if self.facts is None:
             return ()
-        default = self.facts.voices[0] if self._default_voice is None else self._named(self._default_voice)
+        default = self.facts.voices[0] if self._default_voice is None else self.named(self._default_voice)
         return (default, *(voice for voice in self.facts.voices if voice != default))
 
     @property
@@ -166,10 +196,12 @@ class VoiceProcess:
     def aliases(self) -> Mapping[str, str]:
         """The first voice of each language, by the language with its region ("en-us") and without ("en")."""
         first = {language: voice for voice, language in reversed(list(self.languages.items()))}
-        wider = {language.partition("-")[0]: voice for language, voice in first.items()}
-        return {**wider, **first}
+        wider = {primary(language): voice for language, voice in first.items()}
+        # French is that of France.
+        own = {language[:2]: voice for language, voice in first.items() if language == f"{language[:2]}-{language[:2]}"}
+        return {**wider, **own, **first}
 
-    def _named(self, voice: str) -> str:
+    def named(self, voice: str) -> str:
         """Return the name of ``voice``, which may be given by its language."""
         return voice if voice in self.languages else self.aliases.get(voice, voice)
 
@@ -195,7 +227,15 @@ class VoiceProcess:
         return (f"voice: {self.facts.synthesiser}{name} ({self.facts.source}{pace})",)
 
     async def start(self) -> None:
-        """Find a synthesiser and start its worker. Raises EngineFailed if there is none and ``choice`` is not AUTO."""
+        """Find a synthesiser and start its worker. Idempotent.
+
+        Raises EngineFailed if there is none and ``choice`` is not AUTO.
+        """
+        async with self._starting:
+            if self._keeper is None:
+                await self._start()
+
+    async def _start(self) -> None:
         if self._choice is VoiceChoice.NONE:
             self.reason = "switched off"
             return
@@ -233,12 +273,20 @@ class VoiceProcess:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
         await self._end()
+        if self._own_reader is not None:
+            await self._own_reader.stop()
         self.facts = None
         self._fail_all("the engine has stopped")
 
+    def voice_for(self, request: GenerationRequest) -> str:
+        """Return the name of the voice that speaks a request. Raises InvalidValue if it names none of these."""
+        voice = self.voices[0] if request.voice is None else self.check(request.voice)
+        language = request.speech_language
+        return voice if language in (None, primary(self.languages[voice])) else self.aliases.get(language or "", voice)
+
     def check(self, voice: str) -> str:
         """Return the name of ``voice``. Raises InvalidValue if there is no such voice."""
-        name = self._named(voice)
+        name = self.named(voice)
         if name not in self.languages:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
         return name
@@ -248,14 +296,17 @@ class VoiceProcess:
         if self.facts is None:
             (reason,) = self.describe()
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
-        voice = self.voices[0] if request.voice is None else self.check(request.voice)
+        voice = self.voice_for(request)
+        language = self.languages[voice]
+        if primary(language) != "en":
+            await asyncio.to_thread(rules_of, language)  # which loads them the first time
         await clause_by_clause(
             request,
             text,
             out,
             lambda clause: self.say(clause, voice=voice, speed=request.speed),
-            language=self.languages[voice],
-            latin_only=self.facts.latin_only,
+            language=language,
+            latin_only=self.facts.latin_only and primary(language) == "en",
             tells_words=True,
             slow=self.facts.pace > 0,
         )
@@ -274,8 +325,34 @@ class VoiceProcess:
             raise EngineFailed("the voice worker does not start")
         chosen = self.voices[0] if voice is None else self.check(voice)
         # Half of a surrogate pair, which a model may write, cannot be sent.
-        job = _Job(Speak(self._next_number, chosen, speed, text.encode(errors="replace").decode()))
-        self._next_number = self._next_number % 0xFFFF_FFFF + 1
+        text = text.encode(errors="replace").decode()
+        words = await self._read(text, self.languages[chosen])
+        job = _Job(Speak(self._new_number(), chosen, speed, text, words))
+        async with aclosing(self._outputs(job)) as outputs:
+            async for spoken in outputs:
+                yield spoken
+
+    async def pronounced(self, text: str, voice: str) -> list[PronouncedWord]:
+        """Return the words of a text as a voice of espeak-ng pronounces them. Raises as ``say``."""
+        await self.start()
+        job = _Job(Pronounce(self._new_number(), self.check(voice), text))
+        async with aclosing(self._outputs(job)) as outputs:
+            async for _ in outputs:
+                pass
+        return job.pronounced
+
+    async def _read(self, text: str, language: str) -> list[PronouncedWord]:
+        """Return the words of a text whose language the synthesiser cannot read itself."""
+        if self._reader is None or primary(language) == "en":
+            return []
+        return await self._reader.pronounced(text, language)
+
+    def _new_number(self) -> int:
+        number, self._next_number = self._next_number, self._next_number % 0xFFFF_FFFF + 1
+        return number
+
+    async def _outputs(self, job: _Job) -> AsyncGenerator[AudioOutput, None]:
+        """Yield the outputs of a job once its turn has come; withdraw it if the caller stops early."""
         self._waiting.append(job)
         self._give_next()
         try:
@@ -348,9 +425,12 @@ class VoiceProcess:
 
     async def _launch(self) -> VoiceFacts:
         """Start a worker, and return its description of the synthesiser. Raises NoVoice or EngineFailed."""
-        file = () if self._file is None else (str(self._file),)
+        files = [] if self._file is None else [self._file]
+        if self._choice is VoiceChoice.KOKORO and (more := await asyncio.to_thread(_more_voices)) is not None:
+            files.append(more)
         try:
-            child = await Child.start("the voice worker", WORKER_MODULE, self._choice.value, *file, kinds=FromWorker)
+            arguments = (self._choice.value, *map(str, files))
+            child = await Child.start("the voice worker", WORKER_MODULE, *arguments, kinds=FromWorker)
         except OSError as error:
             raise EngineFailed("the voice worker does not start") from error
         self._child = child
@@ -383,6 +463,8 @@ class VoiceProcess:
                 job.take_audio(samples_from_bytes(body, SampleLayout.S16), sample_rate)
             case SpokenWords(_, words):
                 job.take_words(words)
+            case Pronounced(_, told):
+                job.pronounced = told
             case Done(_, failure):
                 self._current = None
                 self._watch()
@@ -423,6 +505,16 @@ def kokoro_folder(folder: Path | None = None) -> Path:
     if found is None:
         raise NoVoice(f"its weights are not on this machine: {fetch_command('kokoro')}")
     return found
+
+
+def _more_voices() -> Path | None:
+    """Return the folder of Kokoro's voices of other languages; None without it, or without espeak-ng to read."""
+    return fetched_folder("kokoro-languages") if espeak_is_here() else None
+
+
+def espeak_is_here() -> bool:
+    """Whether espeak-ng is installed. Loads nothing of it; blocks."""
+    return find_spec("espeakng_loader") is not None or ctypes.util.find_library("espeak-ng") is not None
 
 
 def _check_packages(extra: str, *packages: str) -> None:

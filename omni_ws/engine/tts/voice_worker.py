@@ -1,4 +1,4 @@
-"""The voice worker, the process that speaks: ``python -m …voice_worker espeak``, ``hibari FILE`` or ``kokoro FOLDER``.
+"""The voice worker, the process that speaks: ``python -m …voice_worker espeak``, ``hibari FILE``, ``kokoro FOLDER …``.
 
 It is a separate process because the synthesisers keep global state, may crash, and one of them is GPLv3.
 """
@@ -16,6 +16,8 @@ from omni_ws.engine.tts.synthesiser import (
     Cancel,
     Done,
     NoVoice,
+    Pronounce,
+    Pronounced,
     Speak,
     SpokenPcm,
     SpokenWord,
@@ -40,16 +42,24 @@ class _Worker:
         self._synthesiser = synthesiser
         while True:
             asked, _ = self.link.receive()
-            assert isinstance(asked, Speak)
+            assert isinstance(asked, Speak | Pronounce)
             self._job = asked.job
             try:
                 if asked.job != self._cancelled:
-                    synthesiser.speak(asked.text, asked.voice, self, speed=asked.speed)
+                    self._do(asked, synthesiser)
                 failure = ""
             except Exception:  # whose text is for the log of the server, where this goes
                 traceback.print_exc()
                 failure = "the synthesiser broke on this text"
             self.link.send(Done(asked.job, failure))
+
+    def _do(self, asked: Speak | Pronounce, synthesiser: Synthesiser) -> None:
+        if isinstance(asked, Pronounce):
+            assert isinstance(synthesiser, Espeak)
+            self.link.send(Pronounced(asked.job, synthesiser.pronounced(asked.text, asked.voice)))
+        else:
+            words = asked.pronounced
+            synthesiser.speak(asked.text, asked.voice, self, speed=asked.speed, pronounced=words)
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
         if self._job == self._cancelled:
@@ -69,18 +79,18 @@ class _Worker:
         return False
 
 
-def _synthesiser(name: str, file: str | None) -> Synthesiser:
-    """Return the neural voice ``name`` if there is a ``file`` for it, or else espeak-ng. Raises NoVoice."""
-    if file is None:
+def _synthesiser(name: str, *files: str) -> Synthesiser:
+    """Return the neural voice ``name`` if there are ``files`` for it, or else espeak-ng. Raises NoVoice."""
+    if not files:
         return Espeak()
     # What these need takes a second to import, for which no other voice should wait.
     if name == "kokoro":
         from omni_ws.engine.tts.kokoro import Kokoro
 
-        return Kokoro(Path(file))
+        return Kokoro(*map(Path, files))
     from omni_ws.engine.tts.hibari import Hibari
 
-    return Hibari(Path(file))
+    return Hibari(Path(files[0]))
 
 
 def main() -> None:
@@ -88,7 +98,7 @@ def main() -> None:
     share_heaps(1)
     worker = _Worker()
     try:
-        synthesiser = _synthesiser(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None)
+        synthesiser = _synthesiser(*sys.argv[1:])
     except NoVoice as reason:
         worker.link.send(VoiceReady(None, str(reason)))
         return

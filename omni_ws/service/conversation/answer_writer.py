@@ -508,6 +508,7 @@ def late_transcript(request: Request, *, sequencer: OutputSequencer) -> OutputCh
         text="".join(transcript.text for transcript in unsent),
         start_ms=next((transcript.start_ms for transcript in unsent), None),
         words=tuple(word for transcript in unsent for word in transcript.words),
+        hearing=next((one.hearing for one in reversed(unsent) if one.hearing is not None), None),
         late=True,
         failed=request.words is WordsKnown.NEVER,
         turn_id=request.turn_id,

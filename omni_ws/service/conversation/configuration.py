@@ -36,6 +36,7 @@ from omni_ws.wire.session_config import (
     effective,
     merge,
     spoken_language,
+    spoken_languages,
     start_policy,
 )
 
@@ -360,14 +361,16 @@ def _check_words(config: SessionConfig, capabilities: EngineCapabilities) -> Non
 
 
 def _check_language(audio: InputAudioConfig, known: frozenset[str]) -> None:
-    language = spoken_language(audio)
-    if language is not None and language not in known:
-        name = language_name(language)
-        called = repr(language) if name == language else f"{language!r} ({name})"
-        raise UnsupportedParameter(
-            f"language {called} is not supported by this engine; supported: {', '.join(sorted(known)) or 'none'}",
-            param="input_audio.language",
-        )
+    named = spoken_language(audio)
+    wanted = {"language": {named} if named is not None else set(), "languages": spoken_languages(audio)}
+    for name, languages in wanted.items():
+        for language in sorted(languages - known):
+            english = language_name(language)
+            called = repr(language) if english == language else f"{language!r} ({english})"
+            raise UnsupportedParameter(
+                f"language {called} is not supported by this engine; supported: {', '.join(sorted(known)) or 'none'}",
+                param=f"input_audio.{name}",
+            )
 
 
 def _check_stops(stop: str | list[str] | None) -> None:

@@ -82,6 +82,8 @@ class HeldAnswer:
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
         """Return whether the turn so far is a mere acknowledgement; if it is and is settled, keep the transcript."""
+        if transcript.hearing is not None and transcript.hearing.code not in (None, "en"):
+            return False  # the list of acknowledgements is English
         said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])
         if not is_acknowledgement(said) or self.request.asks:
             return False

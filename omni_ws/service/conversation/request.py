@@ -37,6 +37,7 @@ from omni_ws.engine.base import (
     AnswerOptions,
     Cut,
     GenerationRequest,
+    HeardLanguage,
     TranscriptOutput,
     UsageMeter,
 )
@@ -48,7 +49,7 @@ from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.mere_acknowledgements import asks
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
-from omni_ws.wire.session_config import SessionConfig, expected_text, outline, spoken_language
+from omni_ws.wire.session_config import SessionConfig, expected_text, outline, spoken_language, spoken_languages
 
 log = logging.getLogger(__name__)
 
@@ -552,7 +553,8 @@ class Request:
             self.interim = transcript
             return
         self.interim = None
-        self.entry.hear(transcript.text)
+        found = None if transcript.hearing is None else transcript.hearing.code
+        self.ledger.hear(self.entry, transcript.text, language=found or spoken_language(self.config.input_audio))
         self.unsent.append(transcript)
 
     def settle(self) -> None:
@@ -728,6 +730,7 @@ class Request:
         """Return the request as the engine gets it; the user's message begins with ``earlier``."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
+        language = spoken_language(config.input_audio)
         return GenerationRequest(
             request_id=self.request_id,
             task=config.task,
@@ -736,7 +739,9 @@ class Request:
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
             remembered=self.conversation is not None and self.entry.answer_kept,
-            language=spoken_language(config.input_audio),
+            language=language,
+            languages=spoken_languages(config.input_audio),
+            heard_language=HeardLanguage(language or self.ledger.language),
             expected=expected_text(config.input_audio),
             voice=config.voice,
             speed=config.speed,

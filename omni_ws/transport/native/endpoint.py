@@ -246,6 +246,8 @@ class StreamingInput(SessionFrontEnd):
                 tasks=sorted(capabilities.tasks - ({Task.CHAT} if capabilities.chat_refusal else set())),
                 voices=list(capabilities.voices),
                 voice_languages=dict(capabilities.voice_languages) or UNSET,
+                languages=sorted(capabilities.languages) or UNSET,
+                speech_languages=sorted(capabilities.speech_languages) or UNSET,
                 speed=capabilities.speed,
                 sampling=sorted(capabilities.sampling),
                 sampling_no_ops=sorted(capabilities.sampling_no_ops),

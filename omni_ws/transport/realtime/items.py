@@ -294,6 +294,8 @@ class Turn:
     transcribed: bool = False
     #: The settled pieces of the transcript, each with the white space before it.
     transcript: list[str] = field(default_factory=list)
+    #: The language of the latest piece (RFC 5646), if it was detected.
+    language: str | None = None
 
     @property
     def text(self) -> str:
@@ -302,6 +304,11 @@ class Turn:
     def start(self) -> None:
         """Note that the engine has begun to work on the request."""
         self.started = True
+
+    def hear(self, text: str, *, language: str | None) -> None:
+        """Add a settled piece of the transcript."""
+        self.transcript.append(text)
+        self.language = language or self.language
 
     def end(self, at_ms: int) -> None:
         """Note when the speech ended, in ms of the input."""
@@ -335,6 +342,7 @@ class SavedTurn(Struct, kw_only=True):
     started: bool
     transcribed: bool
     transcript: list[str]
+    language: str | None = None
 
     @classmethod
     def of(cls, turn: Turn, items: Numbered[Item]) -> SavedTurn:

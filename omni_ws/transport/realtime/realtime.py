@@ -484,7 +484,7 @@ class RealtimeDialect:
         if turn is None:
             return
         if chunk.text:
-            yield from self._transcript(turn, chunk.text)
+            yield from self._transcript(turn, chunk)
         yield from self._transcribed(turn, failed=chunk.failed)
         if not turn.answered:
             self._wait_for_response(turn, chunk.request_id)
@@ -496,8 +496,9 @@ class RealtimeDialect:
         if turn.committed:
             self._items.heard(turn.item, turn.text)
 
-    def _transcript(self, turn: Turn, text: str) -> Iterator[Event]:
-        turn.transcript.append(text)
+    def _transcript(self, turn: Turn, chunk: OutputChunk) -> Iterator[Event]:
+        text = chunk.text
+        turn.hear(text, language=None if chunk.hearing is None else chunk.hearing.code)
         if self._session.wants_transcripts and text and not turn.cleared:
             yield _transcription(turn, "delta", delta=text)
 
@@ -517,7 +518,8 @@ class RealtimeDialect:
         else:
             seconds = max(0, turn.end_ms - turn.start_ms) / 1000
             usage = {"type": "duration", "seconds": seconds}
-            yield _transcription(turn, "completed", transcript=turn.text, usage=usage)
+            told = {} if turn.language is None else {"language": turn.language}
+            yield _transcription(turn, "completed", transcript=turn.text, usage=usage, **told)
 
     # items
 
@@ -707,7 +709,7 @@ class RealtimeDialect:
         turn = self._turns.get(request_id)
         if chunk.modality is OutputModality.TRANSCRIPT:
             if turn is not None and not chunk.interim:
-                yield from self._transcript(turn, chunk.text)
+                yield from self._transcript(turn, chunk)
             return
         if turn is not None:
             if not turn.answered:

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import answered, audio, collect, open_input, request_of
 from support.patience import PATIENCE_SEC
-from support.speech_clips import clip_bytes
+from support.speech_clips import clip_bytes, silence
 from support.until import until
 
 from omni_ws.audio.pcm import Samples
@@ -23,7 +23,8 @@ from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import RecognitionCost, WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import WhisperTranscript
-from omni_ws.errors import EngineOverloaded
+from omni_ws.engine.base import HeardLanguage
+from omni_ws.errors import EngineFailed, EngineOverloaded
 
 SPEECH = clip_bytes("librivox_ss_0870")
 
@@ -32,6 +33,7 @@ class TimedModel:
     """Takes a tenth of the length of the audio, on a clock that nothing else moves, and tells what it was asked."""
 
     languages = frozenset({"de", "en"})
+    multilingual = True
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,6 +42,9 @@ class TimedModel:
         #: Words of a text that repeats itself, which have times also where none are asked for.
         self.repeated: tuple[Word, ...] = ()
         self.expected: list[list[int]] = []
+        #: The languages among which it was to detect one, and the one before; and the one that it finds.
+        self.detected: list[tuple[frozenset[str], str | None]] = []
+        self.finds: str | None = None
         #: The beam, the length in seconds and the language of what has begun.
         self.begun: list[tuple[int, float, str | None]] = []
         #: Held back while it is not set.
@@ -50,15 +55,24 @@ class TimedModel:
         return [len(text)]
 
     def transcribe(
-        self, audio: Samples, *, beam: int, words: bool, language: str | None, expected: Sequence[int]
+        self,
+        audio: Samples,
+        *,
+        beam: int,
+        words: bool,
+        language: str | None,
+        among: frozenset[str],
+        before: str | None,
+        expected: Sequence[int],
     ) -> WhisperTranscript:
         seconds = len(audio) / SAMPLE_RATE
+        self.detected.append((among, before))
         self.expected.append(list(expected))
         self.begun.append((beam, seconds, language))
         assert self.goes_on.wait(PATIENCE_SEC)
         self.now += self.pace * seconds
         found = (Word("words", 10, 20),) if words else ()
-        return WhisperTranscript(self.text, self.repeated or found, self.no_speech, self.score)
+        return WhisperTranscript(self.text, self.repeated or found, self.no_speech, self.score, language=self.finds)
 
     @property
     def beams(self) -> list[int]:
@@ -203,8 +217,63 @@ def test_a_request_may_name_what_is_to_be_expected(recogniser: WhisperRecogniser
     expecting._interim(pcm(1))
     recogniser.transcribe(pcm(1)).result(PATIENCE_SEC)
     assert model.expected == [[8], [8], []]
-    assert recogniser.transcriber(request_of(open_input())) is recogniser
     assert recogniser.capabilities.keywords
+
+
+def test_an_english_model_has_no_copy_for_each_request(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    model.multilingual = False
+    assert recogniser.transcriber(request_of(open_input(), languages=frozenset({"en"}))) is recogniser
+
+
+def test_a_request_may_limit_the_detection(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    model.detected.clear()
+    heard = HeardLanguage("de")
+    request = request_of(open_input(), languages=frozenset({"de"}), heard_language=heard)
+    transcriber = recogniser.transcriber(request)
+    transcriber.transcribe(pcm(1)).result(PATIENCE_SEC)
+    heard.code = "en"  # as an utterance has told meanwhile
+    transcriber.transcribe(pcm(1)).result(PATIENCE_SEC)
+    assert model.detected == [({"de"}, "de"), ({"de"}, "en")]
+
+
+def test_the_operator_may_limit_the_detection(model: TimedModel) -> None:
+    load: Any = lambda: model  # noqa: E731
+    recogniser = WhisperRecogniser(workers=1, languages=["de"], load=load, clock=lambda: model.now)
+    recogniser.load()
+    model.detected.clear()
+    recogniser.transcriber(request_of(open_input())).transcribe(pcm(1)).result(PATIENCE_SEC)
+    assert model.detected == [({"de"}, None)]
+    assert recogniser.capabilities.languages == {"de"}
+    assert recogniser.describe()[0].startswith("languages: German;")
+    recogniser.close()
+
+
+@pytest.mark.parametrize("multilingual", [True, False])
+def test_a_language_that_the_model_does_not_hear_is_refused(model: TimedModel, multilingual: bool) -> None:
+    model.multilingual = multilingual
+    load: Any = lambda: model  # noqa: E731
+    recogniser = WhisperRecogniser(workers=1, languages=["de", "es"], load=load)
+    with pytest.raises(EngineFailed, match="does not hear spanish") as refused:
+        recogniser.load()
+    assert ("--asr whisper:base" in str(refused.value)) is not multilingual
+    recogniser.close()
+
+
+async def test_the_language_of_an_utterance_is_kept_for_the_next(model: TimedModel) -> None:
+    recogniser = timed(model)
+    engine = RecogniserEngine(recogniser, clock=lambda: model.now)
+    await engine.start()
+    model.detected.clear()
+    model.finds = "de"
+    heard = HeardLanguage()
+    twice = SPEECH + silence(1) + SPEECH
+    try:
+        answer = await answered(engine, *audio(twice), task=Task.TRANSCRIBE, heard_language=heard)
+    finally:
+        await engine.stop()
+    settled = [one.hearing for one in answer.transcripts if not one.interim]
+    assert [one.code for one in settled if one is not None] == ["de", "de"]
+    assert (model.detected[0][1], model.detected[-1][1], heard.code, heard.before) == (None, "de", "de", None)
 
 
 def test_the_start_and_the_work_measure_what_it_costs(recogniser: WhisperRecogniser, model: TimedModel) -> None:

@@ -277,7 +277,7 @@ async def test_other_tasks_run_while_a_long_text_is_made_speakable(length: int) 
 
     async with asyncio.TaskGroup() as group:
         running, seen, held = group.create_task(other()), 0, 0
-        async for pieces in _spoken_pieces(source(), SpeakableText("en")):
+        async for pieces in _spoken_pieces("", source(), SpeakableText("en")):
             held = sum(len(piece.written) for piece in pieces) + (held if turns == seen else 0)
             most, seen = max(most, held), turns
         running.cancel()

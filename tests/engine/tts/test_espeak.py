@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from omni_ws.engine.tts.espeak import WordTimes
+from omni_ws.engine.tts.espeak import Espeak, WordTimes
 
 Event = tuple[str, int] | tuple[str, int, int]
 
@@ -74,3 +74,15 @@ def test_what_is_not_heard_has_no_time() -> None:
     events: list[Event] = [("begins", 0, 50), ("pauses", 50), ("begins", 2, 400), ("sounds", 400), ("ends", 500)]
     assert words_of("* a", events) == [("a", 400, 500)]
     assert words_of("a", [("sounds", 0), ("pauses", 10), ("ends", 20)]) == []
+
+
+def test_words_are_pronounced_at_their_places() -> None:
+    pytest.importorskip("espeakng_loader")
+    words = Espeak().pronounced("¿Qué tal, señor? Bien.", "Spanish (Spain)")
+    assert [(word.position, "".join(word.phonemes)) for word in words] == [
+        (1, "kˈe"),
+        (5, "tˈal"),
+        (10, "seɲˈoɾ"),
+        (17, "bjˈen"),
+    ]
+    assert Espeak().pronounced("", "Spanish (Spain)") == []

@@ -44,6 +44,7 @@ LONG = "Plants use sunlight to turn water and carbon dioxide into sugar, and the
 def voice() -> VoiceProcess:
     """The voice of the server."""
     fetched("kokoro")
+    fetched("kokoro-languages")
     return VoiceProcess(VoiceChoice.KOKORO, default_voice="en-gb")
 
 
@@ -80,9 +81,9 @@ async def test_the_voices_are_told_and_others_refused(server: LiveServer) -> Non
         assert created.parts.tts is not None
         assert (created.parts.tts.name, created.parts.tts.model) == ("kokoro", "bf_emma")
         voices = created.capabilities.voices
-    assert (voices[0], len(voices)) == ("bf_emma", 28)
-    assert {voice[:2] for voice in voices} == {"af", "am", "bf", "bm"}
-    refused = await post(server.port, "/v1/audio/speech", {"input": "Hello.", "voice": "ff_siwis"})
+    assert (voices[0], len(voices)) == ("bf_emma", 41)
+    assert {voice[0] for voice in voices} == set("abefhip")
+    refused = await post(server.port, "/v1/audio/speech", {"input": "Hello.", "voice": "jf_alpha"})
     assert (refused.status, refused.error["param"]) == (400, "voice")
     assert "am_michael" in refused.error["message"]
 
@@ -105,6 +106,23 @@ async def test_times_of_words_reach_the_client(server: LiveServer) -> None:
     loudness = [float(np.sqrt(np.mean(samples[word.start_ms * 24 : word.end_ms * 24] ** 2))) for word in words]
     assert min(loudness) > 0.01
     assert words[-1].end_ms <= len(samples) / 24
+
+
+@pytest.mark.slow
+async def test_a_voice_of_another_language_reads_it(server: LiveServer, voice: VoiceProcess) -> None:
+    """By the process that reads for it, which starts when it is first needed."""
+    reader = voice.reader
+    assert reader is not None
+    said = await post(server.port, "/v1/audio/speech", {"input": "नमस्ते।", "voice": "hi", "response_format": "pcm"})
+    assert said.status == 200
+    assert np.abs(np.frombuffer(said.body, "<i2")).max() > 1000
+    assert reader.worker_pid not in (None, voice.worker_pid)
+
+
+@pytest.mark.slow
+async def test_voices_of_other_languages_need_espeak(voice: VoiceProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_process, "espeak_is_here", lambda: False)
+    assert voice_process._more_voices() is None
 
 
 @pytest.mark.slow

@@ -1,0 +1,470 @@
+"""Converts Spanish, French, Italian, Portuguese and German text to words: numbers, dates, times, money, units, signs.
+
+The words of numbers are those of Unicode's CLDR, which the package unicode-rbnf carries; the names of months, units and
+currencies, and what else each language has of its own, are in a table beside this module (``es.toml`` …). A language
+without a table, or a server without the package, has no rules: what is written goes to the voice as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module, resources
+from importlib.util import find_spec
+from typing import Any, Final, Protocol
+
+#: The languages with rules of their own here (RFC 5646); English has a module of its own.
+LANGUAGES: Final = ("de", "es", "fr", "it", "pt")
+#: The digits of a longer number are read one by one: it is no quantity.
+_MAX_DIGITS: Final = 15
+_KEPT_NUMBERS: Final = 4096
+
+#: Whole numbers and decimals, with a point, an apostrophe or a space between thousands, or as in English.
+_NUMBER: Final = (
+    r"(?:\d{1,3}(?:[.’'\u00a0\u202f ]\d{3})+(?!\d)(?:,\d+)?|\d{1,3}(?:,\d{3})+\.\d+|\d{1,3}(?:,\d{3}){2,}(?!\d)"
+    r"|\d+(?:[.,]\d+)?)"
+)
+_AT_ENDS: Final = frozenset(("etc.", "usw.", "ecc."))
+_BEGIN: Final = r"(?<![\w.,])"
+_END: Final = r"(?![\w])"
+_THOUSANDS: Final = re.compile(r"\d{1,3}(?:\.\d{3})+|\d{1,3}(?:,\d{3}){2,}")
+_ISO_DATE: Final = re.compile(rf"{_BEGIN}(?P<year>\d{{4}})-(?P<month>\d{{1,2}})-(?P<day>\d{{1,2}}){_END}")
+_DATE: Final = re.compile(
+    rf"{_BEGIN}(?P<day>\d{{1,2}})(?P<mark>[./-])(?P<month>\d{{1,2}})(?P=mark)(?P<year>\d{{4}}|\d\d){_END}"
+)
+_DAY_AND_MONTH: Final = re.compile(rf"{_BEGIN}(?P<day>\d{{1,2}})/(?P<month>0\d|1[0-2])(?![\w/])")
+_TELEPHONE: Final = re.compile(r"(?<![\w+])\+\d[\d ()/.\-]{5,30}\d(?!\w)")
+_RANGE: Final = re.compile(rf"{_BEGIN}({_NUMBER}) ?([–—-]) ?(?=({_NUMBER}))")
+_FRACTION: Final = re.compile(rf"{_BEGIN}(\d{{1,2}})[/⁄](\d{{1,2}})(?![\w/])")
+_VULGAR: Final[Mapping[str, str]] = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4"}
+_ADDRESS: Final = re.compile(r"[\w.+-]*@?(?:[A-Za-z][\w-]*\.)+[a-z]{2,}(?!\w)")
+#: The ends of addresses without "@"; other words with a point inside are left alone.
+_TOP_LEVEL: Final = frozenset(
+    ("com", "org", "net", "edu", "info", "io", "eu", "de", "at", "ch", "es", "mx", "ar", "fr", "be", "it", "pt", "br")
+)
+_SIGN: Final = re.compile(rf"(?<![\w.,)%°])([-−+±]) ?(?={_NUMBER})")
+_ORDINARY: Final = re.compile(r"[\"'“‘«(¿¡]*([^\W\d_]+(?:[’'-][^\W\d_]+)*)[.,;:!?…]*[\"'”’»)]*")
+_OPENING: Final = "\"'“‘„«(¿¡["
+_CLOSING: Final = ".,;:!?…\"'”’“»)]"
+#: Between two numbers these are operators; each language has its words.
+_BETWEEN: Final = re.compile(r"(?<=\d) ?([+×x*÷=<>≈±≤≥]|(?<= )[-−](?= )) ?(?=[-−+]?\d)")
+_DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?![\w.,])")
+
+
+class SpokenRules(Protocol):
+    """What a language says about how its text is read; the module ``english`` is one."""
+
+    def waits(self, token: str, before: str) -> bool:
+        """Whether the reading of ``token``, which follows ``before``, may depend on the next token."""
+        ...
+
+    def is_read_as_written(self, word: str, before: str) -> bool:
+        """Whether ``word`` is certainly read as written. A quick test: False means unknown."""
+        ...
+
+    def in_words(self, text: str, before: str) -> str:
+        """Return ``text``, a few words, in the words in which it is read; ``before`` are up to three words before."""
+        ...
+
+
+def primary(language: str) -> str:
+    """Return the primary subtag of a language (RFC 5646): "pt" of "pt-BR"."""
+    return language.partition("-")[0].lower()
+
+
+def has_rules(language: str) -> bool:
+    """Whether numbers and signs of a language are put into words here."""
+    return primary(language) == "en" or rules_of(language) is not None
+
+
+def rules_of(language: str) -> LanguageRules | None:
+    """Return the rules for a language (RFC 5646) of LANGUAGES; None for others, and without unicode-rbnf.
+
+    Loading a language takes some 15 ms the first time.
+    """
+    return _loaded(primary(language)) if primary(language) in LANGUAGES else None
+
+
+def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the words of a language whose full stop ends no sentence, in lower case; the second only before numbers.
+
+    Both are empty for a language without a table.
+    """
+    if primary(language) not in LANGUAGES:
+        return frozenset(), frozenset()
+    table = _table(primary(language))
+    words = (name for name in table["abbreviations"] if name.endswith("."))
+    usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
+    return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])
+
+
+@lru_cache
+def _loaded(language: str) -> LanguageRules | None:
+    if find_spec("unicode_rbnf") is None:
+        return None
+    return LanguageRules(_table(language), _engine(language))
+
+
+@lru_cache
+def _table(language: str) -> Mapping[str, Any]:
+    text = (resources.files("omni_ws.engine.spoken") / f"{language}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _engine(language: str) -> Any:
+    return import_module("unicode_rbnf").RbnfEngine.for_language(language)
+
+
+def _one_of(names: Iterable[str]) -> str:
+    """Return a regular expression that matches any of ``names``, preferring the longest."""
+    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+
+
+class LanguageRules:
+    """The SpokenRules of one language: its table, and the package's engine for its numbers.
+
+    Time is linear in the length of the text but for a small square term, so that callers limit its length. Not for
+    several threads at once.
+    """
+
+    def __init__(self, table: Mapping[str, Any], engine: Any) -> None:
+        self.table = table
+        #: What stands for what cannot be read aloud: pictures, code, a ticked box; yes and no in tables.
+        self.phrases: Mapping[str, str] = table["phrases"]
+        self._engine = engine
+        self._words = lru_cache(_KEPT_NUMBERS)(self._spelled)
+        self._kinds: Mapping[str, str] = table["numbers"]
+        self._months: Mapping[str, int] = {name: place for place, name in enumerate(table["months"], 1)}
+        self._months_by_word = {name.lower(): place for name, place in self._months.items()}
+        self._months_by_word |= table["short_months"]
+        self._units: Mapping[str, Sequence[str]] = table["units"]
+        self._currencies: Mapping[str, Sequence[str]] = table["currencies"]
+        self._abbreviations: Mapping[str, str] = table["abbreviations"]
+        self._signs: Mapping[str, str] = table["signs"]
+        self._feminine = re.compile(table["feminine"])
+        self._masculine = re.compile(table["masculine"])
+        self._not_nouns = frozenset(table["not_nouns"])
+        self._ordinal = re.compile(table["ordinal"]) if "ordinal" in table else None
+        self._dotted: Mapping[str, Any] = table.get("dotted_ordinals", {})
+        symbols = [name for name in self._currencies if not name.isalpha()]
+        magnitudes = [*table["magnitudes"], *table["magnitude_signs"]]
+        self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
+        magnitude = rf"(?: (?P<magnitude>{_one_of(magnitudes)})(?!\w))?"
+        amount = rf"(?P<number>{_NUMBER})"
+        self._rules: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
+            (_ADDRESS, self._address),
+            (re.compile(rf"(?<!\w)(?:{_one_of(self._abbreviations)})(?!\w)", re.IGNORECASE), self._abbreviation),
+            (re.compile(rf"(?<!\w)(?P<word>{_one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
+            (re.compile("[½⅓⅔¼¾]"), lambda found: f" {_VULGAR[found[0]]}"),
+            (_ISO_DATE, self._date),
+            (_DATE, self._date),
+            (re.compile(table["short_date"]) if "short_date" in table else _DAY_AND_MONTH, self._date),
+            (re.compile(table["time"], re.VERBOSE), self._time),
+            (_TELEPHONE, self._digits),
+            (re.compile(rf"{_BEGIN}{_NUMBER}(?=[.,;:!?)]* |$)"), self._long_digits),
+            (_BETWEEN, self._between),
+            (_SIGN, self._signed),
+            (re.compile(rf"{_BEGIN}(?P<sign>[-−]?)(?P<symbol>{_one_of(symbols)}) ?{amount}{magnitude}"), self._money),
+            (
+                re.compile(rf"{_BEGIN}{amount}{magnitude} ?(?P<symbol>{_one_of(self._currencies)})(?!\w)"),
+                self._money,
+            ),
+            (re.compile(rf"{_BEGIN}{amount}{magnitude}(?= (?:{table['of']}))"), self._magnitude),
+            (_RANGE, self._range),
+            (re.compile(rf"{_BEGIN}{amount} ?(?P<unit>{_one_of(self._units)})(?![\w/])"), self._unit),
+            (_FRACTION, self._fraction),
+            (re.compile(rf"{_BEGIN}{amount}(?= (?P<next>[^\W\d_]+)|)"), self._counted),
+            (re.compile(r"\d+"), self._plain),
+            (re.compile(rf"(?:{_one_of(self._signs)})"), lambda found: f" {self._signs[found[0]]} "),
+        )
+        firsts = {name.partition(" ")[0].lower() for name in self._abbreviations if " " in name}
+        self._waiting = frozenset((*firsts, *(name.lower() for name in (*symbols, *table["numbered"]))))
+        self._quick = frozenset(name.rstrip(".").lower() for name in (*self._abbreviations, *table["numbered"]))
+        self._after_numbers = frozenset((*self._units, *table["waits_after_numbers"]))
+
+    # What SpeakableText asks.
+
+    def waits(self, token: str, before: str) -> bool:
+        bare = token.lstrip(_OPENING)
+        if not bare:
+            return False
+        if bare[-1].isdigit() or bare in "-−+±×=÷<>≈–—":
+            return True
+        if self._dotted and bare[-1] == "." and bare[:-1].isdigit():
+            return True
+        if bare.lower() in self._waiting:
+            return True
+        if not before[-1:].isdigit():
+            return False
+        if bare == "de" and self.table["of_month"] == "de" and before.rpartition(" ")[2] in ("1", "01"):
+            return True
+        return bare.rstrip(".").lower() in self._magnitudes or bare in self._after_numbers
+
+    def is_read_as_written(self, word: str, before: str) -> bool:
+        found = _ORDINARY.fullmatch(word)
+        return found is not None and found[1].lower() not in self._quick
+
+    def in_words(self, text: str, before: str) -> str:
+        if self._dotted:
+            text = self._with_dotted_ordinals(text, before)
+        if self._ordinal is not None:
+            text = self._ordinal.sub(self._ordinal_word, text)
+        text = self._first_of_month(text)
+        self._before = before.rpartition(" ")[2].lower()
+        if self._before in self.table.get("time_after", ()):
+            text = _DOTTED_TIME.sub(r"\1:\2", text)
+        for pattern, read in self._rules:
+            text = pattern.sub(read, text)
+        return " ".join(text.split())
+
+    # Numbers.
+
+    def _spelled(self, number: int, kind: str) -> str:
+        """Return a number in words by one of CLDR's sets of rules; its places for hyphens are for print."""
+        text: str = self._engine.format_number(number, ruleset_names=[kind]).text_by_ruleset[kind]
+        return text.replace("\u00ad", "")
+
+    def cardinal(self, number: int, kind: str = "numbering") -> str:
+        """Return a number in words: ``numbering`` alone, ``masculine`` or ``feminine`` before such a noun."""
+        if number != 1 and "only_one_agrees" in self.table:
+            kind = "numbering"
+        return self._words(number, self._kinds[kind])
+
+    def _year(self, number: int) -> str:
+        return self._words(number, self._kinds["year"])
+
+    def _amount(self, written: str, kind: str = "numbering") -> tuple[str, float]:
+        """Return a written number in words, and its value."""
+        whole, decimals = _parts(written)
+        if len(whole) > _MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
+            return self._one_by_one(whole + decimals), 2.0
+        value = float(f"{whole}.{decimals or 0}")
+        if decimals:
+            return f"{self.cardinal(int(whole))} {self.table['point']} {self._decimals(decimals)}", value
+        if len(written) == 4 and "years" in self.table and _is_between(int(whole), self.table["years"]):
+            return self._year(int(whole)), value
+        return self.cardinal(int(whole), kind), value
+
+    def _decimals(self, digits: str) -> str:
+        if self.table["decimals_as_number"] and len(digits) == 2 and digits[0] != "0":
+            return self.cardinal(int(digits))
+        return self._one_by_one(digits)
+
+    def _one_by_one(self, digits: str) -> str:
+        return " ".join(self.cardinal(int(digit)) for digit in digits if digit.isdigit())
+
+    def _form(self, forms: Sequence[str], value: float) -> str:
+        """Return the singular or the plural of a noun."""
+        single = value < 2 if self.table["singular_below_two"] else value == 1
+        return forms[0] if single else forms[1]
+
+    def _kind_before(self, noun: str) -> str:
+        """Return the form of a number before a noun: by the end of the noun."""
+        word = noun.lower()
+        if word in self._not_nouns or (self.table["nouns_are_capital"] and not noun[:1].isupper()):
+            return "numbering"
+        if self._feminine.search(word) and not self._masculine.search(word):
+            return "feminine"
+        return "masculine"
+
+    def _counted(self, found: re.Match[str]) -> str:
+        noun = found["next"]
+        kind = "numbering" if noun is None or self._is_named(found) else self._kind_before(noun)
+        return self._amount(found["number"], kind)[0]
+
+    def _is_named(self, found: re.Match[str]) -> bool:
+        """Whether the number is a name, such as a day of a month, after an article of its own: "el 21 ganó"."""
+        before = found.string[: found.start()].split()
+        return (before[-1].lower() if before else self._before) in self.table["names_after"]
+
+    def _plain(self, found: re.Match[str]) -> str:
+        """Read digits that are a part of a word, such as A4: apart from its letters."""
+        text = found.string
+        left = " " if found.start() and text[found.start() - 1].isalnum() else ""
+        right = " " if found.end() < len(text) and text[found.end()].isalnum() else ""
+        return f"{left}{self._amount(found[0])[0]}{right}"
+
+    def _digits(self, found: re.Match[str]) -> str:
+        plus = self._signs["+"] if found[0].startswith("+") else ""
+        return f"{plus} {self._one_by_one(found[0])}".strip()
+
+    def _long_digits(self, found: re.Match[str]) -> str:
+        return self._one_by_one(found[0]) if found[0].isdigit() and len(found[0]) > _MAX_DIGITS else found[0]
+
+    def _signed(self, found: re.Match[str]) -> str:
+        return f"{self.table['signs_before'][found[1]]} "
+
+    def _between(self, found: re.Match[str]) -> str:
+        return f" {self.table['operators'][found[1]]} "
+
+    def _range(self, found: re.Match[str]) -> str:
+        first, last = (_parts(found[place])[0] for place in (1, 3))
+        if found[2] == "-" and (len(first) > 4 or len(last) > 4 or int(first) >= int(last)):
+            return f"{found[1]}, " if " " not in found[0] else found[0]
+        return f"{found[1]} {self.table['to']} "
+
+    def _fraction(self, found: re.Match[str]) -> str:
+        said: Mapping[str, str] = self.table["fractions"]
+        if (name := said.get(found[0].replace("⁄", "/"))) is not None:
+            return name
+        return f"{found[1]} {self.table['over']} {found[2]}"
+
+    # Ordinals.
+
+    def _ordinal_word(self, found: re.Match[str]) -> str:
+        kinds: Mapping[str, str] = self.table["ordinals"]
+        kind = next(kind for end, kind in kinds.items() if end in found["mark"].lower())
+        return self._words(int(found["number"]), kind)
+
+    def _with_dotted_ordinals(self, text: str, before: str) -> str:
+        """Read "3." as an ordinal where an article or a noun tells that it is one; its ending follows the article."""
+        words = text.split()
+        for place, word in enumerate(words):
+            digits = word.removesuffix(".")
+            if digits == word or not digits.isdigit() or len(digits) > 3:
+                continue
+            previous = (words[place - 1] if place else before.rpartition(" ")[2]).lower()
+            following = words[place + 1].strip(_CLOSING) if place + 1 < len(words) else ""
+            month = self._months_by_word.get(following.lower())
+            named = month is not None or following in self._dotted["nouns"]
+            if not named and not (previous in self._dotted["articles"] and following[:1].isupper()):
+                continue
+            kind = self._dotted["articles"].get(previous, self._dotted["alone" if month else "otherwise"])
+            words[place] = self._words(int(digits), kind)
+        return " ".join(words)
+
+    def _first_of_month(self, text: str) -> str:
+        """Read the first day of a month as the language does, if that is not as a number."""
+        if not (first := self.table["first_day"]):
+            return text
+        words = text.split()
+        for place, word in enumerate(words[:-1]):
+            following = words[place + 1 :]
+            if following[:1] == ["de"] and self.table["of_month"] == "de":
+                following = following[1:]
+            if word in ("1", "01") and following and following[0].strip(_CLOSING).lower() in self._months_by_word:
+                words[place] = first
+        return " ".join(words)
+
+    # Dates and times.
+
+    def _date(self, found: re.Match[str]) -> str:
+        parts = found.groupdict()
+        day, month, written = int(parts["day"]), int(parts["month"]), parts.get("year")
+        if not (1 <= day <= 31 and 1 <= month <= 12):
+            return found[0]
+        year = self._full_year(written) if written else ""
+        name = self.table["months"][month - 1]
+        before = found.string[: found.start()].split()
+        said = self._day(day, before[-1].lower() if before else self._before)
+        form: str = self.table["date" if year else "day_and_month"]
+        return form.format(day=said, month=name, year=year)
+
+    def _day(self, day: int, before: str) -> str:
+        if self._dotted:
+            kind = self._dotted["articles"].get(before, self._dotted["alone"])
+            return self._words(day, kind)
+        if day == 1 and self.table["first_day"]:
+            return str(self.table["first_day"])
+        return self.cardinal(day)
+
+    def _full_year(self, written: str) -> str:
+        number = int(written)
+        if len(written) == 2:
+            number += 2000 if number < 70 else 1900
+        in_pairs = "years" in self.table and _is_between(number, self.table["years"])
+        return self._year(number) if in_pairs else self.cardinal(number)
+
+    def _time(self, found: re.Match[str]) -> str:
+        hour, minute = int(found["hour"]), int(found["minute"])
+        if hour > 24 or minute > 59:
+            return found[0]
+        said = str(self.table["one_hour"]) if hour == 1 else self.cardinal(hour, self.table["hours"])
+        words = {"hour": said, "minute": self.cardinal(minute), "hours": self._form(self.table["hour_forms"], hour)}
+        return str(self.table["full_hour" if minute == 0 else "hour_and_minute"]).format(**words)
+
+    # Money and units.
+
+    def _money(self, found: re.Match[str]) -> str:
+        forms = self._currencies[found["symbol"]]
+        minus = f"{self.table['signs_before']['-']} " if found.groupdict().get("sign") else ""
+        if (magnitude := found["magnitude"]) is not None:
+            noun = self._magnitude_noun(magnitude, found["number"])
+            return f"{minus}{noun}{self._of(forms[1])}"
+        whole, decimals = _parts(found["number"])
+        if len(decimals) != 2 or len(forms) < 6 or len(whole) > _MAX_DIGITS:
+            said, value = self._amount(found["number"], forms[2])
+            return f"{minus}{said} {self._form(forms, value)}"
+        minor = int(decimals)
+        parts = []
+        if int(whole) or not minor:
+            parts.append(f"{self.cardinal(int(whole), forms[2])} {self._form(forms, int(whole))}")
+            if minor:
+                parts.append(self.table["and_cents"].format(self.cardinal(minor)))
+        else:
+            parts.append(f"{self.cardinal(minor, forms[5])} {self._form(forms[3:], minor)}")
+        return minus + " ".join(" ".join(parts).split())
+
+    def _magnitude(self, found: re.Match[str]) -> str:
+        magnitude = found["magnitude"]
+        return found[0] if magnitude is None else self._magnitude_noun(magnitude, found["number"])
+
+    def _magnitude_noun(self, magnitude: str, number: str) -> str:
+        forms = self.table["magnitude_signs"].get(magnitude)
+        noun = magnitude if forms is None else self._form(forms, 1 if number == "1" else 2)
+        return f"{self._amount(number, self._kind_before(noun))[0]} {noun}"
+
+    def _of(self, noun: str) -> str:
+        of = str(self.table["of_money"])
+        if of == "de" and self.table["elides"] and noun[0] in "aeiouyh":
+            return f" d'{noun}"
+        return f" {of} {noun}" if of else f" {noun}"
+
+    def _unit(self, found: re.Match[str]) -> str:
+        forms = self._units[found["unit"]]
+        said, value = self._amount(found["number"], forms[2] if len(forms) > 2 else "masculine")
+        return f"{said} {self._form(forms, value)}"
+
+    # Words and signs.
+
+    def _abbreviation(self, found: re.Match[str]) -> str:
+        said = self._abbreviations.get(found[0])
+        if said is None:
+            lowered = {name.lower(): words for name, words in self._abbreviations.items()}
+            said = lowered[found[0].lower()]
+        # "usw." usually ends a sentence where it is not followed by a comma.
+        ends = found[0].lower() in _AT_ENDS and found.end() == len(found.string)
+        return f"{said}." if ends else said
+
+    def _numbered(self, found: re.Match[str]) -> str:
+        return f"{self.table['numbered'][found['word']]} "
+
+    def _address(self, found: re.Match[str]) -> str:
+        address = found[0]
+        if "@" not in address and address.rpartition(".")[2] not in _TOP_LEVEL:
+            return address
+        named = {
+            "@": self._signs["@"],
+            ".": self.table["dot"],
+            "-": self.table["hyphen"],
+            "_": self.table["underscore"],
+        }
+        return "".join(f" {named[sign]} " if sign in named else sign for sign in address).strip()
+
+
+def _parts(written: str) -> tuple[str, str]:
+    """Return the digits of a number before and behind its decimal mark."""
+    number = re.sub(r"[’'\u00a0\u202f ]", "", written)
+    if "." in number and "," in number:
+        mark = max(number.rfind("."), number.rfind(","))
+        return re.sub(r"[.,]", "", number[:mark]), number[mark + 1 :]
+    if _THOUSANDS.fullmatch(number):
+        return re.sub(r"[.,]", "", number), ""
+    whole, _, decimals = number.replace(",", ".").partition(".")
+    return whole, decimals
+
+
+def _is_between(number: int, limits: Sequence[int]) -> bool:
+    return limits[0] <= number <= limits[1]
