@@ -326,7 +326,7 @@ async def test_settings_are_remembered_and_told() -> None:
 async def test_who_listens_answers_and_speaks_is_told() -> None:
     engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ToneEngine())
     async with live_server(engine) as server, demo_page() as demo:
-        server.app.sessions.advice = "There is a better one."
+        server.app.sessions.advise = lambda: "There is a better one."
         await demo.open(f"http://127.0.0.1:{server.port}/")
         assert await demo.page.locator("#who").inner_text() == "Heard by words, answered by retort, spoken by tone."
         await demo.page.get_by_role("button", name="words · retort · tone").click()
