@@ -145,7 +145,9 @@ class AutoLlm:
         return replace(self._llm.capabilities, extend=True, raw_prompts=True)
 
     def describe(self) -> tuple[str, ...]:
-        return (*self.advice, *(() if self._llm is None else self._llm.describe()))
+        # What is under way was said as it began, before all else.
+        lines = self._lines if self._growing is not None else self.advice
+        return (*lines, *(() if self._llm is None else self._llm.describe()))
 
     @property
     def advice(self) -> tuple[str, ...]:
