@@ -19,7 +19,7 @@ from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.engine.asr.whisper_model import DEFAULT_MODEL, PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
-from omni_ws.engine.llm.auto_llm import auto_llms
+from omni_ws.engine.llm.coming import growing_llms
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import fetched_file
@@ -150,4 +150,4 @@ def advice(engine: Engine, config: ServerConfig) -> str | None:
         return None
     if shortcomings := getattr(engine, "shortcomings", ()):
         return str(shortcomings[0])
-    return next((line for llm in auto_llms(engine) for line in llm.advice if llm.name == "rules"), None)
+    return next((line for llm in growing_llms(engine) for line in llm.advice), None)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final, Protocol
-
-from msgspec import Struct
 
 from omni_ws.core.chunks import InputMode, Modality
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.decoding import Chunks
+from omni_ws.engine.llm.coming import Coming, ComingState
 from omni_ws.engine.llm.rules_engine import is_plain
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import EngineFailed, OmniError, SessionConflict
@@ -30,27 +28,6 @@ _STOP_SEC: Final = 1.0
 #: The log tells the progress of a fetch at each tenth.
 _TOLD_PARTS: Final = 10
 _GB: Final = 1e9
-
-
-class ComingState(StrEnum):
-    """What becomes of the model that is to answer: it may be had, is fetched, is loaded, or could not be had."""
-
-    OFFERED = "offered"
-    FETCHING = "fetching"
-    LOADING = "loading"
-    FAILED = "failed"
-
-
-class Coming(Struct, frozen=True, omit_defaults=True):
-    """The model that is to answer instead of the rules. ``why`` is a line for people: what happens, or what to do."""
-
-    model: str
-    state: ComingState
-    why: str
-    bytes_done: int | None = None
-    bytes_total: int | None = None
-    #: Whether ``AutoLlm.fetch`` would begin with it.
-    can_begin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +122,16 @@ class AutoLlm:
         return replace(self._llm.capabilities, extend=True, raw_prompts=True)
 
     def describe(self) -> tuple[str, ...]:
+        if self._llm is not None:
+            return (*self._lines, *self._llm.describe())
         # What is under way was said as it began, before all else.
-        lines = self._lines if self._growing is not None else self.advice
-        return (*lines, *(() if self._llm is None else self._llm.describe()))
+        return self._lines if self._growing is not None else self.advice
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Lines about servers that were found and are not used, and about the model that is to come."""
+        if self._llm is not None:
+            return ()
         return (*self._lines, *(() if self._coming is None else (self._coming.why,)))
 
     # life
@@ -318,10 +298,3 @@ class AutoLlm:
             await self._rules.generate(request, out)
             return
         await llm.generate(request, out)
-
-
-def auto_llms(engine: Engine) -> Iterator[AutoLlm]:
-    """Yield the AutoLlm that ``engine`` is, or that is its LLM, if there is one."""
-    llm = getattr(engine, "llm_part", engine)
-    if isinstance(llm, AutoLlm):
-        yield llm
