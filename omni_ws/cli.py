@@ -78,7 +78,7 @@ def _serve_options() -> argparse.ArgumentParser:
         "--fetch",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="first fetch weights that the parts can use",
+        help="first fetch weights that the parts can use, and with --llm auto a language model in the background",
     )
     parser.add_argument(
         "--lan",
@@ -135,8 +135,11 @@ def with_usage_errors(serve: Callable[[], int]) -> int:
 
 def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], object] | None = None) -> int:
     check_exposure(config)
-    if fetch and not _fetched(config):
-        return INTERRUPTED
+    if fetch:
+        if not _fetched(config):
+            return INTERRUPTED
+        # A language model is large: the server fetches it while it runs.
+        config = config.model_copy(update={"llm": config.llm.model_copy(update={"fetch": True})})
     check_available(config)
     configured_keys(config)
     # Imported late, so that --help and configuration errors appear without delay; if there are several workers, only

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import ssl
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -26,7 +25,7 @@ from omni_ws.config.startup import has_grpc
 from omni_ws.engine.base import Engine
 from omni_ws.engine.child_main import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
-from omni_ws.engine_choice.available import advice, part_lines, suggestions, turn_lines
+from omni_ws.engine_choice.available import advice, part_lines, turn_lines
 from omni_ws.engine_choice.available import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
@@ -307,8 +306,6 @@ async def _serve_until(
             app.sessions.observers.add(spans, every_output=False)
         watching = watching_loop(app.sessions.metrics.loop_lag_seconds.observe)
         with watching, returning_memory(lambda: app.sessions.budget.held):
-            # Without a terminal nobody can follow a suggestion.
-            suggested = await suggestions(app.config) if sys.stderr.isatty() else ()
             waits = asyncio.get_running_loop().call_later(TELL_ADDRESS_SEC, _announce_start, server, worker)
             try:
                 if not await unless(stop, engine.start(), name="engine start"):
@@ -317,13 +314,13 @@ async def _serve_until(
                 waits.cancel()
             # Loading a model takes more memory than the model.
             await asyncio.to_thread(return_freed_memory)
-            app.sessions.advice = advice(engine, app.config, suggested)
+            app.sessions.advise = lambda: advice(engine, app.config)
             if token_service is not None:
                 token_service.begin()
             if worker is not None:
                 worker.begin()
             if worker is None or worker.serial == 1:  # the other workers would log the same
-                _announce(server, engine, token_service, suggested)
+                _announce(server, engine, token_service)
             if listening is not None:
                 listening(server.port)
             await stop.wait()
@@ -438,9 +435,7 @@ def _grpc_port(config: ServerConfig) -> int:
 # The log's lines at the start
 
 
-def _announce(
-    server: RunningServer, engine: Engine, token_service: GrpcListener | None, suggested: Iterable[str]
-) -> None:
+def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener | None) -> None:
     config = server.app.config
     scheme = "https" if config.ssl_certfile is not None else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
@@ -448,7 +443,7 @@ def _announce(
     if token_service is not None:
         logger.info("salience.v1 (gRPC) listens on %s:%d", host, token_service.port)
     turns = turn_lines(engine, server.app.sessions.speech_workers.turn_detection_types)
-    for line in (*part_lines(engine, config), *turns, *engine.describe(), *suggested):
+    for line in (*part_lines(engine, config), *turns, *engine.describe()):
         logger.info("%s", line)
     # Last, because the end of the log is seen first.
     logger.info("to try it, open %s in a browser", _page_of(server))

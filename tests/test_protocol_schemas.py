@@ -34,6 +34,7 @@ ROUTES = {
     "/browser/{name}": {"get"},
     "/client.js": {"get"},
     "/client/{name}": {"get"},
+    "/fetch_llm": {"post"},
     "/health": {"get"},
     "/metrics": {"get"},
     "/openapi.json": {"get"},

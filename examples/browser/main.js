@@ -2,6 +2,7 @@
 
 import { VoiceClient } from "../client.js";
 import { Attachments } from "./attachments.js";
+import { Coming } from "./coming.js";
 import { bindKeyboard, bindTalkButton } from "./controls.js";
 import { ConversationView } from "./conversation-view.js";
 import { Developer } from "./developer.js";
@@ -85,6 +86,8 @@ const attachments = new Attachments({
   complain: (text) => messages.show("picture", text, { seconds: 8 }),
 });
 
+const coming = new Coming(document.baseURI, (error) => messages.show("server", plainWords.ofServer(error), { seconds: 8 }));
+
 let models = [];
 let created = {}; // what the server said of itself
 
@@ -119,13 +122,19 @@ session.addEventListener("created", async ({ detail }) => {
   if (detail.lost && conversation.turns.some(({ dropped }) => !dropped)) {
     messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
   }
+  await showServer(detail);
+});
+
+/* What the server says of itself, at the beginning and whenever another engine answers. */
+async function showServer(detail) {
   attachments.allow(seen(detail));
   created = detail;
   view.transcripts = detail.capabilities.transcripts;
   figures.server(detail, calls ? "WebRTC" : "WebSocket");
+  coming.look();
   models = await servedModels();
   drawer.offer(detail.capabilities, { models, speakerChoice: sound.canChooseOutput, calls });
-});
+}
 
 session.addEventListener("resumed", () => {
   messages.show("new", "Connected again. Nothing was lost.", { kind: "plain", seconds: 5 });
@@ -134,6 +143,10 @@ session.addEventListener("resumed", () => {
 session.addEventListener("rtt", ({ detail }) => figures.network(detail));
 
 session.addEventListener("frame", ({ detail: frame }) => {
+  if (frame.type === "session_updated" && frame.capabilities) {
+    const { parts, advice, capabilities } = frame;
+    showServer({ ...created, parts, advice, capabilities });
+  }
   if (frame.type === "session_closing" && frame.reason === "shutting_down") {
     messages.show("connection", "The server is going to restart.", { kind: "busy" });
   }

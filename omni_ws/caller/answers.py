@@ -223,7 +223,7 @@ class NativeReader(SessionReader):
                 if isinstance(frame, server_frames.SessionCreatedFrame):
                     self._format = (frame.output_audio.format.value, frame.output_audio.sample_rate)
             case server_frames.SessionUpdatedFrame(output_audio=output):
-                self.configured += 1
+                self.configured += not frame.is_unasked
                 self._format = (output.format.value, output.sample_rate)
             case server_frames.ResponseStartedFrame(request_id=request_id) if request_id not in self._by_id:
                 self.started += 1

@@ -208,7 +208,7 @@ async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]
                     if not config:
                         return OpenedConnection(websocket, created, None)
                     await websocket.send(encode_config(config), text=True)
-                case SessionUpdatedFrame() as updated if created is not None:
+                case SessionUpdatedFrame() as updated if created is not None and not updated.is_unasked:
                     return OpenedConnection(websocket, created, updated)
                 case ErrorFrame(error=fields):
                     raise error_from_fields(fields)

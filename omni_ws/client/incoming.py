@@ -264,6 +264,8 @@ class IncomingFrames:
     def _configured(self, updated: SessionUpdatedFrame) -> None:
         self.config = updated
         self._outgoing.configured(updated.turn_detection)
+        if updated.is_unasked:
+            return
         reply = self._configurations.popleft() if self._configurations else None
         if reply is not None and not reply.done():
             reply.set_result(updated)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 import msgspec
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from omni_ws.config.parts import VLLM_PARTS, AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.parts import AUTO, VLLM_PARTS, AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.plugins import ENGINES, FRONTS, OWN, registered
 from omni_ws.config.values import (
     MIB,
@@ -671,6 +671,16 @@ class ServerConfig(Section):
     def whisper_model(self) -> str:
         """The model of Whisper: as configured, or the one for the ``languages``."""
         return self.asr.choice.model or ("base" if set(self.languages) - {"en"} else "tiny.en")
+
+    @property
+    def chooses_llm(self) -> bool:
+        """Whether the server chooses its LLM by itself: ``--llm auto``, or neither an LLM nor an engine is named."""
+        return self.llm.choice.name == AUTO or (self.engine is None and self.llm.use is None)
+
+    @property
+    def spoken_instructions(self) -> str:
+        """The instructions for spoken answers; "" for none, as for an engine that was chosen as a whole."""
+        return self.llm.spoken_instructions if self.llm.use is not None or self.chooses_llm else ""
 
     @property
     def on_vllm(self) -> bool:

@@ -27,6 +27,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
         "none": "none",
     },
     "llm": {
+        "auto": "auto",
         "embedded": "embedded",
         "rules": "rules",
         "gguf": "gguf:FILE",
@@ -52,6 +53,8 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 
+#: The name of the LLM that the server chooses by itself.
+AUTO: Final = "auto"
 #: The names of LLMs that can be fetched, which are those of their weights.
 FETCHED_LLMS: Final = ("qwen", "qwen3-1.7b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2")
 #: Their other names, in full.
@@ -67,6 +70,8 @@ OPENAI_KEY: Final = "OPENAI_API_KEY"
 _BARE_ADDRESS: Final = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(?P<path>/\S*)?", re.ASCII)
 #: The names of LLMs that llama.cpp runs in a process of this server.
 GGUF_PARTS: Final = frozenset({"gguf", *FETCHED_LLMS})
+#: The names of LLMs that may become one of these, and have the same settings.
+_MAYBE_GGUF: Final = GGUF_PARTS | {AUTO}
 #: The names of the parts that run on vLLM.
 VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The names of the parts that another server provides.
@@ -137,12 +142,10 @@ _OF_SMALL_MODELS: Final = (
 )
 
 
-def _use(part: str, server: str) -> Any:
+def _use(part: str, server: str, *, unset: str = "embedded, beside another part") -> Any:
     """Return the setting that chooses a part; ``server`` says in its help which API a server needs to be this part."""
     forms = ", ".join(f"`{form}`" for form in FORMS[part].values())
-    return setting(
-        f"{forms}, or the base URL of {server}; unset: embedded, beside another part.", short=f"--{part}", often=True
-    )
+    return setting(f"{forms}, or the base URL of {server}; unset: {unset}.", short=f"--{part}", often=True)
 
 
 class PartConfig(Section):
@@ -204,7 +207,10 @@ class LlmConfig(PartConfig):
 
     part = "llm"
 
-    use: Text | None = _use("llm", "a server with /v1/chat/completions")
+    use: Text | None = _use("llm", "a server with /v1/chat/completions", unset="auto, unless an engine is named")
+    fetch: bool = setting(
+        "With `auto`: fetch a language model in the background if this machine has none; `--fetch` sets it.", False
+    )
     api_key: Key | None = setting("API key for the server.", often=True, of=REMOTE_PARTS)
     first_byte_timeout_sec: Seconds = setting(
         "Time-out of the first output of an answer; `remote.first_byte_timeout_sec` is an older name.", 120
@@ -227,11 +233,11 @@ class LlmConfig(PartConfig):
         "none."
     )
     context: Count = setting(
-        "Tokens of context of a GGUF model for each conversation; at most its own.", 4096, ge=256, of=GGUF_PARTS
+        "Tokens of context of a GGUF model for each conversation; at most its own.", 4096, ge=256, of=_MAYBE_GGUF
     )
-    threads: Count | None = setting("Threads of a GGUF model; unset: half of the cores.", of=GGUF_PARTS)
+    threads: Count | None = setting("Threads of a GGUF model; unset: half of the cores.", of=_MAYBE_GGUF)
     parallel: Count | None = setting(
-        "Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.", of=GGUF_PARTS
+        "Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.", of=_MAYBE_GGUF
     )
     reasoning_effort: Text | None = setting(
         "How much a model on a server thinks before it answers, as that server calls it (`none`, `low` …; OpenAI, "
@@ -245,7 +251,7 @@ class LlmConfig(PartConfig):
         of=REMOTE_PARTS,
     )
     think: bool = setting(
-        "Whether a GGUF model that can think does so before it answers: speech begins late then.", False, of=GGUF_PARTS
+        "Whether a GGUF model that can think does so before it answers: speech begins late then.", False, of=_MAYBE_GGUF
     )
     opens_thoughts: bool | None = setting(
         "Whether the chat template of a server's model opens a thought that its answers only close: streams are then "
@@ -253,17 +259,16 @@ class LlmConfig(PartConfig):
         of=REMOTE_PARTS,
     )
     chat_template: Path | None = setting(
-        "Chat template (Jinja file) of a GGUF model; unset: that of the file.", of=GGUF_PARTS
+        "Chat template (Jinja file) of a GGUF model; unset: that of the file.", of=_MAYBE_GGUF
     )
 
     @property
     def spoken_instructions(self) -> str:
-        """The instructions for spoken answers; "" for none, as for an LLM that was not chosen explicitly."""
-        if self.use is None:
-            return ""
+        """The instructions for spoken answers; "" for none."""
         if self.instructions is not None:
             return self.instructions
-        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name.startswith("qwen") else "")
+        small = self.use is None or self.choice.name == AUTO or self.choice.name.startswith("qwen")
+        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if small else "")
 
 
 #: What ``session_config`` takes, too.

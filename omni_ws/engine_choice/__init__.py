@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, ServerConfig, VllmConfig, VoiceChoice
-from omni_ws.config.parts import FETCHED_LLMS, LOCAL_PORTS, OPENAI_KEY, REMOTE_PARTS, SERVER, PartConfig
+from omni_ws.config.parts import (
+    FETCHED_LLMS,
+    LOCAL_PORTS,
+    OPENAI_KEY,
+    REMOTE_PARTS,
+    SERVER,
+    LlmConfig,
+    PartConfig,
+)
 from omni_ws.config.plugins import ENGINES, made
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
@@ -58,7 +67,8 @@ def composed_engine(config: ServerConfig) -> Engine:
         asr=asr_of(config),
         tts=tts_of(config),
         name=None if whole_vllm else config.engine_name,
-        model=None if whole_vllm or config.composed else EMBEDDED_MODEL,
+        # A model that changes while the server runs keeps its name for clients.
+        model=None if whole_vllm or (config.composed and not config.chooses_llm) else EMBEDDED_MODEL,
         where_missing=whole_vllm,
         asr_optional=config.asr.choice.name == "embedded",
         # An LLM on a server has a time-out of its own for the first byte, after which it retries.
@@ -135,29 +145,71 @@ def asr_of(config: ServerConfig) -> Engine | None:
 
 def llm_of(config: ServerConfig) -> Engine:
     """Create the part that answers."""
+    if config.chooses_llm:
+        return _auto_llm(config)
     choice = config.llm.choice
     match choice.name:
         case "embedded" | "rules":
-            from omni_ws.engine.llm.rules_engine import RulesEngine
-            from omni_ws.weights.cache import fetched_file
-
-            return RulesEngine(summaries=fetched_file("encyclopedia"))
+            return _rules()
         case "vllm":
             return vllm_engine(config, _alone(config.vllm, choice.model, speaks=config.tts.choice.name == "none"))
         case "gguf":
             assert choice.model is not None  # the configuration is refused without a model
             return _gguf(config, Path(choice.model).expanduser())
         case "smollm2":
-            return _fetched_llm(config)
+            return _fetched_llm(config, "smollm2")
         case name if name in FETCHED_LLMS:
-            from omni_ws.engine.llm.rules_engine import RulesFirst
+            return _with_rules(_fetched_llm(config, name), config)
+    return _remote_llm(config)
 
-            return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
+
+def _rules() -> Engine:
+    from omni_ws.engine.llm.rules_engine import RulesEngine
+    from omni_ws.weights.cache import fetched_file
+
+    return RulesEngine(summaries=fetched_file("encyclopedia"))
+
+
+def _with_rules(llm: Engine, config: ServerConfig) -> Engine:
+    """Return ``llm`` behind the rules, which answer what they know exactly."""
+    from omni_ws.engine.llm.rules_engine import RulesFirst
+
+    return RulesFirst(llm, own_instructions=config.llm.spoken_instructions)
+
+
+def _auto_llm(config: ServerConfig) -> Engine:
+    """Create the LLM that answers by rules until a language model was found or fetched."""
+    from omni_ws.engine.llm.auto_llm import AutoLlm, Found
+    from omni_ws.engine_choice.fetched_mind import FetchedMind
+    from omni_ws.engine_choice.local_servers import local_servers
+
+    async def find() -> Found:
+        if os.environ.get("CI") or find_spec("httpx") is None:
+            return Found()
+        servers = await local_servers(config.port)
+        usable = next((one for one in servers if not one.why_not), None)
+        if usable is None:
+            return Found(lines=tuple(one.suggestion for one in servers))
+        use = f"{usable.server.use}:{usable.model}" if usable.server.use in LOCAL_PORTS else usable.server.use
+        chosen = LlmConfig.model_validate({**dict(config.llm), "use": use, "model": None, "api_key": None})
+        if usable.server.use not in LOCAL_PORTS:
+            chosen = chosen.model_copy(update={"model": usable.model})
+        llm = _remote_llm(config.model_copy(update={"llm": chosen}))
+        line = f"{usable.server.kind} on this machine answers, with {usable.model}; --llm rules wants none of it"
+        return Found(_with_rules(llm, config), (line,))
+
+    titles = {name: title for name, (title, _) in _FETCHED_LLMS.items()}
+    mind = FetchedMind(config, lambda name: _with_rules(_fetched_llm(config, name), config), titles=titles)
+    return AutoLlm(_rules(), find=find, mind=mind)
+
+
+def _remote_llm(config: ServerConfig) -> Engine:
+    """Create the LLM that is a server."""
     from omni_ws.engine.remote.engine import LocalServerLlm, RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
 
     fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
-    llm = config.llm
+    llm, choice = config.llm, config.llm.choice
     wanted = {"reasoning_effort": llm.reasoning_effort, "chat_template_kwargs": llm.chat_template_kwargs}
     body = {name: value for name, value in wanted.items() if value}
     thoughts = llm.opens_thoughts
@@ -177,8 +229,7 @@ def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
     return VllmEngine(settings, readouts=readouts, trace_root=config.profiler.root)
 
 
-def _fetched_llm(config: ServerConfig) -> Engine:
-    name = config.llm.choice.name
+def _fetched_llm(config: ServerConfig, name: str) -> Engine:
     model, about = _FETCHED_LLMS[name]
     return _gguf(config, _fetched(name), name=model, about=about)
 

@@ -1,32 +1,27 @@
 """What is available on this machine for the parts of an engine, and which improvements can be suggested.
 
-It looks for model servers, for weights, and for the model that detects the ends of turns.
+It looks for weights, and for the model that detects the ends of turns. Model servers: ``local_servers``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import orjson
+from typing import TYPE_CHECKING, Final
 
 from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
-from omni_ws.config.parts import FETCHED_LLMS, LOCAL_PORTS, PartConfig
+from omni_ws.config.parts import AUTO, FETCHED_LLMS, PartConfig
 from omni_ws.config.startup import is_loopback
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import Modality, OutputModality
-from omni_ws.core.json_values import check_values
 from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
-from omni_ws.engine.composed.parts import HasParts, Role, parts_of
+from omni_ws.engine.composed.parts import HasParts, Role
+from omni_ws.engine.llm.coming import growing_llms
 from omni_ws.engine.tts.language_voices import voice_table
-from omni_ws.errors import EngineFailed, InvalidFrame
+from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import fetched_file
 from omni_ws.weights.sources import PinnedWeights, pinned_weights
@@ -35,90 +30,6 @@ if TYPE_CHECKING:
     from omni_ws.audio.smart_turn import SmartTurn
 
 log = logging.getLogger(__name__)
-
-
-# Model servers: whether one answers, and the option that would use it
-
-#: The time-out for all servers together.
-LOOK_SEC: Final = 0.3
-_MOST_BYTES: Final = 1 << 20
-#: The longest name of a model.
-_MOST_NAME_CHARACTERS: Final = 100
-#: The owner that the servers of this package name for their models.
-_OWN_KIND: Final = "omni_ws"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalServer:
-    """A port on which a model server may listen, and the name for it in ``--llm``."""
-
-    kind: str
-    port: int
-    use: str
-
-
-#: In the order in which they are suggested.
-LOCAL_SERVERS: Final = (
-    LocalServer("Ollama", LOCAL_PORTS["ollama"], "ollama"),
-    LocalServer("LM Studio", LOCAL_PORTS["lmstudio"], "lmstudio"),
-    LocalServer("a server like vLLM", 8000, "http://127.0.0.1:8000/v1"),
-    LocalServer("llama.cpp", LOCAL_PORTS["llamacpp"], "llamacpp"),
-)
-
-
-async def suggestions(config: ServerConfig, *, timeout: float = LOOK_SEC) -> tuple[str, ...]:
-    """Return a line for each model server that answers on loopback, if no LLM is configured.
-
-    Takes ``timeout`` seconds at most. Only looks; the servers are not used.
-    """
-    if config.engine is not None or config.llm.use is not None:
-        return ()
-    places = [server for server in LOCAL_SERVERS if server.port != config.port]
-    found = await asyncio.gather(*(_first_model(server.port, timeout) for server in places))
-    return tuple(
-        f"{server.kind} on this machine serves {model}: to talk with it, start with --llm {server.use}"
-        for server, model in zip(places, found, strict=True)
-        if model is not None
-    )
-
-
-async def _first_model(port: int, timeout: float) -> str | None:
-    """Return the first model that the server at ``port`` lists; None if there is no such server."""
-    with suppress(OSError, TimeoutError, ValueError, InvalidFrame):
-        async with asyncio.timeout(timeout):
-            return _first_listed(await _get_models(port))
-    return None
-
-
-async def _get_models(port: int) -> bytes:
-    """Return the body of ``/v1/models``, using only the standard library. Raises OSError and ValueError."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        # With HTTP/1.0 the body ends with the connection.
-        writer.write(f"GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nAccept: application/json\r\n\r\n".encode())
-        received = bytearray()
-        while piece := await reader.read(1 << 16):
-            received += piece
-            if len(received) > _MOST_BYTES:
-                raise ValueError("no list of models is as long")
-    finally:
-        writer.transport.abort()
-    head, _, body = received.partition(b"\r\n\r\n")
-    if head[:5] != b"HTTP/" or head.split(None, 2)[1:2] != [b"200"]:
-        raise ValueError("no list of models")
-    return bytes(body)
-
-
-def _first_listed(body: bytes) -> str | None:
-    """Return the name of the first model in the list ``body``. Raises ValueError or InvalidFrame for other bodies."""
-    check_values(body)
-    content: Any = orjson.loads(body)
-    listed = content.get("data") if isinstance(content, dict) else None
-    first = listed[0] if isinstance(listed, list) and listed else None
-    if not isinstance(first, dict) or first.get("owned_by") == _OWN_KIND:
-        return None
-    model = first.get("id")
-    return model[:_MOST_NAME_CHARACTERS] if isinstance(model, str) and model.isprintable() else None
 
 
 # The model that tells whether a speaker has finished, for ``semantic_vad``
@@ -181,7 +92,7 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
     asr, tts = config.asr.choice, config.tts.choice
     if config.llm.choice.name in FETCHED_LLMS:
         yield config.llm.choice.name
-    elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in ("embedded", "rules"):
+    elif config.engine in (None, EngineName.EMBEDDED) and config.llm.choice.name in (AUTO, "embedded", "rules"):
         yield "encyclopedia"
     if config.engine in (None, EngineName.EMBEDDED, EngineName.VLLM):
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(config.whisper_model)) is not None:
@@ -234,23 +145,14 @@ def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[
         yield f"end of turns: silence; to judge by the voice, too: {fetch_command('smart-turn')}"
 
 
-_BETTER_THAN_RULES: Final = (
-    "To talk with a language model instead of rules, start the server with --llm ollama, --llm qwen (1.1 GB), "
-    "or --llm and a URL"
-)
-
-
-def advice(engine: Engine, config: ServerConfig, suggested: Iterable[str] = ()) -> str | None:
+def advice(engine: Engine, config: ServerConfig) -> str | None:
     """Return a line about possible improvements of the parts, for a person who can restart the server.
 
-    ``suggested`` are lines about model servers that were found. Returns None for parts that were configured by name,
-    and for a server whose users are on other machines: they could not follow the advice.
+    Returns None for parts that were configured by name, and for a server whose users are on other machines: they could
+    not follow the advice.
     """
     if not is_loopback(config.host):
         return None
     if shortcomings := getattr(engine, "shortcomings", ()):
         return str(shortcomings[0])
-    llm = parts_of(engine)[Role.LLM]
-    if config.engine is None and config.llm.use is None and llm is not None and llm.name == "rules":
-        return next(iter(suggested), _BETTER_THAN_RULES)
-    return None
+    return next((line for llm in growing_llms(engine) for line in llm.advice), None)

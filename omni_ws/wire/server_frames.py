@@ -114,7 +114,20 @@ class SessionResumedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
 
 
 class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
-    """The effective configuration, from the next request on."""
+    """The effective configuration, from the next request on.
+
+    If the frame comes unasked, as the engine has changed, it also has the ``parts``, ``advice`` and ``capabilities`` of
+    ``session_created``, as they are now.
+    """
+
+    parts: Parts | UnsetType = UNSET
+    advice: str | UnsetType | None = UNSET
+    capabilities: Capabilities | UnsetType = UNSET
+
+    @property
+    def is_unasked(self) -> bool:
+        """Whether this is no reply to a ``session_config``."""
+        return self.capabilities is not UNSET
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):

@@ -49,7 +49,7 @@ async def page_with_a_conversation() -> AsyncIterator[DemoPage]:
     """A page whose server has all there is to show."""
     engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ReadingEngine())
     async with live_server(engine) as server, demo_page(viewport=DESKTOP) as demo:
-        server.app.sessions.advice = "There is a better one."
+        server.app.sessions.advise = lambda: "There is a better one."
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.page.locator("select[name=voice] option").first.wait_for(state="attached")
         yield demo

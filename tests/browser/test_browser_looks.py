@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 from support.chromium import IN_BROWSER, DemoPage, demo_page
+from support.growing_llm import OFFERED, Mind, auto
 from support.live_server import live_server
 from support.part_engines import ReadingEngine, RetortEngine, ToneEngine, WordEngine
 
@@ -15,6 +16,7 @@ from omni_ws.core.chunks import FinishReason, UrlCitation, Usage
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.weights.sources import Progress
 
 pytestmark = IN_BROWSER
 
@@ -325,10 +327,27 @@ async def test_settings_are_remembered_and_told() -> None:
         assert (asked.task, asked.instructions) == ("speech", "Be brief.")
 
 
+async def test_a_model_is_fetched_by_a_button_and_answers_on_the_same_page() -> None:
+    mind = Mind(planned=OFFERED, told=(Progress("qwen", "model", 300_000_000, 1_100_000_000),))
+    async with live_server(ComposedEngine(auto(mind))) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        page = demo.page
+        await page.locator("#who", has_text="Answered by rules.").wait_for()
+        await page.locator("#coming-fetch").click()
+        await page.locator("#coming-how", has_text="0.3 of 1.1 GB").wait_for()
+        assert not await page.locator("#coming-fetch").is_visible()
+        mind.go_on.set()
+        await page.locator("#who", has_text="Answered by a model.").wait_for()
+        await page.locator("#coming").wait_for(state="hidden")
+        await demo.write("tell me about foxes")
+        assert await demo.answered() == "As the model says."
+        assert mind.fetches == 1
+
+
 async def test_who_listens_answers_and_speaks_is_told() -> None:
     engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ToneEngine())
     async with live_server(engine) as server, demo_page() as demo:
-        server.app.sessions.advice = "There is a better one."
+        server.app.sessions.advise = lambda: "There is a better one."
         await demo.open(f"http://127.0.0.1:{server.port}/")
         assert await demo.page.locator("#who").inner_text() == "Heard by words, answered by retort, spoken by tone."
         await demo.page.get_by_role("button", name="words · retort · tone").click()

@@ -16,7 +16,7 @@ _COUNT = "window.asked = 0; navigator.mediaDevices.getUserMedia = async () => { 
 
 
 async def test_text_is_taken_and_no_microphone_is_offered() -> None:
-    engine = create_engine(load(("--embedded.voice", "none")).config)
+    engine = create_engine(load(("--llm", "rules", "--embedded.voice", "none")).config)
     async with live_server(engine) as server, demo_page() as demo:
         await demo.page.add_init_script(_COUNT)
         await demo.open(f"http://127.0.0.1:{server.port}/")

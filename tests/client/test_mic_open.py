@@ -59,7 +59,7 @@ async def talked(
         "ECHO": str(echo),
     }
     async with live_server(engine) as server:
-        server.app.sessions.advice = "There is a better one."
+        server.app.sessions.advise = lambda: "There is a better one."
         # The client has turns judged by the voice where the server can.
         model = ScriptedModel()
         server.app.sessions.speech_workers.judge = TurnJudge(model)

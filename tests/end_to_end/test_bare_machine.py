@@ -72,11 +72,11 @@ def run(bare: dict[str, str], *command: str | Path) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def server(bare: dict[str, str]) -> Iterator[str]:
-    """Address of a server that was started without naming its parts."""
+    """Address of a server that was started without naming its parts; it looks for no model."""
     fetched("whisper-tiny-en")
     fetched("hibari")
     process = subprocess.Popen(
-        [sys.executable, "-m", "omni_ws", "serve", "--port", "0"],
+        [sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--engine", "embedded"],
         env=bare,
         stderr=subprocess.PIPE,
         text=True,

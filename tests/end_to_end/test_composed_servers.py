@@ -127,7 +127,7 @@ async def test_a_language_model_inside() -> None:
     ("argv", "message"),
     [
         (("--llm", "llamacpp", "--port", "8080"), "llama.cpp's server listens on port 8080"),
-        (("--llm", "gpt"), "llm.use = 'gpt' (command line --llm.use): unknown; known are embedded, rules,"),
+        (("--llm", "gpt"), "llm.use = 'gpt' (command line --llm.use): unknown; known are auto, embedded,"),
         (("--engine", "fake"), "--engine names the whole engine, and --asr a part of one"),
     ],
 )

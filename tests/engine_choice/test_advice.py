@@ -11,46 +11,37 @@ from omni_ws.config import load
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
+from omni_ws.engine.llm.auto_llm import AutoLlm, Found
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine_choice.available import advice
 
-RULES = ComposedEngine(RulesEngine(), asr=WordEngine())
+
+async def find() -> Found:
+    return Found(lines=("Ollama is here", "LM Studio is, too"))
 
 
-def told(engine: Engine, *argv: str, suggested: tuple[str, ...] = ()) -> str | None:
-    return advice(engine, load(argv).config, suggested)
+async def told(llm: Engine, *argv: str) -> str | None:
+    engine = ComposedEngine(llm, asr=WordEngine())
+    await engine.start()
+    try:
+        return advice(engine, load(argv).config)
+    finally:
+        await engine.stop()
 
 
-def test_where_rules_answer_a_model_is_advised() -> None:
-    said = told(RULES)
-    assert said is not None
-    assert said.startswith("To talk with a language model instead of rules, start the server with --llm ollama")
-    # Naming another part says nothing about this one.
-    assert told(RULES, "--asr", "none") == said
+async def test_a_server_of_models_that_was_found_and_is_not_used_is_named() -> None:
+    assert await told(AutoLlm(RulesEngine(), find=find, mind=None)) == "Ollama is here"
+    assert await told(AutoLlm(RulesEngine(), find=find, mind=None), "--host", "0.0.0.0") is None  # for users elsewhere
 
 
-def test_a_server_of_models_that_was_found_is_named() -> None:
-    assert told(RULES, suggested=("Ollama is here", "LM Studio is, too")) == "Ollama is here"
-
-
-@pytest.mark.parametrize(
-    ("engine", "argv"),
-    [
-        (RULES, ("--llm", "rules")),
-        (RULES, ("--engine", "embedded")),
-        (RULES, ("--host", "0.0.0.0")),
-        (ComposedEngine(RetortEngine()), ()),
-        (EchoEngine(), ("--engine", "fake")),
-    ],
-    ids=["chosen", "chosen as a whole", "users elsewhere", "a model", "no parts"],
-)
-def test_nothing_is_advised_that_nobody_wants_or_can_do(engine: Engine, argv: tuple[str, ...]) -> None:
-    assert told(engine, *argv, suggested=("Ollama is here",)) is None
+@pytest.mark.parametrize("llm", [RulesEngine(), RetortEngine(), EchoEngine()], ids=["rules", "a model", "a whole"])
+async def test_nothing_is_advised_where_the_llm_was_chosen(llm: Engine) -> None:
+    assert await told(llm) is None
 
 
 async def test_every_session_is_told() -> None:
     async with live_server() as server:
         for said in ("Ollama is here", None):
-            server.app.sessions.advice = said
+            server.app.sessions.advise = lambda said=said: said
             async with connect(server.websocket_url) as session:
                 assert session.created.advice == said

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 from typing import Any
 
 import pytest
 from support.part_engines import RetortEngine, ToneEngine, WordEngine
 
 from omni_ws import server as server_module
-from omni_ws.config import ServerConfig, load
+from omni_ws.config import load
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
+from omni_ws.engine.llm.auto_llm import AutoLlm, Found
 from omni_ws.engine_choice.available import part_lines
 
 
@@ -52,13 +52,11 @@ def test_an_engine_that_is_a_whole_has_no_parts_to_tell() -> None:
     assert lines(EchoEngine()) == []
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-async def test_servers_of_models_are_suggested_to_people_only(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_servers_of_models_are_suggested(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def suggestions(config: ServerConfig) -> tuple[str, ...]:
-        assert config.port == 0
-        return ("Ollama is here",)
+    async def find() -> Found:
+        return Found(lines=("Ollama is here",))
 
     stop = asyncio.Event()
     said: list[str] = []
@@ -70,13 +68,11 @@ async def test_servers_of_models_are_suggested_to_people_only(
 
     announced = server_module._announce
     monkeypatch.setattr(server_module, "_announce", announce)
-    monkeypatch.setattr(server_module, "suggestions", suggestions)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    engine = ComposedEngine(RetortEngine(), asr=WordEngine())
+    engine = ComposedEngine(AutoLlm(RetortEngine(), find=find, mind=None), asr=WordEngine())
     app = server_module.create_app(engine, load(("--llm", "rules", "--tts", "none", "--port", "0")).config)
     with caplog.at_level(logging.INFO, "omni_ws.server"):
         await server_module._serve_until(stop, asyncio.Event(), engine, app)
-    assert ("Ollama is here" in said) is terminal
+    assert "Ollama is here" in said
     parts = said.index("ASR: words")
     assert said[parts : parts + 3] == ["ASR: words", "LLM: retort", "TTS: none, as --tts says"]
     assert said[-1].startswith("to try it, open http://")

@@ -21,6 +21,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription
 from omni_ws.engine.first_to_start import FirstToStart
+from omni_ws.engine.llm.auto_llm import AutoLlm
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst
 from omni_ws.engine.remote.engine import LocalServerLlm, RemoteEngine, RemoteLlmEngine
@@ -63,19 +64,20 @@ def kind_of(part: Engine | None) -> type:
     [
         (("--llm", "rules"), (WhisperRecogniser, RulesEngine, FirstToStart)),
         (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, FirstToStart)),
-        (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), RulesEngine, Speaker)),
-        (("--asr", "whisper:base", "--tts", "none"), (WhisperRecogniser, RulesEngine, type(None))),
-        (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmRecogniser, RulesEngine, type(None))),
+        (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), AutoLlm, Speaker)),
+        (("--asr", "whisper:base", "--tts", "none"), (WhisperRecogniser, AutoLlm, type(None))),
+        (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmRecogniser, AutoLlm, type(None))),
+        (("--llm", "auto"), (WhisperRecogniser, AutoLlm, FirstToStart)),
         (("--llm", "ollama"), (WhisperRecogniser, LocalServerLlm, FirstToStart)),
         (("--llm", "gguf:some/model.gguf"), (WhisperRecogniser, GgufEngine, FirstToStart)),
         (("--llm", "http://h/v1", "--tts", "http://h/v1"), (WhisperRecogniser, RemoteLlmEngine, RemoteVoice)),
-        (("--asr", "http://h/v1", "--tts", "espeak"), (RemoteRecogniser, RulesEngine, VoiceProcess)),
+        (("--asr", "http://h/v1", "--tts", "espeak"), (RemoteRecogniser, AutoLlm, VoiceProcess)),
         (("--asr", "vllm:a/b", "--llm", "vllm:c/d", "--tts", ORPHEUS), (VllmRecogniser, VllmEngine, Speaker)),
         (
             ("--llm", "vllm:c/d", "--tts", ORPHEUS, "--vllm.talker_args.dtype", "half"),
             (WhisperRecogniser, VllmEngine, Speaker),
         ),
-        (("--asr", "http://h/v1"), (RemoteRecogniser, RulesEngine, FirstToStart)),
+        (("--asr", "http://h/v1"), (RemoteRecogniser, AutoLlm, FirstToStart)),
     ],
 )
 def test_each_part_is_what_its_flag_names(argv: tuple[str, ...], kinds: tuple[type, ...]) -> None:

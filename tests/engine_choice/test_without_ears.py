@@ -34,11 +34,13 @@ def created(*argv: str) -> ComposedEngine:
 
 @pytest.fixture
 async def server() -> AsyncIterator[LiveServer]:
-    async with live_server(created("--embedded.voice", "none")) as running:
+    async with live_server(created("--llm", "rules", "--embedded.voice", "none")) as running:
         yield running
 
 
-@pytest.mark.parametrize("argv", [(), ("--llm", "rules"), ("--asr", "embedded")])
+@pytest.mark.parametrize(
+    "argv", [("--engine", "embedded"), ("--llm", "rules"), ("--asr", "embedded", "--llm", "rules")]
+)
 async def test_the_start_says_what_is_missing_and_what_gets_it(argv: tuple[str, ...]) -> None:
     config = load(argv).config
     engine = created(*argv, "--embedded.voice", "none")

@@ -298,6 +298,11 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       this.conversation.lose(detail.resent);
       this.configure();
     });
+    session.addEventListener("frame", ({ detail: frame }) => {
+      if (frame.type !== "session_updated" || !frame.capabilities) return;
+      this.capabilities = /** @type {Capabilities} */ (frame.capabilities); // another engine answers from now on
+      this.configure();
+    });
     session.addEventListener("undelivered", ({ detail: { turn, code } }) => {
       this.talk.leave(turn);
       this.conversation.fail(this.conversation.turns[turn], code);

@@ -97,6 +97,10 @@ class ComposedEngine:
         self._ahead_load = AheadLoad() if think_ahead else None
         #: Called with the outcome of each answer that was, or could have been, begun ahead.
         self.on_speculation: Callable[[SpeculationOutcome], None] = lambda outcome: None
+        #: Called when the LLM has become another one, see AutoLlm.
+        self.on_change: Callable[[], None] = lambda: None
+        if hasattr(llm, "on_change"):
+            llm.on_change = self._llm_changed
         self._started = False
         self._where_missing = where_missing
         self._asr_optional = asr_optional
@@ -110,6 +114,11 @@ class ComposedEngine:
             if part is not None:
                 self._engines.setdefault(part, role)
         self._capabilities: EngineCapabilities | None = None
+
+    @property
+    def llm_part(self) -> Engine:
+        """The part that answers."""
+        return self._llm
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
@@ -208,6 +217,11 @@ class ComposedEngine:
         kept = {self._asr, self._llm, self._tts}
         for part in [part for part in self._engines if part not in kept]:
             del self._engines[part]
+
+    def _llm_changed(self) -> None:
+        if self._started:
+            self._capabilities = composed_capabilities(self._llm, asr=self._asr, tts=self._tts)
+            self.on_change()
 
     async def stop(self) -> None:
         self._started = False

@@ -263,10 +263,7 @@ class RulesFirst:
         await self.llm.generate(told_language(request, self.llm), out)
 
     def _may_answer(self, request: GenerationRequest) -> bool:
-        wanted = request.options
-        plain = wanted.structure is None and wanted.logprobs is None and wanted.choices == 1
-        plain = plain and not wanted.raw_prompt and wanted.input_role == "user" and not request.tools
-        return plain and request.instructions in ("", self._own_instructions)
+        return is_plain(request) and request.instructions in ("", self._own_instructions)
 
     def _exact(self, request: GenerationRequest, taken: list[InputChunk]) -> list[str] | None:
         if not taken or any(chunk.modality is not Modality.TEXT or chunk.tool_call_id is not None for chunk in taken):
@@ -281,3 +278,10 @@ class RulesFirst:
             f"{before} {said}".strip(), request.history, self._now(), seed=request.sampling.get("seed")
         )
         return None if sentences is None else list(sentences)
+
+
+def is_plain(request: GenerationRequest) -> bool:
+    """Return whether a request wants an answer in words, and nothing that takes a language model."""
+    wanted = request.options
+    plain = wanted.structure is None and wanted.logprobs is None and wanted.choices == 1
+    return plain and not wanted.raw_prompt and wanted.input_role == "user" and not request.tools

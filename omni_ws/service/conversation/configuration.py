@@ -124,6 +124,10 @@ class Configuration:
         self._wanted, self.effective = wanted, resolved
         return resolved
 
+    def follow(self, rules: ConfigurationRules) -> None:
+        """Apply other rules from the next ``apply`` on, as the engine has become another one."""
+        self.rules, self._modalities = rules, rules.capabilities.input_modalities
+
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises."""
         config = self._resolve(self._merged(patch))

@@ -57,7 +57,7 @@ from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
-from omni_ws.service.conversation.configuration import Configuration, input_settings
+from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, input_settings
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
@@ -188,6 +188,9 @@ class Conversation:
         self._draining = False
         #: Whether the client has given content that is not in the stream.
         self.given = False
+        #: Called with the configuration in effect when it follows another engine, see ``follow``.
+        self.followed: Callable[[SessionConfig], None] = lambda config: None
+        self._rules_to_follow: ConfigurationRules | None = None
 
     def _new_stream(self, now: float) -> InputStream:
         return InputStream(
@@ -247,6 +250,23 @@ class Conversation:
         if self._listener is not None:
             self._listener.configure(listening)
         return config
+
+    def follow(self, rules: ConfigurationRules) -> None:
+        """Apply other rules, as the engine has become another one: as soon as no request runs."""
+        self._rules_to_follow = rules
+        self._follow_if_idle()
+
+    def _follow_if_idle(self) -> None:
+        rules = self._rules_to_follow
+        if rules is None or self.receiving is not None or self.queue.requests:
+            return
+        self._rules_to_follow = None
+        self.configuration.follow(rules)
+        try:
+            config = self.configure({})
+        except OmniError:  # the client set what is gone: it stays, and is refused when the client sets it again
+            config = self.configuration.effective
+        self.followed(config)
 
     def answer_with(self, options: AnswerOptions) -> None:
         """Answer the requests that open from now on with these options, which are checked as they open."""
@@ -600,6 +620,8 @@ class Conversation:
             self._stop_receiving()
         self._update_answering()
         self._flow.offer()
+        if self._rules_to_follow is not None:
+            self._follow_if_idle()
 
     def offer_input(self) -> None:
         """Tell the attachment that input may continue: it was full, or there is credit for a whole chunk again."""

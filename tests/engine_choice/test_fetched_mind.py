@@ -1,0 +1,282 @@
+"""Which model a server fetches or loads by itself, what allows it, and what remains if it is broken off."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.file_server import FileServer, file_server
+from support.full_disk import full_disk
+
+from omni_ws.config import load
+from omni_ws.engine.base import Engine
+from omni_ws.engine_choice import fetched_mind as module
+from omni_ws.engine_choice.fetched_mind import FetchedMind, is_installed
+from omni_ws.weights.cache import WeightsCache
+from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, Progress, WeightsError, read_lock
+
+MODEL = b"GGUF" + bytes(range(256)) * 2000
+NAMES = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
+NONE_OF_IT = "LLM=rules (--llm rules) wants none of it"
+
+
+def pinned(url: str) -> Mapping[str, PinnedWeights]:
+    pin = f'{{ bytes = {len(MODEL)}, sha256 = "{hashlib.sha256(MODEL).hexdigest()}" }}'
+    return read_lock(
+        "".join(
+            f'["{name}"]\nabout = ""\nlicence = ""\nattribution = ""\nofficial = "{url}"\n'
+            f'["{name}".files]\n"model.gguf" = {pin}\n'
+            for name in NAMES
+        )
+    )
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """Where the model is published; this machine has room for it, and the package that runs it."""
+    monkeypatch.setenv("no_proxy", "*")
+    with file_server({"/model.gguf": MODEL}) as served:
+        weights = pinned(served.url)
+        monkeypatch.setattr(module, "pinned_weights", lambda: weights)
+        monkeypatch.setattr(module, "is_installed", lambda: True)
+        machine(monkeypatch)
+        yield served
+
+
+def machine(
+    patch: pytest.MonkeyPatch, *, memory: int | None = 4_000_000_000, cores: int = 2, disk: int = 3_000_000_000
+) -> None:
+    patch.setattr(module, "available_memory", lambda: memory)
+    patch.setattr(module, "cores", lambda: cores)
+    patch.setattr(module, "_free_disk", lambda folder: disk)
+
+
+def mind(folder: Path, *argv: str, environ: Mapping[str, str] | None = None, fetch: bool = True) -> FetchedMind:
+    def make(name: str) -> Engine:
+        raise AssertionError(name)
+
+    config = load((*argv, "--llm.fetch", str(fetch).lower())).config
+    cache = WeightsCache(folder, (OfficialSource(open_sec=60, stall_sec=60),))
+    titles = {name: name.title() for name in NAMES}
+    return FetchedMind(config, make, titles=titles, environ=environ or {}, cache=cache)
+
+
+# What is allowed
+
+
+def test_the_fetch_begins_by_itself_and_its_line_says_what_it_costs(server: FileServer, tmp_path: Path) -> None:
+    plan = mind(tmp_path).plan()
+    assert plan.begins
+    assert plan.why == (
+        "rules answer at once, and Qwen as soon as it is fetched (0.0 GB, in the background, once); " + NONE_OF_IT
+    )
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "reason"),
+    [
+        (("--workers", "2"), {}, "several workers do not fetch one"),
+        (("--api-key", "secret"), {}, "with keys configured nothing is fetched"),
+        (("--keys-file", "keys.toml"), {}, "with keys configured nothing is fetched"),
+        ((), {"CI": "true"}, "with CI in the environment none is chosen"),
+    ],
+)
+def test_where_nobody_asked_for_it_the_line_to_type_is_told(
+    argv: tuple[str, ...], environ: dict[str, str], reason: str, server: FileServer, tmp_path: Path
+) -> None:
+    plan = mind(tmp_path, *argv, environ=environ).plan()
+    assert (plan.begins, plan.can_begin) == (False, False)
+    assert plan.why.startswith("to talk with the language model Qwen, start with --llm qwen")
+    assert plan.why.endswith(reason)
+
+
+def test_without_the_flag_it_is_offered(server: FileServer, tmp_path: Path) -> None:
+    plan = mind(tmp_path, fetch=False).plan()
+    assert (plan.begins, plan.can_begin) == (False, True)
+    assert plan.why.endswith("start with --llm qwen (0.0 GB), or with --fetch")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        ({"memory": 3_999_999_999}, "by itself it takes 4 GB of free memory"),
+        ({"cores": 1}, "by itself it takes 2 cores"),
+        ({"disk": 2_999_999_999, "cores": 1}, "by itself it takes 2 cores and 3 GB of free disk in {folder}"),
+    ],
+)
+def test_a_small_machine_is_left_alone(
+    lacking: dict[str, Any], reason: str, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, **lacking)
+    plan = mind(tmp_path).plan()
+    assert (plan.begins, plan.can_begin) == (False, False)
+    assert plan.why.endswith(reason.format(folder=tmp_path))
+    machine(monkeypatch, memory=None)  # the system does not tell
+    assert mind(tmp_path).plan().begins
+
+
+def test_a_python_that_is_no_environment_gets_no_package(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image."""
+    monkeypatch.setattr(module, "is_installed", lambda: False)
+    assert mind(tmp_path).plan().begins
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
+    plan = mind(tmp_path).plan()
+    assert (plan.begins, plan.can_begin) == (False, False)
+    assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
+
+
+def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tmp_path: Path) -> None:
+    for name, model in (("qwen3-0.6b", "Qwen3-0.6B"), ("qwen3-1.7b", "Qwen3-1.7B")):
+        (tmp_path / module.pinned_weights()[name].key).mkdir()
+        found = mind(tmp_path, "--api-key", "secret", fetch=False)
+        assert found.model == model
+        plan = found.plan()
+        assert plan.begins
+        assert plan.why == f"{model}, which was fetched before, is being loaded, and answers soon; {NONE_OF_IT}"
+
+
+def test_what_was_fetched_and_lacks_its_package_is_told(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "is_installed", lambda: False)
+    (tmp_path / module.pinned_weights()["qwen"].key).mkdir()
+    plan = mind(tmp_path, fetch=False).plan()
+    assert (plan.begins, plan.can_begin) == (False, True)
+    assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
+
+
+# The fetch
+
+
+def test_the_bytes_are_checked_before_they_are_used(server: FileServer, tmp_path: Path) -> None:
+    server.files["/model.gguf"] = b"other" + MODEL[5:]
+    with pytest.raises(WeightsError, match="not the file that was pinned"):
+        mind(tmp_path).fetch(Fetching())
+    assert not mind(tmp_path)._is_fetched
+    server.files["/model.gguf"] = MODEL
+    mind(tmp_path).fetch(Fetching())
+    assert mind(tmp_path)._is_fetched
+    # Damage is noticed, and what was damaged is fetched again.
+    file = tmp_path / module.pinned_weights()["qwen"].key / "model.gguf"
+    file.write_bytes(b"other" + MODEL[5:])
+    mind(tmp_path).fetch(Fetching())
+    assert file.read_bytes() == MODEL
+
+
+def test_a_publisher_that_is_gone_is_told(server: FileServer, tmp_path: Path) -> None:
+    server.files.clear()
+    with pytest.raises(WeightsError, match=r"qwen cannot be fetched; official: .* answered 404"):
+        mind(tmp_path).fetch(Fetching())
+
+
+def test_a_full_disk_is_told(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_disk(tmp_path / "full", monkeypatch) as folder, pytest.raises(WeightsError, match="MiB of room"):
+        mind(folder).fetch(Fetching())
+    assert server.asked == []
+
+
+@pytest.mark.slow
+def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tmp_path: Path) -> None:
+    half = len(MODEL) // 2
+    script = tmp_path / "fetch.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {os.fspath(Path(__file__).parents[1])!r})\n"
+        "from pathlib import Path\n"
+        "from engine_choice import test_fetched_mind as test\n"
+        "from omni_ws.weights.sources import Fetching\n"
+        f"weights = test.pinned({server.url!r})\n"
+        "test.module.pinned_weights = lambda: weights\n"
+        "test.module.is_installed = lambda: True\n"
+        f"kill = lambda told: told.done and told.done >= {half} and os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"test.mind(Path({os.fspath(tmp_path / 'cache')!r})).fetch(Fetching(kill))\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "no_proxy": "*"}, capture_output=True, check=False
+    )
+    assert killed.returncode == -9, killed.stderr.decode()
+    assert not mind(tmp_path / "cache")._is_fetched
+    server.asked.clear()
+    mind(tmp_path / "cache").fetch(Fetching())
+    ((_, range_),) = server.asked
+    assert range_ is not None
+    assert half <= int(range_.removeprefix("bytes=").removesuffix("-")) < len(MODEL)
+    assert mind(tmp_path / "cache")._is_fetched
+
+
+# The package
+
+
+def test_the_package_is_installed_first_and_once(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[str] = []
+    told: list[Progress] = []
+    pip = tmp_path / "pip.py"
+    pip.write_text(f"import sys\nopen({os.fspath(tmp_path / 'asked')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")
+    popen = subprocess.Popen
+
+    def run(command: tuple[str, ...], **options: Any) -> subprocess.Popen[str]:
+        assert command[:3] == (sys.executable, "-m", "pip")
+        assert server.asked == []
+        there.append(command[-1])
+        return popen([sys.executable, str(pip), *command[3:]], **options)
+
+    monkeypatch.setattr(module.subprocess, "Popen", run)
+    monkeypatch.setattr(module, "is_installed", lambda: bool(there))
+    for _ in range(2):
+        mind(tmp_path / "cache").fetch(Fetching(told.append))
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked.startswith("install ")
+    assert asked.endswith("--no-deps --only-binary=:all: xllamacpp==2026.10.*")
+    assert told[0].doing == "installing xllamacpp==2026.10.*, which runs it"
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "stops"), [("sys.exit('ERROR: no matching wheel')", False), ("time.sleep(900)", True)]
+)
+def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
+    code: str, stops: bool, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen = subprocess.Popen
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(command: tuple[str, ...], **options: Any) -> subprocess.Popen[str]:
+        processes.append(popen([sys.executable, "-c", f"import sys, time\n{code}"], **options))
+        return processes[-1]
+
+    monkeypatch.setattr(module.subprocess, "Popen", run)
+    monkeypatch.setattr(module, "is_installed", lambda: False)
+    fetching = Fetching()
+    if stops:
+        fetching.stop.set()
+    with pytest.raises(WeightsError, match="given up" if stops else "cannot be installed: no matching wheel"):
+        mind(tmp_path / "cache").fetch(fetching)
+    assert server.asked == []
+    assert processes[0].returncode is not None
+
+
+def test_a_package_whose_installation_was_killed_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert not is_installed()
+    information = tmp_path / "xllamacpp-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: xllamacpp\nVersion: 1.0\n")
+    assert not is_installed()
+    (information / "RECORD").write_text("")
+    assert is_installed()
+    shutil.rmtree(information)
+    assert not is_installed()
