@@ -1,6 +1,7 @@
 """``python -m benchmarks.minds [URL] [--llm MIND]``: asks a mind all sentences, and prints what it answers.
 
-Each sentence is a conversation of its own. It asks the server at the URL, or starts one with ``--llm``.
+Each sentence is a conversation of its own. It asks the server at the URL, or starts one with ``--llm``, and gives the
+instructions that ``--llm`` has for spoken answers. A bare ``--llm rules`` has none.
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from benchmarks.server_process import free_port, running
+from omni_ws.config.parts import LlmConfig
 
 _ROLES = ("user", "assistant")
 SENTENCES = Path(__file__).with_name("sentences.toml")
 
 
-def ask(url: str) -> None:
+def ask(url: str, instructions: str = "") -> None:
     """Ask the server whose OpenAI routes begin at ``url``."""
+    told = [("system", instructions)] if instructions else []
     for kind, asked in tomllib.loads(SENTENCES.read_text("utf-8")).items():
         print(f"\n{kind}: {len(asked)}")
         for number, row in enumerate(asked, 1):
             before = ((role, text) for pair in row.get("before", ()) for role, text in zip(_ROLES, pair, strict=True))
             said = [*before, ("user", row["say"])]
             began = time.perf_counter()
-            answer = _answer(url, [{"role": role, "content": text} for role, text in said])
+            answer = _answer(url, [{"role": role, "content": text} for role, text in (*told, *said)])
             print(f"{number:>3} {' / '.join(text for _, text in said)}\n    wanted: {row['wants']}")
-            print(f"    answer: {answer} ({time.perf_counter() - began:.2f} s)")
+            print(f"    answer: {answer} ({time.perf_counter() - began:.2f} s)", flush=True)
 
 
 def _answer(url: str, messages: list[dict[str, str]]) -> str:
@@ -61,14 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("url", nargs="?", help="a server that runs, such as http://127.0.0.1:8080/v1")
     parser.add_argument("--llm", default="rules", help="the mind of the server that is started [rules]")
     options = parser.parse_args(arguments)
+    instructions = LlmConfig(use=options.llm).spoken_instructions
     if options.url is not None:
-        ask(options.url)
+        ask(options.url, instructions)
         return
     port = free_port()
     parts = ("--llm", options.llm, "--asr", "none", "--tts", "none", "--log-level", "warning")
     with running("omni_ws", "serve", *parts, port=port):
         _wait_until_ready(f"http://127.0.0.1:{port}/health")
-        ask(f"http://127.0.0.1:{port}/v1")
+        ask(f"http://127.0.0.1:{port}/v1", instructions)
 
 
 if __name__ == "__main__":

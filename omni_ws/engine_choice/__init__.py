@@ -231,10 +231,13 @@ def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
 
 def _fetched_llm(config: ServerConfig, name: str) -> Engine:
     model, about = _FETCHED_LLMS[name]
-    return _gguf(config, _fetched(name), name=model, about=about)
+    from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE
+
+    template = QWEN_CODER_TEMPLATE if name == "qwen" else None
+    return _gguf(config, _fetched(name), name=model, about=about, template=template)
 
 
-def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") -> Engine:
+def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "", template: Path | None = None) -> Engine:
     from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 
     llm = config.llm
@@ -246,7 +249,7 @@ def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") 
             threads=llm.threads,
             parallel=llm.parallel,
             think=llm.think,
-            chat_template=llm.chat_template,
+            chat_template=llm.chat_template or template,
             instructions="" if config.tts.choice.name == "none" else llm.spoken_instructions,
             about=about,
             first_byte_timeout=llm.first_byte_timeout_sec,

@@ -26,6 +26,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.decoding import Chunks
+from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, in_json, must_call
 from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
@@ -40,6 +41,9 @@ PLACE_SEC: Final = 2.0
 _DEATH_SEC: Final = 1.0
 
 SERVER_MODULE: Final = "omni_ws.engine.llm.gguf_server"
+
+#: The chat template of Qwen2.5-Coder. In the form of its own one, the model writes calls that llama.cpp cannot read.
+QWEN_CODER_TEMPLATE: Final = Path(__file__).with_name("qwen_coder.jinja")
 
 #: The repetition penalty if the client sets none; llama.cpp applies it to the last 64 tokens.
 REPETITION_PENALTY: Final = 1.1
@@ -192,7 +196,7 @@ class GgufEngine:
         self.active_requests += 1
         try:
             asked = replace(request, input=place.after(request.input), sampling=_without_loops(request))
-            await running.llm.generate(asked, out)
+            await _answer(running.llm, asked, out)
         except EngineFailed:
             if await running.has_ended():
                 raise EngineFailed("the process of the model has died", fatal=True) from None
@@ -200,6 +204,29 @@ class GgufEngine:
         finally:
             place.leave()
             self.active_requests -= 1
+
+
+async def _answer(llm: RemoteLlmEngine, request: GenerationRequest, out: OutputWriter) -> None:
+    """Write the answer of ``llm``, whose calls of tools are those that ``request`` allows, or requires."""
+    if not request.tools:
+        await llm.generate(request, out)
+    elif request.tool_choice == "none":
+        await llm.generate(replace(request, tools=(), tool_choice=None), out)
+    elif must_call(request):
+        await llm.generate(in_json(request), CallsInJson(out))
+    else:
+        taken: list[InputChunk] = []
+        try:
+            await llm.generate(replace(request, input=_noted(request.input, taken)), CallWatch(out, request))
+        except CallWritten:
+            await llm.generate(in_json(replace(request, input=Chunks(tuple(taken)))), CallsInJson(out))
+
+
+async def _noted(source: InputSource, taken: list[InputChunk]) -> AsyncIterator[InputChunk]:
+    """Yield the input, and add it to ``taken``."""
+    async for chunk in source:
+        taken.append(chunk)
+        yield chunk
 
 
 @dataclass(frozen=True, slots=True)
