@@ -268,7 +268,7 @@ class LlmConfig(PartConfig):
 
 #: What ``session_config`` takes, too.
 LexiconWord: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=64)]
-Pronunciation: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=128)]
+Pronunciation: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=128, coerce_numbers_to_str=True)]
 #: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.
 _VOICED: Final = {*FORMS["tts"], SERVER} - {"none", "talker"}
 
