@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -244,3 +245,39 @@ def test_a_printed_configuration_can_be_served(argv: tuple[str, ...]) -> None:
     config = load(toml=load(argv).render()).config
     check_available(config)
     assert create_engine(config).capabilities == create_engine(load(argv).config).capabilities
+
+
+def test_how_words_are_said() -> None:
+    toml = '[tts.lexicon]\nnginx = "engine x"\n"New York" = "noo york"\n"v2.0-beta" = "two"'
+    argv = ("--tts.lexicon.nginx", "engine ecks", "--tts.lexicon.c3po", "3")
+    environ = {"OMNI_WS_TTS__LEXICON__KUBECTL": "cube control"}
+    assert load(argv, environ, toml).config.tts.lexicon == {
+        "nginx": "engine ecks",
+        "New York": "noo york",
+        "v2.0-beta": "two",
+        "kubectl": "cube control",
+        "c3po": "3",
+    }
+    assert load(()).config.tts.lexicon == {}
+
+
+@pytest.mark.parametrize(
+    ("lexicon", "fits"),
+    [
+        ({str(number): "a" for number in range(500)}, True),
+        ({str(number): "a" for number in range(501)}, False),
+        ({"a" * 64: "b" * 128}, True),
+        ({"a" * 65: "b"}, False),
+        ({"a": "b" * 129}, False),
+        ({"a": " "}, False),
+        ({" ": "a"}, False),
+        ({"a": ["b"]}, False),
+    ],
+)
+def test_the_limits_of_a_lexicon_are_those_of_clients(lexicon: dict[str, Any], fits: bool) -> None:
+    toml = "[tts.lexicon]\n" + "\n".join(f'"{word}" = {json.dumps(said)}' for word, said in lexicon.items())
+    if fits:
+        assert load((), toml=toml).config.tts.lexicon == lexicon
+    else:
+        with pytest.raises(ConfigurationError, match=r"tts\.lexicon"):
+            load((), toml=toml)

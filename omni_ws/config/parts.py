@@ -273,7 +273,7 @@ class LlmConfig(PartConfig):
 
 #: What ``session_config`` takes, too.
 LexiconWord: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=64)]
-Pronunciation: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=128)]
+Pronunciation: TypeAlias = Annotated[str, Field(pattern=r"\S", max_length=128, coerce_numbers_to_str=True)]
 #: A language (a primary subtag of RFC 5646), and a voice of a synthesiser.
 _LANGUAGE: Final = re.compile(r"[a-z]{2,3}")
 _NAMED_VOICE: Final = re.compile(r"(?:kokoro|espeak):\S.*")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
+from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
@@ -18,6 +19,7 @@ from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.base import TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 
 if TYPE_CHECKING:
@@ -251,3 +253,17 @@ async def test_a_server_that_takes_no_calls() -> None:
         assert await connected_by(demo) == "WebSocket"
         await demo.page.locator("#open-settings").click()
         assert not await demo.page.locator("select[name=connection]").is_visible()
+
+
+async def test_words_to_expect_are_told_in_a_call() -> None:
+    engine = HearingEngine([TextOutput("yes")], heard=[TextOutput("yes")], keywords=True, lexicon=True)
+    async with live_server(engine) as running:
+        settings = CALL | {"keywords": "Siobhan Ng\nZyntrix", "lexicon": "nginx = engine x"}
+        async with calling_page(running, settings) as demo:
+            await demo.page.locator("#open-settings").click()
+            assert await demo.page.get_by_label("Words to expect").is_visible()
+            assert not await demo.page.get_by_label("How to say words").is_visible()  # calls have no place for it
+            await demo.page.locator("#close-settings").click()
+            await demo.write("hello")
+            await demo.answered("yes")
+        assert [request.expected for request in engine.requests] == ["Siobhan Ng, Zyntrix."]

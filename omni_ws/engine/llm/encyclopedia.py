@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 import orjson
 
 from omni_ws.config.values import replace_file
+from omni_ws.engine.llm.descriptions import described
 from omni_ws.engine.llm.plain_words import plain_words, read
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 CREDIT: Final = "Wikipedia (CC BY-SA 4.0)"
 
 #: The file that is kept beside the summaries; the number changes with what is in it.
-_KEPT: Final = "sentences-2.json"
+_KEPT: Final = "sentences-3.json"
 #: Words that the ear follows, and those that a sentence has at most where it cannot be cut.
 _MOST_WORDS: Final = 25
 _MOST_WHOLE: Final = 28
@@ -134,6 +136,9 @@ _FEWEST_LETTERS: Final = 12
 _LOOKED_AT: Final = 1000
 #: Rests of formulas and brackets, and sentences about the word.
 _UNSPEAKABLE: Final = re.compile(r"\\|\n|  |[(){}=∑∫√]|\b(?:may|can) (?:also )?refer to\b|:$")
+_WORD: Final = re.compile(r"[A-Za-z]+")
+#: How much more often a name has a capital than a small letter: ordinary words are parts of names, too.
+_MORE_OFTEN: Final = 10
 _QUALIFIED: Final = re.compile(r"(.+?) \((.+)\)")
 _WORDS: Final = read("encyclopedia")["making"]
 #: What a title is qualified by where nobody means it who says the bare word, unless the article is a vital one.
@@ -169,17 +174,29 @@ def _made(summaries: Mapping[str, Any]) -> Encyclopedia:
     vital: set[int] = set()
     #: The ranks of what a name may come from → the names → the articles.
     called: list[dict[str, set[int]]] = [{} for _ in range(6)]
+    written: Counter[str] = Counter()
+    for summary in summaries.values():
+        written.update(_WORD.findall(summary["extract"]))
+
+    def is_name(word: str) -> bool | None:
+        small, large = written[word.lower()], written[word.capitalize()]
+        return None if small == large == 0 else large > _MORE_OFTEN * small
+
     for title, summary in summaries.items():
         extract, about = summary["extract"], summary.get("description") or ""
         bare, qualifier = found.groups() if (found := _QUALIFIED.fullmatch(title)) else (title, "")
-        sentence = first_sentence(extract) or (about and f"{bare}: {_without_brackets(about).rstrip('.')}.")
-        if not sentence:
-            continue
         place = len(articles)
         is_person = summary.get("topic") == "People" and not qualifier.endswith("band")
         if summary.get("topic") == _VITAL:
             vital.add(place)
             is_person = _YEARS.search(about) is not None and _HE_OR_SHE.search(extract) is not None
+        sentence = first_sentence(extract) or described(
+            bare, about, _without_brackets(extract[:_LOOKED_AT]).strip(), person=is_person, is_name=is_name
+        )
+        sentence = sentence or (about and f"{bare}: {_without_brackets(about).rstrip('.')}.")
+        if not sentence:
+            vital.discard(place)
+            continue
         named = f"the {bare}" if sentence.lower().startswith(f"the {bare.lower()}") else bare
         articles.append(Article(title, named, sentence, about, is_person))
         for rank, some in enumerate(_names(bare, qualifier, extract, vital=place in vital, person=is_person)):

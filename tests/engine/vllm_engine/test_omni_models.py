@@ -68,6 +68,7 @@ def test_a_model_that_speaks_has_no_other_voice(tmp_path: Path) -> None:
     one = engine(tmp_path)
     assert one.capabilities.output_modalities == {OutputModality.TEXT, OutputModality.AUDIO}
     assert one.capabilities.tasks == {Task.CHAT, Task.SPEECH}
+    assert not one.capabilities.lexicon  # it says what it writes
     voice = one.parts["tts"]
     assert voice is not None
     assert (voice.name, voice.model) == ("talker", tmp_path.name)

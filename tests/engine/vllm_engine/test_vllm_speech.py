@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from omni_ws.core.chunks import FinishReason, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, Finished, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.talker_engine import Speaker
@@ -81,6 +83,7 @@ async def test_what_it_can_do(engine: VllmEngine) -> None:
     assert can.output_modalities == BOTH
     assert can.tasks == {Task.CHAT, Task.SPEECH}
     assert can.voices == ("ada", "bob")
+    assert can.lexicon
     assert {"talker.temperature", "talker.seed", "talker.max_tokens"} <= can.stage_sampling
     assert {"code2wav.first_frames", "talker.first_longest"} <= can.stage_params
 
@@ -101,6 +104,21 @@ async def test_an_answer_in_sound_alone(engine: VllmEngine) -> None:
     assert not any(isinstance(output, TextOutput) for output in outputs)
     text, _ = await answer(engine, Input("Hello."))
     assert_same_sound(sound_of(outputs), await spoken_at_once(engine, text))
+
+
+async def test_words_are_said_as_a_lexicon_says_and_written_as_they_are(engine: VllmEngine) -> None:
+    text, _ = await answer(engine, Input("Hello."))
+    word = next(word for word in re.findall(r"\w+", text) if word.isascii())
+    lexicon = {word: "quite another word"}
+    speakable = SpeakableText("", literal=True, lexicon=lexicon)
+    spoken = "".join(piece.text for piece in (*speakable.feed(text), *speakable.rest()))
+    assert "quite another word" in spoken
+    outputs = await outputs_of(engine, Input("Hello."), modalities=BOTH, lexicon=lexicon)
+    assert said(outputs) == text
+    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, spoken))
+    ends = [output.text_end for output in outputs if isinstance(output, AudioOutput) and output.text_end is not None]
+    assert ends == sorted(ends)
+    assert ends[-1] == len(text.rstrip())
 
 
 async def test_it_speaks_while_it_still_writes(engine: VllmEngine) -> None:

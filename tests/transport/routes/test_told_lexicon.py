@@ -7,6 +7,7 @@ from support.capable_engine import CapableEngine
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.raw_http import RawResponse, post
+from support.realtime_client import realtime_client
 
 from omni_ws.client import connect
 from omni_ws.core.chunks import Task
@@ -89,3 +90,11 @@ async def test_a_lexicon_is_shown_as_it_is_in_effect() -> None:
     async with live_server(CapableEngine(SCRIPT)) as server, native_client(server) as client:
         for given, shown in (({}, {}), ({"lexicon": {"a": "b"}}, {"a": "b"}), (None, {})):
             assert (await client.configure(tts=given))["tts"] == {"lexicon": shown}
+
+
+async def test_the_operators_lexicon_holds_for_the_realtime_api() -> None:
+    engine = CapableEngine(SCRIPT)
+    async with live_server(engine, tts={"lexicon": {"nginx": "engine x"}}) as server, realtime_client(server) as client:
+        await client.say("x")
+        await client.respond()
+    assert [request.lexicon for request in engine.requests] == [{"nginx": "engine x"}]
