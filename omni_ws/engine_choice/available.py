@@ -25,7 +25,7 @@ from omni_ws.core.json_values import check_values
 from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role, parts_of
-from omni_ws.engine.tts.language_voices import voice_table
+from omni_ws.engine.tts.voice_table import voice_table
 from omni_ws.errors import EngineFailed, InvalidFrame
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import fetched_file
