@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ pytest.importorskip("unicode_rbnf")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def asked(text: str, **fields: str) -> GenerationRequest:
+def asked(text: str, **fields: Any) -> GenerationRequest:
     return replace(whole_request(Task.SPEECH, [InputChunk(Modality.TEXT, text.encode())]), **fields)
 
 
