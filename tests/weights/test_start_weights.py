@@ -114,7 +114,10 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
         (("--embedded.turn-path", "some.onnx", "--tts", "none"), ["encyclopedia", "whisper-tiny-en"]),
         (("--languages", "en"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--languages", "en,es"), ["encyclopedia", "whisper-base", "hibari", "smart-turn"]),
-        (("--languages", "es", "--asr", "whisper:tiny.en"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
+        (
+            ("--languages", "es", "--asr", "whisper:tiny.en"),
+            ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"],
+        ),
         (("--engine", "fake"), []),
     ],
 )
