@@ -177,7 +177,9 @@ class WhisperModel:
         encoded = self._model.encode(ctranslate2.StorageView.from_array(spectrogram[None]))
         detects = language is None and self.multilingual
         possible = self._possible_languages(encoded, among, before) if detects else {}
-        tried = list(possible)[: 1 if beam == 1 else 2] or [language]  # of an interim text, the next one will do better
+        tried: list[str | None] = list(possible) if detects else [language]
+        if beam == 1:
+            del tried[1:]  # of an interim text, which the next one will correct
         decoded = [self._decoded(encoded, seconds, one, expected=expected, beam=beam) for one in tried]
         best = decoded[0] if len(decoded) == 1 else _clearest(decoded, possible, before)
         timed = best.tokens and (words or copied_at_end(best.text.split()))
