@@ -92,7 +92,7 @@ SURE_OF_LANGUAGE: Final = 0.8
 POSSIBLE_LANGUAGE: Final = 0.5
 #: What counts of a text in one of two languages: the mean log-probability of its tokens, so much of the log-probability
 #: of the language, and an addition for the language before. The tokens alone do not tell, since in a wrong language
-#: Whisper often translates, in likely words (benchmarks/README.md, How languages are measured).
+#: Whisper often translates, in likely words (benchmarks/README.md, How speech is measured).
 WEIGHT_OF_DETECTION: Final = 0.05
 MARGIN_OF_CHANGE: Final = 0.1
 
