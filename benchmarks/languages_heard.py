@@ -28,7 +28,7 @@ from benchmarks.asr import new_engine
 from benchmarks.speech.corpus import Clip, telephone_prompts
 from benchmarks.speech.hearing import Heard, hear, whole_request
 from benchmarks.speech.word_errors import WordErrors, compared, total
-from omni_ws.audio.pcm import Samples, StreamResampler, samples_from_pcm16
+from omni_ws.audio.pcm import Samples, StreamResampler, as_samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.core.json_values import language_name
@@ -117,8 +117,7 @@ async def spoken(engine: SpeechEngine, text: str, language: str) -> Samples:
     async for output in streamed(engine, replace(request, voice=engine.capabilities.voice_aliases[_VOICES[language]])):
         if isinstance(output, AudioOutput):
             rate = output.sample_rate
-            samples = output.samples
-            pieces.append(samples_from_pcm16(samples) if samples.dtype == np.int16 else samples)
+            pieces.append(as_samples(output.samples))
     resampler = StreamResampler(rate, SAMPLE_RATE)
     return np.concatenate([resampler.process(np.concatenate(pieces)), resampler.flush()])
 

@@ -103,6 +103,8 @@ SAMPLE_OF_SETTING = {
     "llm.context": "2048",
     "tts.use": "http://127.0.0.1:8880/v1",
     "fronts": "demo,chat",
+    "languages": "en,es",
+    "tts.voices": '{"es": "kokoro:ef_dora"}',
     "plugins": '{"shout": {"volume": 3}}',
 }
 

@@ -323,8 +323,9 @@ def _best_voice(config: ServerConfig) -> Engine:
 
 def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
     """Create the engine that speaks with a voice, and in the configured languages with those that they have."""
-    from omni_ws.engine.tts.language_voices import LanguageVoices, voice_table
+    from omni_ws.engine.tts.language_voices import LanguageVoices
     from omni_ws.engine.tts.speech_engine import SpeechEngine
+    from omni_ws.engine.tts.voice_table import voice_table
 
     table = voice_table(config)
     return SpeechEngine(LanguageVoices(voice, table, required=config.tts.voices) if table else voice)

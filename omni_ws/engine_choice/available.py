@@ -20,7 +20,7 @@ from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
 from omni_ws.engine.llm.coming import growing_llms
-from omni_ws.engine.tts.language_voices import voice_table
+from omni_ws.engine.tts.voice_table import voice_table
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import fetched_file

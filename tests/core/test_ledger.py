@@ -628,6 +628,20 @@ def test_an_answer_of_an_hour_and_a_hundred_thousand_words() -> None:
     assert len(ledger.to_bytes()) < 4 << 20
 
 
+def test_the_language_of_what_was_heard_is_kept() -> None:
+    ledger = new_ledger()
+    for request_id, heard in (("a", ("es", "de")), ("b", (None,)), ("c", ("en",))):
+        entry = ledger.open(request_id)
+        for language in heard:
+            ledger.hear(entry, "word", language=language)
+        ledger.finish(entry, whole=True)
+    restored = Ledger.from_bytes(ledger.to_bytes(), ByteBudget(1 << 24))
+    assert restored.language == "en"
+    messages = [restored.question(one) for one in map(restored.find, "abc") if one is not None]
+    assert [message.language for message in messages] == ["de", None, "en"]
+    assert restored.history.messages()[-1].language == "en"  # all of them are one message
+
+
 @pytest.mark.parametrize("past", [0, 1])
 def test_entries_that_are_over_are_bounded(past: int) -> None:
     talk = Talk(clocked=True)

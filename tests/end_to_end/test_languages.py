@@ -16,7 +16,7 @@ from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, clip_bytes
 from support.voices import need
 
-from omni_ws.audio.pcm import StreamResampler, pcm16_from_samples, samples_from_pcm16
+from omni_ws.audio.pcm import StreamResampler, as_samples, pcm16_from_samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import OutputModality, Task
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
@@ -48,8 +48,7 @@ async def said_by_espeak(text: str, language: str) -> bytes:
         )
     finally:
         await voice.stop()
-    pieces = [one.samples for one in answer.audio]
-    sound = np.concatenate([samples_from_pcm16(one) if one.dtype == np.int16 else one for one in pieces])
+    sound = np.concatenate([as_samples(one.samples) for one in answer.audio])
     resampler = StreamResampler(answer.audio[0].sample_rate, SAMPLE_RATE)
     heard = np.concatenate([resampler.process(sound), resampler.flush(), np.zeros(SAMPLE_RATE // 2, np.float32)])
     return pcm16_from_samples(heard).tobytes()

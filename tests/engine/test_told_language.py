@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.engine_answers import request_of, text
+from support.engine_answers import Input, request_of
 from support.part_engines import RetortEngine
 
 from omni_ws.core.chunks import Modality
 from omni_ws.core.history import Message
 from omni_ws.engine.base import HeardLanguage
-from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.told_language import told_language
 
 SPANISH, ENGLISH = "\n(The user speaks Spanish.)", "\n(The user speaks English.)"
@@ -20,7 +19,7 @@ SPANISH, ENGLISH = "\n(The user speaks Spanish.)", "\n(The user speaks English.)
 async def told(history: tuple[Message, ...], heard: str | None, **able: Any) -> tuple[list[str], str]:
     """The texts of the history, and the text of the input, as a model gets them."""
     llm = RetortEngine(**able)
-    request = request_of(Chunks((text("hola"),)), history=history, heard_language=HeardLanguage(code=heard))
+    request = request_of(Input("hola"), history=history, heard_language=HeardLanguage(code=heard))
     request = told_language(request, llm)
     said = "".join([chunk.payload.decode() async for chunk in request.input])
     return [message.text for message in request.history], said
@@ -62,7 +61,7 @@ async def test_what_was_told_once_is_told_in_the_same_words_for_ever() -> None:
 
 async def test_the_note_follows_the_last_part_of_a_message() -> None:
     more = (Message("user", "segundo", language="es"),)
-    request = request_of(Chunks((text("hola"),)), history=(Message("user", "primero", language="es", more=more),))
+    request = request_of(Input("hola"), history=(Message("user", "primero", language="es", more=more),))
     request = told_language(request, RetortEngine())
     assert [part.text for part in request.history[0].parts] == ["primero", "segundo" + SPANISH]
 

@@ -15,6 +15,7 @@ from support.speech_clips import clip_bytes
 from benchmarks.server_process import free_port
 from omni_ws.config import ServerConfig, load
 from omni_ws.config.parts import FETCHED_LLMS, FULL_NAMES, LOCAL_PORTS, SPOKEN_INSTRUCTIONS
+from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import Engine
@@ -107,6 +108,38 @@ def test_an_asr_on_a_server_has_its_settings() -> None:
     assert engine.capabilities.languages == {"de", "en"}
     assert (engine.capabilities.word_times, settings.speculate) == (True, False)
     assert "yue" in asr_of(configured("--asr", "http://h/v1")).capabilities.languages  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("argv", "model", "heard"),
+    [
+        ((), "tiny.en", {"en"}),
+        (("--languages", "en"), "tiny.en", {"en"}),
+        (("--languages", "EN-us,es-MX,es"), "base", {"en", "es"}),
+        (("--languages", "es", "--asr", "whisper"), "base", {"es"}),
+        (("--languages", "es", "--asr", "whisper:tiny.en"), "tiny.en", {"es"}),  # the start refuses it
+    ],
+)
+def test_the_languages_choose_whisper(argv: tuple[str, ...], model: str, heard: set[str]) -> None:
+    engine = asr_of(configured(*argv))
+    assert isinstance(engine, RecogniserEngine)
+    assert isinstance(engine.recogniser, WhisperRecogniser)
+    assert engine.recogniser.model == model
+    assert engine.recogniser._languages == (heard if argv else set())
+
+
+def test_the_languages_are_those_of_a_server_too() -> None:
+    argv = ("--asr", "http://h/v1", "--languages", "de,en")
+    assert asr_of(configured(*argv)).capabilities.languages == {"de", "en"}  # type: ignore[union-attr]
+    named = asr_of(configured(*argv, "--asr.languages", "es"))
+    assert named is not None
+    assert named.capabilities.languages == {"es"}
+
+
+@pytest.mark.parametrize("language", ["e", "english", "en_US", "en-123456789"])
+def test_what_is_no_language_is_refused(language: str) -> None:
+    with pytest.raises(ConfigurationError, match="languages"):
+        configured("--languages", f"es,{language}")
 
 
 def test_a_talker_of_the_vllm_engine_is_its_tts() -> None:

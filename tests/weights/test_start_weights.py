@@ -65,6 +65,16 @@ def test_what_is_missing_is_fetched_before_the_start(
     assert capsys.readouterr().err == ""
 
 
+def test_what_languages_cost_is_told_before_it_is_fetched(
+    server: FileServer, started: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.files["/two/model.bin"] = b"bytes"
+    assert main(["serve", "--fetch", "--languages", "es,de"], {}) == 0
+    assert capsys.readouterr().err.startswith("for es, de, once: two (0 MB), one (0 MB)\n")
+    assert main(["serve", "--fetch", "--languages", "es,de"], {}) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_server_starts_without_what_cannot_be_fetched(
     server: FileServer, started: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,9 +133,8 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
         (("--engine", "remote", "--remote.upstreams", "http://127.0.0.1:9/v1"), ["smart-turn"]),
         (("--embedded.turn-path", "some.onnx", "--tts", "none"), ["encyclopedia", "whisper-tiny-en"]),
         (("--languages", "en"), ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"]),
-        (("--languages", "en,es"), ["encyclopedia", "whisper-base", "hibari", "smart-turn"]),
         (
-            ("--languages", "es", "--asr", "whisper:tiny.en"),
+            ("--languages", "nl", "--asr", "whisper:tiny.en"),
             ["encyclopedia", "whisper-tiny-en", "hibari", "smart-turn"],
         ),
         (("--engine", "fake"), []),

@@ -84,12 +84,17 @@ _MOST_EXPECTED: Final = _ROOM // 2 - 1
 #: The most characters of an expected text that are tokenised: more than the model reads.
 _MOST_EXPECTED_CHARACTERS: Final = 2000
 _MS_PER_ALIGNED_FRAME: Final = 20
+#: Probabilities of languages below it count as it.
+_LEAST_CHANCE: Final = 0.001
 #: The probability from which a detected language is not doubted, and that from which a language that differs from the
 #: one before is tried. If somebody has an accent, or says little, a neighbouring language is often detected, even with
 #: a probability of 0.9; therefore such speech is decoded in both languages.
 SURE_OF_LANGUAGE: Final = 0.8
 POSSIBLE_LANGUAGE: Final = 0.5
-#: By how much the mean log-probability of the tokens has to be higher in another language than in the one before.
+#: What counts of a text in one of two languages: the mean log-probability of its tokens, so much of the log-probability
+#: of the language, and an addition for the language before. The tokens alone do not tell, since in a wrong language
+#: Whisper often translates, in likely words (benchmarks/README.md, How speech is measured).
+WEIGHT_OF_DETECTION: Final = 0.05
 MARGIN_OF_CHANGE: Final = 0.1
 
 
@@ -172,11 +177,12 @@ class WhisperModel:
         spectrogram = log_mel(audio, context * FRAMES_PER_SEC, bands=self._model.n_mels)
         encoded = self._model.encode(ctranslate2.StorageView.from_array(spectrogram[None]))
         detects = language is None and self.multilingual
-        possible = self._possible_languages(encoded, among, before) if detects else (language,)
+        possible = self._possible_languages(encoded, among, before) if detects else {}
+        tried: list[str | None] = list(possible) if detects else [language]
         if beam == 1:
-            possible = possible[:1]  # an interim text: the next one will do better
-        decoded = [self._decoded(encoded, seconds, one, expected=expected, beam=beam) for one in possible]
-        best = decoded[0] if len(decoded) == 1 else _clearest(decoded, before)
+            del tried[1:]  # of an interim text, which the next one will correct
+        decoded = [self._decoded(encoded, seconds, one, expected=expected, beam=beam) for one in tried]
+        best = decoded[0] if len(decoded) == 1 else _clearest(decoded, possible, before)
         timed = best.tokens and (words or copied_at_end(best.text.split()))
         return WhisperTranscript(
             best.text,
@@ -217,10 +223,10 @@ class WhisperModel:
 
     def _possible_languages(
         self, encoded: ctranslate2.StorageView, among: Collection[str], before: str | None
-    ) -> tuple[str, ...]:
+    ) -> dict[str, float]:
         """See ``possible_languages``. Takes one step of the decoder, and no second encoding."""
         if len(among) == 1:
-            return tuple(among)
+            return dict.fromkeys(among, 1.0)
         (found,) = self._model.detect_language(encoded)
         return possible_languages({str(token).strip("<|>"): chance for token, chance in found}, among, before)
 
@@ -287,13 +293,18 @@ class _Decoded:
     score: float
 
 
-def _clearest(decoded: Sequence[_Decoded], before: str | None) -> _Decoded:
-    """Return the text that makes most sense: the likeliest tokens.
+def _clearest(decoded: Sequence[_Decoded], possible: Mapping[str, float], before: str | None) -> _Decoded:
+    """Return the text that makes most sense; ``possible`` has the probabilities of the languages.
 
     The language ``before`` of the utterance before has MARGIN_OF_CHANGE in its favour, and a single word, such as a
     name or a greeting, never changes it.
     """
-    best = max(decoded, key=lambda one: one.score + (MARGIN_OF_CHANGE if one.language == before else 0))
+
+    def sense(one: _Decoded) -> float:
+        detected = WEIGHT_OF_DETECTION * math.log(max(possible[str(one.language)], _LEAST_CHANCE))
+        return one.score + detected + (MARGIN_OF_CHANGE if one.language == before else 0)
+
+    best = max(decoded, key=sense)
     if best.language != before and estimate_tokens(best.text) <= 1:
         return next((one for one in decoded if one.language == before), best)
     return best
@@ -301,20 +312,23 @@ def _clearest(decoded: Sequence[_Decoded], before: str | None) -> _Decoded:
 
 def possible_languages(
     chances: Mapping[str, float], among: Collection[str] = (), before: str | None = None
-) -> tuple[str, ...]:
-    """Return the one or two languages that an utterance may be in, from the probabilities of all; the best guess first.
+) -> dict[str, float]:
+    """Return the one or two languages that an utterance may be in, the best guess first, with their probabilities.
 
-    Only the languages ``among`` count, if there are any: their probabilities are made to sum to one. ``before`` is the
-    language of the utterance before, if it is known.
+    ``chances`` are the probabilities of all languages. Only the languages ``among`` count, if there are any: their
+    probabilities are made to sum to one. ``before`` is the language of the utterance before, if it is known.
     """
     known = {code: chance for code, chance in chances.items() if not among or code in among} or dict(chances)
+    whole = sum(known.values()) or 1
     likeliest, *others = sorted(known, key=known.__getitem__, reverse=True)
-    share = known[likeliest] / (sum(known.values()) or 1)
+    sure = known[likeliest] >= SURE_OF_LANGUAGE * whole
     if before not in known:
-        return (likeliest,) if share >= SURE_OF_LANGUAGE else (likeliest, *others[:1])
-    if likeliest == before or share < POSSIBLE_LANGUAGE:
-        return (before,)
-    return (likeliest, before) if share >= SURE_OF_LANGUAGE else (before, likeliest)
+        possible = [likeliest] if sure else [likeliest, *others[:1]]
+    elif likeliest == before or known[likeliest] < POSSIBLE_LANGUAGE * whole:
+        possible = [before]
+    else:
+        possible = [likeliest, before] if sure else [before, likeliest]
+    return {code: known[code] / whole for code in possible}
 
 
 def prompt_tokens(language: str | None) -> list[str]:

@@ -38,7 +38,9 @@ SURE, UNSURE = SURE_OF_LANGUAGE, SURE_OF_LANGUAGE - 0.01
     ],
 )
 def test_which_languages_are_tried(chances: dict[str, float], before: str | None, possible: tuple[str, ...]) -> None:
-    assert possible_languages(chances, before=before) == possible
+    found = possible_languages(chances, before=before)
+    assert tuple(found) == possible
+    assert list(found.values()) == pytest.approx([chances[one] for one in found])
 
 
 @pytest.mark.parametrize(
@@ -52,30 +54,44 @@ def test_which_languages_are_tried(chances: dict[str, float], before: str | None
     ],
 )
 def test_only_some_languages_count(among: set[str], possible: tuple[str, ...]) -> None:
-    assert possible_languages({"en": 0.5, "it": 0.4, "es": 0.1}, among) == possible
+    found = possible_languages({"en": 0.5, "it": 0.4, "es": 0.1}, among)
+    assert tuple(found) == possible
+    if len(among) == 2:
+        assert found == {"it": pytest.approx(0.8)}
 
 
 def decoded(language: str, score: float, text: str = "two words") -> _Decoded:
     return _Decoded(language, [], [], text, 0.0, score)
 
 
+EVEN = dict.fromkeys(("en", "es", "it"), 0.5)
+
+
 def test_the_likelier_text_is_taken() -> None:
     spanish, italian = decoded("es", -0.3), decoded("it", -0.2)
-    assert _clearest([spanish, italian], None) is italian
-    assert _clearest([italian, spanish], None) is italian
+    assert _clearest([spanish, italian], EVEN, None) is italian
+    assert _clearest([italian, spanish], EVEN, None) is italian
 
 
 def test_the_language_before_has_a_margin() -> None:
     spanish = decoded("es", -0.5)
     above = decoded("it", spanish.score + MARGIN_OF_CHANGE + 0.001)
     within = decoded("it", spanish.score + MARGIN_OF_CHANGE - 0.001)
-    assert _clearest([above, spanish], "es") is above
-    assert _clearest([within, spanish], "es") is spanish
+    assert _clearest([above, spanish], EVEN, "es") is above
+    assert _clearest([within, spanish], EVEN, "es") is spanish
+
+
+def test_what_was_detected_counts_beside_the_text() -> None:
+    """Figures of a recording in Spanish, which Whisper translates if it is told to expect English."""
+    spanish, english = decoded("es", -0.285), decoded("en", -0.303)
+    assert _clearest([spanish, english], {"es": 0.94, "en": 0.04}, "en") is spanish
+    assert _clearest([spanish, english], {"es": 0.6, "en": 0.4}, "en") is english
+    assert _clearest([spanish, english], {"es": 1.0, "en": 0.0}, "en") is spanish
 
 
 @pytest.mark.parametrize(("text", "changes"), [("Okay.", False), ("Okay then.", True), ("好", False), ("你好", True)])
 def test_a_word_changes_nothing(text: str, changes: bool) -> None:
     spanish = decoded("es", -2.0)
     english = replace(decoded("en", -0.1), text=text)
-    assert (_clearest([english, spanish], "es") is english) is changes
-    assert _clearest([english, spanish], None) is english  # the first word of a conversation tells what there is
+    assert (_clearest([english, spanish], EVEN, "es") is english) is changes
+    assert _clearest([english, spanish], EVEN, None) is english  # the first word of a conversation tells what there is

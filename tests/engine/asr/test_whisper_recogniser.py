@@ -233,7 +233,7 @@ def test_a_request_may_limit_the_detection(recogniser: WhisperRecogniser, model:
     transcriber.transcribe(pcm(1)).result(PATIENCE_SEC)
     heard.code = "en"  # as an utterance has told meanwhile
     transcriber.transcribe(pcm(1)).result(PATIENCE_SEC)
-    assert model.detected == [({"de"}, "de"), ({"de"}, "en")]
+    assert model.detected == [(frozenset({"de"}), "de"), (frozenset({"de"}), "en")]
 
 
 def test_the_operator_may_limit_the_detection(model: TimedModel) -> None:
@@ -242,7 +242,7 @@ def test_the_operator_may_limit_the_detection(model: TimedModel) -> None:
     recogniser.load()
     model.detected.clear()
     recogniser.transcriber(request_of(open_input())).transcribe(pcm(1)).result(PATIENCE_SEC)
-    assert model.detected == [({"de"}, None)]
+    assert model.detected == [(frozenset({"de"}), None)]
     assert recogniser.capabilities.languages == {"de"}
     assert recogniser.describe()[0].startswith("languages: German;")
     recogniser.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.engine.base import AudioOutput, GenerationRequest
 from omni_ws.engine.tts import voice_process
-from omni_ws.engine.tts.language_voices import LanguageVoices, voice_table
+from omni_ws.engine.tts.language_voices import LanguageVoices
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.engine.tts.voice_table import voice_table
 from omni_ws.engine_choice import tts_of
 from omni_ws.errors import EngineFailed, InvalidValue
 
@@ -31,7 +33,7 @@ pytest.importorskip("unicode_rbnf")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def asked(text: str, **fields: str) -> GenerationRequest:
+def asked(text: str, **fields: Any) -> GenerationRequest:
     return replace(whole_request(Task.SPEECH, [InputChunk(Modality.TEXT, text.encode())]), **fields)
 
 

@@ -15,7 +15,7 @@ from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
 
 from omni_ws.core import ledger
-from omni_ws.core.chunks import Word
+from omni_ws.core.chunks import Hearing, Word
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -287,6 +287,14 @@ async def test_an_acknowledgement_answers_a_question(text: str, ends: bool) -> N
         assert (answer.final["request_id"] == request_id, answer.reason) == (ends, "cancelled" if ends else "stop")
         if ends:
             assert (await client.answer()).text == "Very well."
+
+
+async def test_an_acknowledgement_is_english() -> None:
+    engine = hearing(heard=[TranscriptOutput("Okay.", hearing=Hearing("german")), TextOutput("Gut.")])
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        await cough(client)
+        assert (await cut_answer(client, request_id)).text == "Gut."
 
 
 async def test_what_was_passed_over_as_an_acknowledgement_is_told_with_the_words_behind_it() -> None:

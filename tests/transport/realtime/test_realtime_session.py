@@ -16,6 +16,7 @@ from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 
 from omni_ws.audio.pcm import decode_mu_law
+from omni_ws.core.chunks import Hearing
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.realtime.session import RealtimeConnection
@@ -105,6 +106,21 @@ async def test_the_prompt_of_a_transcription_is_what_the_engine_expects() -> Non
             )
             assert (error["code"], error["param"]) == ("invalid_value", "session.audio.input.transcription.prompt")
     assert [request.expected for request in engine.requests] == ["Ng", "", "", "a" * 4096]
+
+
+async def test_without_a_language_of_the_transcription_it_is_detected() -> None:
+    heard = [TranscriptOutput("sí", hearing=Hearing("spanish")), said("yes")]
+    engine = HearingEngine([said("yes")], heard=heard, languages=frozenset({"en", "es"}))
+    async with live_server(engine) as server, realtime_client(server) as client:
+        for language in ("es-MX", None, "fr", "en"):
+            await client.update(audio={"input": {"transcription": {"language": language}, "turn_detection": None}})
+            await client.send("input_audio_buffer.append", audio=base64.b64encode(bytes(4800)).decode())
+            await client.send("input_audio_buffer.commit")
+            await client.respond()
+        completed = client.seen("conversation.item.input_audio_transcription.completed")
+        assert len(completed) == 4
+    assert [request.language for request in engine.requests] == ["es", None, None, "en"]
+    assert {event["language"] for event in completed} == {"es"}
 
 
 async def test_a_prompt_for_an_engine_that_can_expect_nothing_has_no_effect() -> None:
