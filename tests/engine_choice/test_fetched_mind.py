@@ -137,7 +137,7 @@ def test_a_python_that_is_no_environment_gets_no_package(
 
 def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tmp_path: Path) -> None:
     for name, model in (("qwen3-0.6b", "Qwen3-0.6B"), ("qwen3-1.7b", "Qwen3-1.7B")):
-        (tmp_path / module.pinned_weights()[name].key).mkdir()
+        (tmp_path / pinned(server.url)[name].key).mkdir()
         found = mind(tmp_path, "--api-key", "secret", fetch=False)
         assert found.model == model
         plan = found.plan()
@@ -149,7 +149,7 @@ def test_what_was_fetched_and_lacks_its_package_is_told(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "is_installed", lambda: False)
-    (tmp_path / module.pinned_weights()["qwen"].key).mkdir()
+    (tmp_path / pinned(server.url)["qwen"].key).mkdir()
     plan = mind(tmp_path, fetch=False).plan()
     assert (plan.begins, plan.can_begin) == (False, True)
     assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
@@ -167,7 +167,7 @@ def test_the_bytes_are_checked_before_they_are_used(server: FileServer, tmp_path
     mind(tmp_path).fetch(Fetching())
     assert mind(tmp_path)._is_fetched
     # Damage is noticed, and what was damaged is fetched again.
-    file = tmp_path / module.pinned_weights()["qwen"].key / "model.gguf"
+    file = tmp_path / pinned(server.url)["qwen"].key / "model.gguf"
     file.write_bytes(b"other" + MODEL[5:])
     mind(tmp_path).fetch(Fetching())
     assert file.read_bytes() == MODEL
@@ -232,7 +232,7 @@ def test_the_package_is_installed_first_and_once(
         there.append(command[-1])
         return popen([sys.executable, str(pip), *command[3:]], **options)
 
-    monkeypatch.setattr(module.subprocess, "Popen", run)
+    monkeypatch.setattr(subprocess, "Popen", run)
     monkeypatch.setattr(module, "is_installed", lambda: bool(there))
     for _ in range(2):
         mind(tmp_path / "cache").fetch(Fetching(told.append))
@@ -256,7 +256,7 @@ def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
         processes.append(popen([sys.executable, "-c", f"import sys, time\n{code}"], **options))
         return processes[-1]
 
-    monkeypatch.setattr(module.subprocess, "Popen", run)
+    monkeypatch.setattr(subprocess, "Popen", run)
     monkeypatch.setattr(module, "is_installed", lambda: False)
     fetching = Fetching()
     if stops:

@@ -33,8 +33,8 @@ from omni_ws.weights.sources import Progress, WeightsError
 @asynccontextmanager
 async def serving(mind: Mind, *, parts: bool = False, **options: Any) -> AsyncIterator[tuple[LiveServer, AutoLlm]]:
     llm = auto(mind)
-    others = {"asr": WordEngine(), "tts": ToneEngine()} if parts else {}
-    async with live_server(ComposedEngine(llm, model="omni-embedded", **others), **options) as server:
+    asr, tts = (WordEngine(), ToneEngine()) if parts else (None, None)
+    async with live_server(ComposedEngine(llm, asr=asr, tts=tts, model="omni-embedded"), **options) as server:
         yield server, llm
 
 
