@@ -130,10 +130,13 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
-#: Further instructions for small models, which tend to promise what they cannot do.
-_OF_SMALL_MODELS: Final = (
-    " You cannot see, browse the internet, know the weather or the news, play music, call anybody or control devices: "
-    "if you are asked to, say that you cannot. If you do not know something, say so."
+#: The same for small models, which follow few instructions, and tend to promise what they cannot do.
+_FOR_SMALL_MODELS: Final = (
+    "You are a friendly voice assistant, a computer program. Your answers are spoken aloud: answer in one or two "
+    "short, plain sentences, in the user's language, without lists, Markdown, emoji or code. The user's words come from "
+    "speech recognition, which may mishear. You know much about the world, its history and everyday life, but you "
+    "cannot see, browse the internet, know today's weather or news, play music, call anybody or control devices: if you "
+    "are asked to, say so. Warn of what is dangerous."
 )
 
 
@@ -263,7 +266,7 @@ class LlmConfig(PartConfig):
             return ""
         if self.instructions is not None:
             return self.instructions
-        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if self.choice.name.startswith("qwen") else "")
+        return _FOR_SMALL_MODELS if self.choice.name.startswith("qwen") else SPOKEN_INSTRUCTIONS
 
 
 #: The TTS parts that have a setting for the voice; a Talker's voices are those of its profile.
