@@ -164,7 +164,8 @@ def llm_of(config: ServerConfig) -> Engine:
         case name if name in FETCHED_LLMS:
             from omni_ws.engine.llm.rules_engine import RulesFirst
 
-            return RulesFirst(_fetched_llm(config), own_instructions=config.llm.spoken_instructions)
+            instructions, of_itself = config.llm.spoken_instructions, config.llm.instructions is None
+            return RulesFirst(_fetched_llm(config), own_instructions=instructions, of_itself=of_itself)
     from omni_ws.engine.remote.engine import LocalServerLlm, RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
 

@@ -257,6 +257,7 @@ def test_qwen_has_a_template_and_examples(
     settings = first.llm.settings
     assert (settings.chat_template, bool(settings.examples)) == (template, examples)
     assert settings.sampling == {"temperature": 0.2}
+    assert first.of_itself is examples
 
 
 @pytest.mark.parametrize("section", ["llm", "remote"])
