@@ -45,7 +45,7 @@ def _answer(url: str, messages: list[dict[str, str]]) -> str:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
-def _wait_until_ready(health: str) -> None:
+def wait_until_ready(health: str) -> None:
     while True:
         with suppress(HTTPError):
             urlopen(health).close()
@@ -69,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ask(options.url, instructions)
         return
     port = free_port()
-    parts = ("--llm", options.llm, "--asr", "none", "--tts", "none", "--log-level", "warning")
+    parts = ("--llm", options.llm, "--asr", "none", "--tts", "espeak", "--log-level", "warning")
     with running("omni_ws", "serve", *parts, port=port):
-        _wait_until_ready(f"http://127.0.0.1:{port}/health")
+        wait_until_ready(f"http://127.0.0.1:{port}/health")
         ask(f"http://127.0.0.1:{port}/v1", instructions)
 
 

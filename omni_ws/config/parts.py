@@ -57,6 +57,8 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
 AUTO: Final = "auto"
 #: The names of LLMs that can be fetched, which are those of their weights.
 FETCHED_LLMS: Final = ("qwen", "qwen3-1.7b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2")
+#: Of these, the one that is for tests alone, and too small to be named in documents.
+FOR_TESTS: Final = "smollm2"
 #: Their other names, in full.
 FULL_NAMES: Final[Mapping[str, str]] = {"qwen2.5-coder-1.5b": "qwen"}
 #: The name that a choice has if it is a URL.
@@ -135,16 +137,19 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
-#: Further instructions for small models, which tend to promise what they cannot do.
-_OF_SMALL_MODELS: Final = (
-    " You cannot see, browse the internet, know the weather or the news, play music, call anybody or control devices: "
-    "if you are asked to, say that you cannot. If you do not know something, say so."
+#: The same for small models, which follow few instructions, and tend to promise what they cannot do.
+_FOR_SMALL_MODELS: Final = (
+    "You are a friendly voice assistant, a computer program. Your answers are spoken aloud: answer in one or two "
+    "short, plain sentences, in the user's language, without lists, Markdown, emoji or code. The user's words come "
+    "from speech recognition, which may mishear. You know much about the world, its history and everyday life, but you "
+    "cannot see, browse the internet, know today's weather or news, play music, call anybody or control devices: if "
+    "you are asked to, say so. Warn of what is dangerous."
 )
 
 
 def _use(part: str, server: str, *, unset: str = "embedded, beside another part") -> Any:
     """Return the setting that chooses a part; ``server`` says in its help which API a server needs to be this part."""
-    forms = ", ".join(f"`{form}`" for form in FORMS[part].values())
+    forms = ", ".join(f"`{form}`" for name, form in FORMS[part].items() if name != FOR_TESTS)
     return setting(f"{forms}, or the base URL of {server}; unset: {unset}.", short=f"--{part}", often=True)
 
 
@@ -268,7 +273,7 @@ class LlmConfig(PartConfig):
         if self.instructions is not None:
             return self.instructions
         small = self.use is None or self.choice.name == AUTO or self.choice.name.startswith("qwen")
-        return SPOKEN_INSTRUCTIONS + (_OF_SMALL_MODELS if small else "")
+        return _FOR_SMALL_MODELS if small else SPOKEN_INSTRUCTIONS
 
 
 #: What ``session_config`` takes, too.

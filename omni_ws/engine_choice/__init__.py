@@ -116,6 +116,20 @@ _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
+#: Sampling of small models, which are more often wrong the more chance they have.
+_SURE: Final[Mapping[str, Any]] = {"temperature": 0.2}
+#: How conversations with small models begin, unless somebody gives other instructions: in short true sentences, with
+#: sympathy, with a refusal of what a voice cannot do, and a warning of what is dangerous.
+_EXAMPLES: Final = (
+    ("Who's there?", "I'm your voice assistant, a computer program. How can I help you?"),
+    ("Will it be warm this afternoon?", "I'm sorry, I can't see the weather."),
+    ("I lost my job today.", "I'm so sorry, that must be hard. Do you want to talk about it?"),
+    ("Is it safe to eat raw chicken?", "No, raw chicken can make you very ill. Always cook it through."),
+    ("Who was Cleopatra?", "She was the last queen of ancient Egypt. She died in the year 30 before Christ."),
+    ("How many days are in a week?", "There are seven days in a week."),
+)
+
+
 def asr_of(config: ServerConfig) -> Engine | None:
     """Create the part that recognises speech; None if there is none."""
     choice = config.asr.choice
@@ -174,7 +188,8 @@ def _with_rules(llm: Engine, config: ServerConfig) -> Engine:
     """Return ``llm`` behind the rules, which answer what they know exactly."""
     from omni_ws.engine.llm.rules_engine import RulesFirst
 
-    return RulesFirst(llm, own_instructions=config.llm.spoken_instructions)
+    instructions, of_itself = config.llm.spoken_instructions, config.llm.instructions is None
+    return RulesFirst(llm, own_instructions=instructions, of_itself=of_itself)
 
 
 def _auto_llm(config: ServerConfig) -> Engine:
@@ -230,31 +245,32 @@ def vllm_engine(config: ServerConfig, settings: VllmConfig) -> Engine:
 
 
 def _fetched_llm(config: ServerConfig, name: str) -> Engine:
-    model, about = _FETCHED_LLMS[name]
     from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE
 
-    template = QWEN_CODER_TEMPLATE if name == "qwen" else None
-    return _gguf(config, _fetched(name), name=model, about=about, template=template)
+    model, about = _FETCHED_LLMS[name]
+    fields: dict[str, Any] = {"name": model, "about": about}
+    if name.startswith("qwen"):
+        fields |= {"sampling": _SURE, "examples": _EXAMPLES if config.llm.instructions is None else ()}
+    if name == "qwen" and config.llm.chat_template is None:
+        fields["chat_template"] = QWEN_CODER_TEMPLATE
+    return _gguf(config, _fetched(name), **fields)
 
 
-def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "", template: Path | None = None) -> Engine:
+def _gguf(config: ServerConfig, file: Path, **fields: Any) -> Engine:
     from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 
     llm = config.llm
-    return GgufEngine(
-        GgufSettings(
-            file=file,
-            name=name or file.stem,
-            context=llm.context,
-            threads=llm.threads,
-            parallel=llm.parallel,
-            think=llm.think,
-            chat_template=llm.chat_template or template,
-            instructions="" if config.tts.choice.name == "none" else llm.spoken_instructions,
-            about=about,
-            first_byte_timeout=llm.first_byte_timeout_sec,
-        )
-    )
+    of_config: dict[str, Any] = {
+        "name": file.stem,
+        "context": llm.context,
+        "threads": llm.threads,
+        "parallel": llm.parallel,
+        "think": llm.think,
+        "chat_template": llm.chat_template,
+        "instructions": "" if config.tts.choice.name == "none" else llm.spoken_instructions,
+        "first_byte_timeout": llm.first_byte_timeout_sec,
+    }
+    return GgufEngine(GgufSettings(file=file, **{**of_config, **fields}))
 
 
 def _fetched(name: str) -> Path:

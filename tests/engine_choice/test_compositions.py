@@ -23,7 +23,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.auto_llm import AutoLlm
-from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
+from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst
 from omni_ws.engine.remote.engine import LocalServerLlm, RemoteEngine, RemoteLlmEngine
 from omni_ws.engine.remote.recogniser import RemoteRecogniser
@@ -271,6 +271,28 @@ def test_every_model_that_can_be_fetched_runs_by_llama_cpp(monkeypatch: pytest.M
         "qwen2.5-1.5b": ("Qwen2.5-1.5B-Instruct", "qwen2.5-1.5b"),
         "smollm2": ("SmolLM2-135M-Instruct", "smollm2"),
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "template", "examples"),
+    [
+        ((), QWEN_CODER_TEMPLATE, True),
+        (("--llm.chat-template", "t.jinja"), Path("t.jinja"), True),
+        (("--llm.instructions", "Speak like a pirate."), QWEN_CODER_TEMPLATE, False),
+    ],
+)
+def test_qwen_has_a_template_and_examples(
+    flags: tuple[str, ...], template: Path, examples: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gives other instructions does not get examples for ours."""
+    monkeypatch.setattr("omni_ws.weights.cache.fetched_file", lambda name: Path(f"{name}.gguf"))
+    first = llm_of(configured("--llm", "qwen", *flags))
+    assert isinstance(first, RulesFirst)
+    assert isinstance(first.llm, GgufEngine)
+    settings = first.llm.settings
+    assert (settings.chat_template, bool(settings.examples)) == (template, examples)
+    assert settings.sampling == {"temperature": 0.2}
+    assert first.of_itself is examples
 
 
 @pytest.mark.parametrize("section", ["llm", "remote"])

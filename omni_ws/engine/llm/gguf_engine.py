@@ -11,11 +11,12 @@ import secrets
 import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.core.history import Message
 from omni_ws.engine.base import (
     EngineCapabilities,
     EngineOutput,
@@ -72,6 +73,11 @@ class GgufSettings:
     #: Instructions with which most conversations begin. They are processed at the start, so that no first answer waits
     #: for them.
     instructions: str = ""
+    #: Pairs of words and answers with which a conversation with these instructions begins: a small model learns more
+    #: from them than from rules.
+    examples: tuple[tuple[str, str], ...] = ()
+    #: Sampling parameters for clients that set none of them.
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     #: A note on the model for the operator.
     about: str = ""
     #: How long the first output of an answer may take, in seconds.
@@ -165,7 +171,7 @@ class GgufEngine:
             await llm.start()
             running = RunningModel(child, served, llm)
             if settings.instructions:
-                await running.compute(settings.instructions)
+                await running.compute(settings)
         except BaseException:
             await child.end()
             raise
@@ -195,7 +201,7 @@ class GgufEngine:
         place = _Place(self._places, self.parallel)
         self.active_requests += 1
         try:
-            asked = replace(request, input=place.after(request.input), sampling=_without_loops(request))
+            asked = replace(_begun(request, self.settings), input=place.after(request.input))
             await _answer(running.llm, asked, out)
         except EngineFailed:
             if await running.has_ended():
@@ -241,8 +247,8 @@ class RunningModel:
     def pid(self) -> int:
         return self.child.pid
 
-    async def compute(self, instructions: str) -> None:
-        """Have llama.cpp process ``instructions``, and keep the result for conversations that begin with them."""
+    async def compute(self, settings: GgufSettings) -> None:
+        """Have llama.cpp process the instructions and the examples, and keep them for conversations that begin so."""
         request = GenerationRequest(
             request_id="start",
             task=Task.CHAT,
@@ -250,11 +256,11 @@ class RunningModel:
             input_mode=InputMode.SNAPSHOT,
             input_audio=AudioFormat(),
             modalities=frozenset({OutputModality.TEXT}),
-            instructions=instructions,
+            instructions=settings.instructions,
             sampling={"max_tokens": 1},
         )
         try:
-            await self.llm.generate(request, _Unread())
+            await self.llm.generate(_begun(request, settings), _Unread())
         except OmniError as error:  # the first answer will begin later, and report the error
             logger.warning("the instructions were not computed ahead: %s", error)
 
@@ -318,6 +324,19 @@ def _checked_template(settings: GgufSettings) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise EngineFailed(f"cannot read the chat template {template}: {reason}", fatal=True) from None
+
+
+def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequest:
+    """Return ``request`` as the model gets it: with the examples before its history, and with our sampling."""
+    sampling = {**settings.sampling, **_without_loops(request)}
+    if not request.instructions or request.instructions != settings.instructions:
+        return replace(request, sampling=sampling)
+    examples = (
+        Message(role, said)
+        for pair in settings.examples
+        for role, said in zip(("user", "assistant"), pair, strict=True)
+    )
+    return replace(request, sampling=sampling, history=(*examples, *request.history))
 
 
 def _without_loops(request: GenerationRequest) -> Mapping[str, Any]:

@@ -79,10 +79,13 @@ def answer_in_english_alone(language: str) -> str:
     return ONLY_ENGLISH.get(language, told.UNKNOWN["foreign"][0])
 
 
-def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: object = None) -> Iterator[str] | None:
+def exact_answer(
+    text: str, history: Sequence[Message], now: datetime, *, seed: object = None, of_itself: bool = True
+) -> Iterator[str] | None:
     """The sentences of an answer that rules give exactly, each request in ``text`` for itself; None for all else.
 
-    Nothing is guessed here: misspelled words, or a word that tells enough among others, do not count.
+    Nothing is guessed here: misspelled words, or a word that tells enough among others, do not count. ``of_itself``:
+    whether the rules know who is asked, which another may have been told to be.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain or len(plain) > _MAX_SENTENCES_LETTERS:
@@ -93,6 +96,8 @@ def exact_answer(text: str, history: Sequence[Message], now: datetime, *, seed: 
     found = [_matcher().exactly(_with_text(asked, part)) for part in parts]
     exact = [match for match in found if match is not None and match.intent.exact]
     known = all(match is not None and (match.intent.exact or match.intent.light) for match in found)
+    if not of_itself and any(match.intent.name == "who are you" for match in exact):
+        return None
     if not exact or not known or (exact[0].intent.name == "what is my name" and told.name_told(asked.talk) is None):
         return None
     return _each_once(exact[:_MAX_ANSWERED])

@@ -212,15 +212,24 @@ class RulesFirst:
     """The engine ``llm``, but for the time, dates, sums, units, spelling and the like, which small models get wrong.
 
     Rules answer a request that is all text, not spoken in another language than English, and in a conversation that
-    nobody gave instructions: ``own_instructions`` are those of the operator. Where a client wants tools, JSON or
-    anything else of the model, it gets the model.
+    nobody gave instructions: ``own_instructions`` are those of the operator, and ``of_itself`` is whether these leave
+    it to the rules to say who answers. Where a client wants tools, JSON or anything else of the model, it gets the
+    model.
     """
 
-    def __init__(self, llm: Engine, *, own_instructions: str = "", now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self,
+        llm: Engine,
+        *,
+        own_instructions: str = "",
+        of_itself: bool = True,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
         self.name = llm.name
         self.model = llm.model
         self.llm = llm
         self._own_instructions = own_instructions
+        self.of_itself = of_itself
         self._now = now
 
     @property
@@ -275,7 +284,11 @@ class RulesFirst:
         said = b"".join(chunk.payload for chunk in taken).decode()
         before = unanswered(request.history)
         sentences = exact_answer(
-            f"{before} {said}".strip(), request.history, self._now(), seed=request.sampling.get("seed")
+            f"{before} {said}".strip(),
+            request.history,
+            self._now(),
+            seed=request.sampling.get("seed"),
+            of_itself=self.of_itself,
         )
         return None if sentences is None else list(sentences)
 

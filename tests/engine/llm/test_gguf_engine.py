@@ -173,6 +173,16 @@ async def test_a_prompt_is_computed_once(engine: GgufEngine) -> None:
     assert usage.cached_tokens > 0.8 * usage.input_tokens
 
 
+async def test_conversations_that_alternate_keep_what_was_computed(engine: GgufEngine) -> None:
+    """Also where they are more than the places: llama.cpp swaps what it has of them."""
+    said = {name: f"I am {name}. " + f"{name} likes the sun. " * 20 for name in ("Ada", "Bob", "Eve")}
+    talks = [(Message("user", words), Message("assistant", "Hello.")) for words in said.values()]
+    for number, talk in enumerate(talks * 2):
+        usage = (await answered(engine, QUESTION, sampling=GREEDY, history=talk)).finished.usage
+        assert usage.cached_tokens is not None
+        assert (usage.cached_tokens > 0.8 * usage.input_tokens) is (number >= len(talks))
+
+
 async def test_a_conversation_longer_than_the_context_of_one(engine: GgufEngine) -> None:
     """The context is divided between conversations, and the oldest turns of a long one are left out."""
     turn = (Message("user", "The sun is bright today. " * 20), Message("assistant", "Yes."))
@@ -219,13 +229,30 @@ async def test_it_does_not_repeat_itself_unless_it_is_asked_to() -> None:
         assert (await answered(engine, ask, sampling={**long, **named})).text.split() == free
 
 
-async def test_instructions_are_computed_at_the_start() -> None:
-    instructions = "You are a friendly voice. Answer in one to three short, plain sentences, as in a conversation. " * 2
-    async with running(settings(instructions=instructions)) as engine:
+async def test_instructions_and_examples_are_computed_at_the_start() -> None:
+    """The examples belong to the instructions: who gives other ones gets no examples."""
+    instructions, example = "You are a friendly voice. Answer briefly.", ("What is it?", "It is a long example. " * 12)
+    async with running(settings(instructions=instructions, examples=(example,))) as engine:
         first = await answered(engine, QUESTION, sampling=GREEDY, instructions=instructions)
+        other = await answered(engine, QUESTION, sampling=GREEDY, instructions=f"{instructions} Be kind.")
     usage = first.finished.usage
     assert usage.cached_tokens is not None
     assert usage.cached_tokens > 0.6 * usage.input_tokens
+    assert other.finished.usage.input_tokens < usage.input_tokens - 60
+
+
+async def test_sampling_for_who_sets_none() -> None:
+    """A parameter that a client sets counts."""
+    async with running(settings(sampling={"temperature": 0, "max_tokens": 3})) as engine:
+        usual = [await answered(engine, STORY) for _ in range(2)]
+        longer = await answered(engine, STORY, sampling={"max_tokens": 5})
+    assert usual[0].text == usual[1].text
+    assert [one.finished.usage.output_tokens for one in (*usual, longer)] == [3, 3, 5]
+
+
+async def test_it_leaves_the_processor_to_the_ears(engine: GgufEngine) -> None:
+    niceness = os.getpriority(os.PRIO_PROCESS, pid(engine))
+    assert niceness == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 async def test_weights_are_held_once(engine: GgufEngine) -> None:

@@ -32,6 +32,10 @@ def engine() -> RulesFirst:
         ("Spell banana.", "B, A, N, A, N, A."),
         ("What day is tomorrow and what is two plus two?", "Tomorrow is Wednesday, March 5, 2031. That makes 4."),
         ("Set a timer for five minutes.", "I can't set timers or reminders. I only speak when I'm spoken to."),
+        ("Who am I talking to?", "I am the built-in voice of this speech server, a computer program."),
+        ("Are you a human being?", "I'm a program, not a person."),
+        ("Do I need a jacket this evening?", "I can't tell you the weather. I have no forecast."),
+        ("Will it snow tonight?", "I can't tell you the weather. I have no forecast."),
         (
             "I want to die",
             "I'm sorry that you feel this way. I'm only a program. Please talk to someone you trust, or "
@@ -54,6 +58,8 @@ async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> Non
         "How do I make pancakes?",
         "Say something nice about dogs.",
         "My alarm did not ring this morning.",
+        "Who invented the umbrella?",
+        "Is it cold on Mars?",
         "My name is Anna and I would like to know about Rome.",
         "What is my name?",  # nobody has told it in a form that rules know
         "What time is it, and who wrote Faust?",
@@ -61,6 +67,12 @@ async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> Non
 )
 async def test_the_model_answers_the_rest(asked: str) -> None:
     assert (await answered(engine(), text(asked))).text == "the model"
+
+
+async def test_who_was_told_to_be_somebody_says_so() -> None:
+    rules = RulesFirst(RetortEngine("I'm Bob."), own_instructions="You are Bob.", of_itself=False)
+    assert (await answered(rules, text("Who are you?"))).text == "I'm Bob."
+    assert (await answered(rules, text("What is two plus two?"))).text == "That makes 4."
 
 
 @pytest.mark.parametrize(
