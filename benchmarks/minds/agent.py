@@ -39,7 +39,10 @@ def tool(told: dict[str, Any], called: list[Any]) -> FunctionTool:
 
 
 async def converse(session: RealtimeSession, audio: bytes, seen: dict[str, Any]) -> None:
-    """Speak, and listen until an answer has ended that called nothing."""
+    """Speak, and listen until an answer has ended that said something and called nothing.
+
+    An answer that ends without either was begun in a pause of the speaker, and withdrawn.
+    """
     calls = False
     for start in range(0, len(audio), PIECE):
         await session.send_audio(audio[start : start + PIECE])
@@ -54,10 +57,10 @@ async def converse(session: RealtimeSession, audio: bytes, seen: dict[str, Any])
                     seen["said"] += event.data.delta
                 case "function_call":
                     calls = True
-                case "turn_ended" if not calls:
+                case "turn_ended" if seen["said"] and not calls:
                     return
-                case "turn_ended":
-                    calls = False
+                case "turn_ended" if calls:
+                    seen["said"], calls = "", False
 
 
 async def main() -> None:

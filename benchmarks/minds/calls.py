@@ -26,11 +26,17 @@ REQUESTS: Final = Path(__file__).with_name("calls.toml")
 AGENT: Final = Path(__file__).with_name("agent.py")
 #: Of the requests and of what they ask for, with the least that counts as enough.
 KINDS: Final = {"one": 18, "two": 0, "none": 0}
-_BYTES_A_SEC: Final = 2 * 24_000
+#: Of what is read aloud, in Hz.
+SPEECH_RATE: Final = 24_000
+#: Of silence before a request, and after it, in seconds.
+_SILENCE: Final = (0.5, 2.0)
 
 
-def read_aloud(sentences: Sequence[str], voice: str, folder: Path) -> list[str]:
-    """Write each sentence to a file as pcm16 at 24 kHz between silences; ``voice`` is a value of ``--tts``."""
+def read_aloud(
+    sentences: Sequence[str], voice: str, folder: Path, *, silence: tuple[float, float] = _SILENCE
+) -> list[str]:
+    """Write each sentence to a file as pcm16 between silences; ``voice`` is a value of ``--tts``."""
+    before, after = (bytes(2 * round(seconds * SPEECH_RATE)) for seconds in silence)
     port, files = free_port(), []
     parts = ("--llm", "rules", "--asr", "none", "--tts", voice, "--log-level", "warning")
     with running("omni_ws", "serve", *parts, port=port):
@@ -40,7 +46,7 @@ def read_aloud(sentences: Sequence[str], voice: str, folder: Path) -> list[str]:
             with urlopen(Request(f"http://127.0.0.1:{port}/v1/audio/speech", body)) as answer:
                 speech = answer.read()
             file = folder / f"{number:02}.pcm"
-            file.write_bytes(bytes(_BYTES_A_SEC // 2) + speech + bytes(2 * _BYTES_A_SEC))
+            file.write_bytes(before + speech + after)
             files.append(str(file))
     return files
 

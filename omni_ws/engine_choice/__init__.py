@@ -116,8 +116,9 @@ _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-#: Sampling of small models, which are more often wrong the more chance they have.
-_SURE: Final[Mapping[str, Any]] = {"temperature": 0.2}
+#: Sampling of these models, which are more often wrong the more chance they have. They do not repeat themselves, and a
+#: penalty for the words of the question, which llama.cpp counts too, would keep them from answering with these.
+_SURE: Final[Mapping[str, Any]] = {"temperature": 0.2, "repetition_penalty": 1.0}
 #: How conversations with small models begin, unless somebody gives other instructions: in short true sentences, with
 #: sympathy, with a refusal of what a voice cannot do, and a warning of what is dangerous.
 _EXAMPLES: Final = (

@@ -291,7 +291,7 @@ def test_qwen_has_a_template_and_examples(
     assert isinstance(first.llm, GgufEngine)
     settings = first.llm.settings
     assert (settings.chat_template, bool(settings.examples)) == (template, examples)
-    assert settings.sampling == {"temperature": 0.2}
+    assert settings.sampling == {"temperature": 0.2, "repetition_penalty": 1.0}
     assert first.of_itself is examples
 
 

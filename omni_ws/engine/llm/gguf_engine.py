@@ -328,7 +328,7 @@ def _checked_template(settings: GgufSettings) -> str | None:
 
 def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequest:
     """Return ``request`` as the model gets it: with the examples before its history, and with our sampling."""
-    sampling = {**settings.sampling, **_without_loops(request)}
+    sampling = _without_loops(replace(request, sampling={**settings.sampling, **request.sampling}))
     if not request.instructions or request.instructions != settings.instructions:
         return replace(request, sampling=sampling)
     examples = (
