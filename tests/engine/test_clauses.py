@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -163,7 +164,7 @@ def test_a_clause_that_did_not_wait_for_its_end_is_the_first_one() -> None:
 def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], random: Random, early: bool) -> None:
     text = " ".join(words)
     cuts = sorted(random.randint(0, len(text)) for _ in range(random.randint(0, 20)))
-    limits = {"first_comma_after": 5, "first_longest": 40} if early else {}
+    limits: dict[str, Any] = {"first_comma_after": 5, "first_longest": 40} if early else {}
     whole, cut = ClauseSplitter(**limits), ClauseSplitter(**limits)
     expected = clauses_of(text, splitter=whole)
     assert clauses_of(*(text[start:end] for start, end in pairwise((0, *cuts, len(text)))), splitter=cut) == expected

@@ -22,6 +22,13 @@ _RATE = 1
 #: Phonemes are told, by their names in IPA.
 _PHONEME_EVENTS = 1 | 2
 _DO_NOT_EXIT = 0x8000
+_UTF8 = 1
+#: The phonemes of a text in IPA, with a tie between letters that are one phoneme.
+_TIE: Final = "^"
+_TIED_IPA: Final = 0x02 | 0x80 | ord(_TIE) << 8
+_TIED: Final = re.compile(r".(?:\^.)*")
+#: A word in another language is marked by the names of both: "(en)…(es)".
+_LANGUAGE_MARK: Final = re.compile(r"\([a-z][a-z0-9-]*\)")
 _UTF8_WITH_END_PAUSE = 0x1001
 _WORD_EVENT = 1
 _END_EVENT = 5
@@ -94,12 +101,32 @@ class Espeak:
         self._synthesise(plain, voice, speed)
 
     def pronounced(self, text: str, voice: str) -> list[PronouncedWord]:
-        """Return the words of a text as a voice pronounces them in it."""
+        """Return the words of a text as a voice pronounces them in it.
+
+        Events tell the places of words, but of phonemes only seven bytes and no length; the other interface has all of
+        them, and no places. Both have the same words, as a rule.
+        """
+        plain = text.replace("\0", " ")
         words = self._pronounced = []
         try:
-            self._synthesise(text.replace("\0", " "), voice, 1.0)
+            self._synthesise(plain, voice, 1.0)
         finally:
             self._pronounced = None
+        whole = self._phonemes(plain)
+        if len(whole) == len(words):
+            return [PronouncedWord(word.position, found) for word, found in zip(words, whole, strict=True)]
+        return words
+
+    def _phonemes(self, text: str) -> list[list[str]]:
+        """Return the phonemes of each word of a text, in the voice that spoke last."""
+        encoded = ctypes.create_string_buffer(text.encode())
+        rest, words = ctypes.c_void_p(ctypes.addressof(encoded)), list[list[str]]()
+        while rest.value:
+            told = self._espeak.espeak_TextToPhonemes(ctypes.byref(rest), _UTF8, _TIED_IPA)
+            without_languages = _LANGUAGE_MARK.sub("", (told or b"").decode("utf-8", "ignore"))
+            words += [
+                [phoneme.replace(_TIE, "") for phoneme in _TIED.findall(word)] for word in without_languages.split()
+            ]
         return words
 
     def _synthesise(self, plain: str, voice: str, speed: float) -> None:
@@ -125,6 +152,11 @@ class Espeak:
             ("espeak_SetVoiceByName", ctypes.c_int, (ctypes.c_char_p,)),
             ("espeak_SetParameter", ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int)),
             ("espeak_ListVoices", ctypes.POINTER(ctypes.POINTER(_VoiceStruct)), (ctypes.c_void_p,)),
+            (
+                "espeak_TextToPhonemes",
+                ctypes.c_char_p,
+                (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int),
+            ),
             (
                 "espeak_Synth",
                 ctypes.c_int,
