@@ -196,7 +196,7 @@ def _with_rules(llm: Engine, config: ServerConfig) -> Engine:
 def _auto_llm(config: ServerConfig) -> Engine:
     """Create the LLM that answers by rules until a language model was found or fetched."""
     from omni_ws.engine.llm.auto_llm import AutoLlm, Found
-    from omni_ws.engine_choice.fetched_mind import FetchedMind
+    from omni_ws.engine.llm.fetched_mind import FetchedMind
     from omni_ws.engine_choice.local_servers import local_servers
 
     async def find() -> Found:

@@ -11,7 +11,8 @@ from support.part_engines import RetortEngine
 
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import Engine
-from omni_ws.engine.llm.auto_llm import AutoLlm, Found, Plan
+from omni_ws.engine.llm.auto_llm import AutoLlm, Found
+from omni_ws.engine.llm.fetched_mind import FetchedMind, Plan
 from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst
 from omni_ws.errors import EngineFailed
 from omni_ws.weights.sources import Fetching, Progress
@@ -42,12 +43,12 @@ class TextModel(RetortEngine):
 
 
 @dataclass
-class Mind:
+class Mind(FetchedMind):
     """A model whose fetch a test holds, and lets go on."""
 
     made: TextModel = field(default_factory=TextModel)
     planned: Plan = BEGINS
-    model: str = "a model"
+    model: str = "a model"  # type: ignore[misc]
     go_on: threading.Event = field(default_factory=threading.Event)
     failure: Exception | None = None
     fetches: int = 0

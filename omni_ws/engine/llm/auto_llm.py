@@ -8,12 +8,13 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from omni_ws.core.chunks import InputMode, Modality
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.decoding import Chunks
-from omni_ws.engine.llm.coming import Coming, ComingState
+from omni_ws.engine.llm.coming import Coming, ComingState, GrowingLlm
+from omni_ws.engine.llm.fetched_mind import FetchedMind
 from omni_ws.engine.llm.rules_engine import is_plain
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import EngineFailed, OmniError, SessionConflict
@@ -38,37 +39,7 @@ class Found:
     lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do about a model in this server: whether it begins by itself, or if asked, and a line about that."""
-
-    begins: bool
-    can_begin: bool
-    why: str
-
-
-class Mind(Protocol):
-    """A model that this server can run itself, once it has been fetched."""
-
-    @property
-    def model(self) -> str:
-        """The name of the model."""
-        ...
-
-    def plan(self) -> Plan:
-        """Look at what there is, and what this machine can do. Blocks."""
-        ...
-
-    def fetch(self, fetching: Fetching) -> None:
-        """Fetch all that is missing. Blocks. Raises WeightsError."""
-        ...
-
-    def engine(self) -> Engine:
-        """Create the engine of the fetched model, which is to be started. Blocks."""
-        ...
-
-
-class AutoLlm:
+class AutoLlm(GrowingLlm):
     """An engine for the task ``chat``: rules, and a language model in their place as soon as one is there.
 
     At the start, ``find`` looks for a server of models on this machine. Without one, ``mind`` is fetched and loaded in
@@ -77,7 +48,7 @@ class AutoLlm:
     another engine answers, and the capabilities may be others.
     """
 
-    def __init__(self, rules: Engine, *, find: Callable[[], Awaitable[Found]], mind: Mind | None) -> None:
+    def __init__(self, rules: Engine, *, find: Callable[[], Awaitable[Found]], mind: FetchedMind | None) -> None:
         self.name, self.model = rules.name, rules.model
         self.on_change: Callable[[], None] = lambda: None
         self._rules = rules
@@ -86,7 +57,6 @@ class AutoLlm:
         self._lines: tuple[str, ...] = ()
         #: The language model, once it runs.
         self._llm: Engine | None = None
-        self._coming: Coming | None = None
         self._growing: asyncio.Task[None] | None = None
         self._fetching = Fetching(self._progressed)
         self._looked = False
@@ -95,11 +65,6 @@ class AutoLlm:
     def engine(self) -> Engine:
         """The engine that answers now."""
         return self._llm or self._rules
-
-    @property
-    def coming(self) -> Coming | None:
-        """The model that is to answer instead of the rules; None if one answers, or none will."""
-        return self._coming
 
     @property
     def credited(self) -> str:
@@ -129,10 +94,10 @@ class AutoLlm:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Lines about servers that were found and are not used, and about the model that is to come."""
+        # About servers that were found and are not used, and about the model that is to come.
         if self._llm is not None:
             return ()
-        return (*self._lines, *(() if self._coming is None else (self._coming.why,)))
+        return (*self._lines, *(() if self.coming is None else (self.coming.why,)))
 
     # life
 
@@ -151,7 +116,7 @@ class AutoLlm:
             if plan.begins:
                 self._begin(self._mind, plan.why)
             else:
-                self._coming = Coming(self._mind.model, ComingState.OFFERED, plan.why, can_begin=plan.can_begin)
+                self.coming = Coming(self._mind.model, ComingState.OFFERED, plan.why, can_begin=plan.can_begin)
 
     async def _start_found(self, engine: Engine) -> bool:
         try:
@@ -171,7 +136,7 @@ class AutoLlm:
         if growing is not None:
             growing.cancel()
             await asyncio.gather(growing, return_exceptions=True)
-        llm, self._llm, self._coming = self._llm, None, None
+        llm, self._llm, self.coming = self._llm, None, None
         self.name, self.model = self._rules.name, self._rules.model
         if llm is not None:
             await llm.stop()
@@ -193,21 +158,21 @@ class AutoLlm:
                 raise SessionConflict(plan.why)
             self._begin(self._mind, f"{self._mind.model} is fetched, because it was asked for")
             self.on_change()
-        assert self._coming is not None
-        return self._coming
+        assert self.coming is not None
+        return self.coming
 
-    def _begin(self, mind: Mind, why: str) -> None:
+    def _begin(self, mind: FetchedMind, why: str) -> None:
         logger.info("%s", why)
-        self._coming = Coming(mind.model, ComingState.FETCHING, why)
+        self.coming = Coming(mind.model, ComingState.FETCHING, why)
         self._fetching = Fetching(self._progressed)
         self._growing = asyncio.create_task(self._grow(mind), name=f"fetch of {mind.model}")
 
-    async def _grow(self, mind: Mind) -> None:
+    async def _grow(self, mind: FetchedMind) -> None:
         """Fetch and load the model, and let it answer from then on."""
         engine: Engine | None = None
         try:
             await self._in_thread(lambda: mind.fetch(self._fetching))
-            self._coming = Coming(mind.model, ComingState.LOADING, f"{mind.model} is being loaded, and answers then")
+            self.coming = Coming(mind.model, ComingState.LOADING, f"{mind.model} is being loaded, and answers then")
             engine = await run_work(Work.FILES, mind.engine)
             await engine.start()
         except asyncio.CancelledError:
@@ -225,10 +190,10 @@ class AutoLlm:
         self.on_change()
 
     def _answer_by(self, engine: Engine) -> None:
-        self._llm, self._coming = engine, None
+        self._llm, self.coming = engine, None
         self.name, self.model = engine.name, engine.model
 
-    def _fail(self, mind: Mind, error: Exception) -> None:
+    def _fail(self, mind: FetchedMind, error: Exception) -> None:
         if isinstance(error, (EngineFailed, WeightsError, OSError)):
             reason = error.message if isinstance(error, OmniError) else str(error)
         else:
@@ -236,7 +201,7 @@ class AutoLlm:
             reason = type(error).__name__
         why = f"{mind.model} does not answer, and rules do: {reason}"
         logger.warning("%s", why)
-        self._coming, self._growing = Coming(mind.model, ComingState.FAILED, why, can_begin=True), None
+        self.coming, self._growing = Coming(mind.model, ComingState.FAILED, why, can_begin=True), None
         self.on_change()
 
     async def _in_thread(self, call: Callable[[], None]) -> None:
@@ -266,14 +231,14 @@ class AutoLlm:
 
     def _progressed(self, progress: Progress) -> None:
         """Note how far the fetch is. Called from its thread."""
-        before = self._coming
+        before = self.coming
         if before is None or before.state is not ComingState.FETCHING:
             return
         # The steps of a fetch count from 0, and only one of them is the download of most of the bytes.
         if progress.done is None or progress.total is None:
             logger.info("%s: %s", before.model, progress.doing)
             return
-        self._coming = Coming(
+        self.coming = Coming(
             before.model, before.state, before.why, bytes_done=progress.done, bytes_total=progress.total
         )
         part = progress.done * _TOLD_PARTS // max(progress.total, 1)

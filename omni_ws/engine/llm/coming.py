@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
+
+from omni_ws.errors import SessionConflict
 
 
 class ComingState(StrEnum):
@@ -30,23 +31,20 @@ class Coming(Struct, frozen=True, omit_defaults=True):
     can_begin: bool = False
 
 
-@runtime_checkable
-class GrowingLlm(Protocol):
-    """An LLM that may become another one while the server runs."""
+class GrowingLlm:
+    """Base of an LLM that may become another one while the server runs."""
 
-    @property
-    def coming(self) -> Coming | None:
-        """The model that is to answer; None if none is."""
-        ...
+    #: The model that is to answer; None if none is.
+    coming: Coming | None = None
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Lines for a person who can restart the server."""
-        ...
+        return ()
 
     async def fetch(self) -> Coming:
         """Begin to fetch the model. Raises SessionConflict if there is none, or this is not allowed."""
-        ...
+        raise SessionConflict("there is no model to fetch")
 
 
 def growing_llms(engine: object) -> Iterator[GrowingLlm]:

@@ -214,6 +214,7 @@ class StreamingInput(SessionFrontEnd):
             return None
         connection = recorded(connection, session.recording, last_output=returning.last_output)
         attachment = make(connection, session)
+        session.conversation.followed = partial(self._tell_change, session)
         resumes.labels("resumed").inc()
         attachment.write_resumed(*session.resume(attachment, returning.last_output))
         return attachment

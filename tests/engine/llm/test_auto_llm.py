@@ -14,6 +14,7 @@ from support.growing_llm import BEGINS, OFFERED, REFUSED, Mind, TextModel, auto
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.part_engines import ToneEngine, WordEngine
+from support.patience import PATIENCE_SEC
 from support.raw_http import call, post, raw_client
 from support.until import until
 
@@ -94,6 +95,24 @@ async def test_a_request_keeps_the_engine_it_began_with_and_its_session_is_told_
         assert mind.made.requests == []
         assert "capabilities" in await client.until("session_updated")
         assert await asked(client, "tell me about foxes") == "As the model says."
+
+
+async def test_a_client_that_was_away_is_told_when_it_returns() -> None:
+    mind = Mind()
+    async with serving(mind, streaming_input={"resume_grace_sec": PATIENCE_SEC}) as (server, llm):
+        async with native_client(server) as client:
+            assert await asked(client, "what is three plus four") == "That makes 7."
+            last, created = client.guarantees.next_output - 1, client.created
+            client.gone()
+        await until(lambda: server.native.sessions_away == 1)
+        mind.go_on.set()
+        await until(lambda: llm.name == "gguf")
+        query = f"?session_id={created['session_id']}&resume_token={created['resume_token']}&last_output={last}"
+        async with native_client(server, query=query, greeted=False) as client:
+            client.guarantees.next_output, client.next_sequence_id = last + 1, 1
+            assert (await client.until("session_updated"))["parts"]["llm"]["name"] == "gguf"
+            assert await asked(client, "tell me about foxes") == "As the model says."
+            assert len(mind.made.requests[0].history) == 2
 
 
 async def test_speech_is_answered_by_the_model_too() -> None:

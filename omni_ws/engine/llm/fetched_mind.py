@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import invalidate_caches
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Final
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.llm.auto_llm import Plan
 from omni_ws.engine.llm.gguf_engine import available_memory
 from omni_ws.engine.threads import cores
 from omni_ws.installing import install_command
@@ -40,6 +40,15 @@ _PIP_OPTIONS: Final = (
     # What an installation that was killed has left is written over; a package is never built here.
     *("--ignore-installed", "--no-deps", "--only-binary=:all:"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do about a model in this server: whether it begins by itself, or if asked, and a line about that."""
+
+    begins: bool
+    can_begin: bool
+    why: str
 
 
 class FetchedMind:
@@ -68,6 +77,7 @@ class FetchedMind:
 
     @property
     def model(self) -> str:
+        """The name of the model."""
         return self._titles[self._name]
 
     @property
@@ -128,6 +138,7 @@ class FetchedMind:
         self._cache.fetch(self._weights, fetching)
 
     def engine(self) -> Engine:
+        """Create the engine of the fetched model, which is to be started. Blocks."""
         return self._make(self._name)
 
 

@@ -17,8 +17,8 @@ from support.full_disk import full_disk
 
 from omni_ws.config import load
 from omni_ws.engine.base import Engine
-from omni_ws.engine_choice import fetched_mind as module
-from omni_ws.engine_choice.fetched_mind import FetchedMind, is_installed
+from omni_ws.engine.llm import fetched_mind as module
+from omni_ws.engine.llm.fetched_mind import FetchedMind, is_installed
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, Progress, WeightsError, read_lock
 
@@ -191,9 +191,9 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
     script = tmp_path / "fetch.py"
     script.write_text(
         "import os, signal, sys\n"
-        f"sys.path.insert(0, {os.fspath(Path(__file__).parents[1])!r})\n"
+        f"sys.path.insert(0, {os.fspath(Path(__file__).parents[2])!r})\n"
         "from pathlib import Path\n"
-        "from engine_choice import test_fetched_mind as test\n"
+        "from engine.llm import test_fetched_mind as test\n"
         "from omni_ws.weights.sources import Fetching\n"
         f"weights = test.pinned({server.url!r})\n"
         "test.module.pinned_weights = lambda: weights\n"
