@@ -30,11 +30,13 @@ export class Coming {
     const moves = state === "fetching" || state === "loading";
     const offered = Boolean(canBegin) && isHere(location.hostname);
     element("coming").hidden = !moves && !offered;
+    element("coming").classList.toggle("moves", moves); // then it takes the place of the line that no model answers
     element("coming-progress").hidden = !moves;
     if (total) element("coming-progress").value = done / total;
     else element("coming-progress").removeAttribute("value");
-    const how = total ? `${inGigabytes(done)} of ${inGigabytes(total)} GB` : state === "loading" ? "It is being loaded." : "";
-    if (element("coming-how").textContent !== how) element("coming-how").textContent = how;
+    const how = moves ? `Rules answer until the language model is ${state === "loading" ? "loaded" : "fetched"}.` : "";
+    const bytes = moves && total ? ` ${inGigabytes(done)} of ${inGigabytes(total)} GB` : "";
+    if (element("coming-how").textContent !== how + bytes) element("coming-how").textContent = how + bytes;
     element("coming-fetch").hidden = !offered || moves;
     if (moves) this.#timer = setTimeout(() => this.look(), LOOK_MS);
   }

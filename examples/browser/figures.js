@@ -2,7 +2,7 @@
 
 import { element } from "./page.js";
 import { duration } from "./plain-words.js";
-import { abilities, brief, lacking, places, sentence, workers } from "./who.js";
+import { NO_MODEL, abilities, brief, lacking, places, sentence, workers } from "./who.js";
 
 export class Figures {
   /* What is saved with a conversation. */
@@ -30,7 +30,7 @@ export class Figures {
     );
     const lacks = lacking(created, location.hostname);
     element("lacks").hidden = lacks.length === 0;
-    element("lacking").replaceChildren(...lacks.map((what) => item("li", what)));
+    element("lacking").replaceChildren(...lacks.map((what) => item("li", what, what === NO_MODEL ? "no-model" : "")));
     element("who-advice").hidden = !advice;
     const rules = parts?.llm?.name === "rules" ? "Rules answer here, and no language model. " : "";
     show("who-advice", advice ? rules + advice : "");

@@ -63,14 +63,14 @@ export function seen({ parts, capabilities: { input_modalities: takes } }) {
   return parts?.llm?.name === "rules" ? [] : takes.filter((one) => one === "image" || one === "video");
 }
 
+export const NO_MODEL = "No language model answers, only rules: they know the time, sums, units and plain facts.";
+
 /* What somebody may miss, who cannot tell by talking: ears, a voice, a mind. `host` is that of the page's address. */
 export function lacking({ parts, capabilities, advice }, host) {
   const lacks = [];
   if (!capabilities.input_modalities.includes("audio")) lacks.push("It cannot hear: write to it.");
   if (!capabilities.output_modalities.includes("audio")) lacks.push("It has no voice: answers come as text.");
-  if (parts?.llm?.name === "rules") {
-    lacks.push("No language model answers, only rules: they know the time, sums, units and plain facts.");
-  }
+  if (parts?.llm?.name === "rules") lacks.push(NO_MODEL);
   if (lacks.length && !advice && !isHere(host)) lacks.push("Whoever runs this server can change that.");
   return lacks;
 }
