@@ -28,7 +28,8 @@ def main() -> int:
     if Path(omni_ws.__file__).resolve().parent.parent == repository:
         raise SystemExit("this Python has the repository itself, not the package")
     command = Path(sys.executable).with_name("omni-ws")
-    server = subprocess.Popen([str(command), "serve", "--port", "0"], stderr=subprocess.PIPE, text=True)
+    arguments = ("serve", "--engine", "embedded", "--port", "0")
+    server = subprocess.Popen([str(command), *arguments], stderr=subprocess.PIPE, text=True)
     try:
         address = listening(server)
         fetch_page(address)

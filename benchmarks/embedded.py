@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     port = free_port()
     print("### The embedded engine: default parts\n")
     began = time.perf_counter()
-    with running("omni_ws", "serve", "--log-level", "warning", port=port) as process:
+    with running("omni_ws", "serve", "--engine", "embedded", "--log-level", "warning", port=port) as process:
         wait_until_ready(port)
         started = time.perf_counter() - began
         met = asyncio.run(measure(f"ws://127.0.0.1:{port}/v1/streaming_input", process.pid, options))

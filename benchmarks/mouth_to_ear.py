@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> bool:
         parser.error("PulseAudio and its programs are not installed (Debian: pulseaudio, pulseaudio-utils)")
     rounds, turns = (1, 3) if options.quick else (options.rounds, options.turns)
     port = free_port()
-    with running("omni_ws", "serve", "--fetch", port=port), _sound_server() as environment:
+    with running("omni_ws", "serve", "--fetch", "--engine", "embedded", port=port), _sound_server() as environment:
         found = asyncio.run(_measure(path, f"http://127.0.0.1:{port}/", environment, rounds, turns))
     return _report(found)
 

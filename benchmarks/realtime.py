@@ -135,7 +135,7 @@ def answers(options: argparse.Namespace) -> bool:
     port = free_port()
     clips = [Clip.load(name) for name in CLIPS]
     times: dict[str, list[float]] = {front: [] for front in FRONTS}
-    with running("omni_ws", "serve", "--log-level", "warning", port=port):
+    with running("omni_ws", "serve", "--engine", "embedded", "--log-level", "warning", port=port):
         wait_until_ready(port)
         base = f"ws://127.0.0.1:{port}"
         for _ in range(options.runs):

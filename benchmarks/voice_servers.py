@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
         options.rounds, options.turns_each = 1, 2
     ports = free_port(), free_port()
     with (
-        running_command(*_OMNI_WS, port=ports[0]) as speech,
+        running_command(*_OMNI_WS, "--engine", "embedded", port=ports[0]) as speech,
         running_command(*_OMNI_WS, "--engine", "fake", port=ports[1]) as model,
     ):
         for port in ports:

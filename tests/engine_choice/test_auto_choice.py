@@ -37,7 +37,7 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 async def beside_ollama(patch: pytest.MonkeyPatch, *argv: str) -> AsyncIterator[tuple[LiveServer, OllamaServer]]:
     """A server that was started beside an Ollama."""
     async with OllamaServer(models=("llama3.2:latest",), replies=[says("Foxes", " are red.")]).serve() as ollama:
-        patch.setitem(LOCAL_PORTS, "ollama", ollama.port)  # type: ignore[misc]
+        patch.setitem(LOCAL_PORTS, "ollama", ollama.port)
         patch.setattr(local_servers, "LOCAL_SERVERS", (LocalServer("Ollama", ollama.port, "ollama"),))
         patch.setattr(local_servers, "LOOK_SEC", 60)
         patch.setattr("omni_ws.engine.llm.auto_llm.FOUND_SEC", 60)

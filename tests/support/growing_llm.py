@@ -48,7 +48,7 @@ class Mind(FetchedMind):
 
     made: TextModel = field(default_factory=TextModel)
     planned: Plan = BEGINS
-    model: str = "a model"  # type: ignore[misc]
+    model: str = "a model"
     go_on: threading.Event = field(default_factory=threading.Event)
     failure: Exception | None = None
     fetches: int = 0
