@@ -1,7 +1,7 @@
 """Languages that are heard: words that Whisper base mishears in six languages, and the languages that it detects.
 
 Twenty sentences of each language. Of English, Spanish, French and Italian people read them, out of packages
-(speech/corpus.lock); of Portuguese and German espeak-ng does. Each is recognised twice: in the language that is named,
+(speech/corpus.lock); of Portuguese and German a voice does. Each is recognised twice: in the language that is named,
 and in the one that is detected among the six, as in one conversation that changes its language every four sentences.
 Then single words, each after a sentence of another language, which must not change it.
 """
@@ -28,7 +28,7 @@ from benchmarks.asr import new_engine
 from benchmarks.speech.corpus import Clip, telephone_prompts
 from benchmarks.speech.hearing import Heard, hear, whole_request
 from benchmarks.speech.word_errors import WordErrors, compared, total
-from omni_ws.audio.pcm import Samples, StreamResampler, as_samples
+from omni_ws.audio.pcm import StreamResampler, as_samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.core.json_values import language_name
@@ -37,6 +37,7 @@ from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import AudioOutput, HeardLanguage
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.weights.cache import fetched_folder
 
 MODEL: Final = "base"
 LANGUAGES: Final = ("en", "es", "fr", "it", "pt", "de")
@@ -101,17 +102,22 @@ def read_words(language: str) -> Iterator[Sentence]:
 
 
 @asynccontextmanager
-async def voice() -> AsyncIterator[SpeechEngine]:
-    engine = SpeechEngine(VoiceProcess(VoiceChoice.ESPEAK))
-    await engine.start()
+async def voices() -> AsyncIterator[list[SpeechEngine]]:
+    """Kokoro, where its weights are here, and espeak-ng: a language is spoken by the first that knows it."""
+    kinds = [VoiceChoice.KOKORO] if fetched_folder("kokoro") is not None else []
+    engines = [SpeechEngine(VoiceProcess(kind)) for kind in (*kinds, VoiceChoice.ESPEAK)]
     try:
-        yield engine
+        for engine in engines:
+            await engine.start()
+        yield engines
     finally:
-        await engine.stop()
+        for engine in engines:
+            await engine.stop()
 
 
-async def spoken(engine: SpeechEngine, text: str, language: str) -> Samples:
-    """What espeak-ng says, at the recognisers' rate."""
+async def spoken(engines: Sequence[SpeechEngine], text: str, language: str) -> Clip:
+    """What a voice says, at the recognisers' rate."""
+    engine = next(one for one in engines if _VOICES[language] in one.capabilities.voice_aliases)
     request = whole_request(Task.SPEECH, [InputChunk(Modality.TEXT, text.encode())])
     pieces, rate = [], SAMPLE_RATE
     async for output in streamed(engine, replace(request, voice=engine.capabilities.voice_aliases[_VOICES[language]])):
@@ -119,23 +125,26 @@ async def spoken(engine: SpeechEngine, text: str, language: str) -> Samples:
             rate = output.sample_rate
             pieces.append(as_samples(output.samples))
     resampler = StreamResampler(rate, SAMPLE_RATE)
-    return np.concatenate([resampler.process(np.concatenate(pieces)), resampler.flush()])
+    samples = np.concatenate([resampler.process(np.concatenate(pieces)), resampler.flush()])
+    return Clip(text, engine.voice.name, text, samples)
 
 
-async def sentences(count: int) -> dict[str, list[Sentence]]:
-    found = {language: list(islice(read_sentences(language), count)) for language in READ}
+async def sentences(languages: Sequence[str], count: int) -> dict[str, list[Sentence]]:
     texts = tomllib.loads(Path(__file__).with_name("speech").joinpath("conversation.toml").read_text("utf-8"))
-    async with voice() as engine:
-        for language, lines in texts.items():
-            found[language] = [
-                Sentence(language, Clip(line, "espeak-ng", line, await spoken(engine, line, language)))
-                for line in lines[:count]
-            ]
-    return {language: found[language] for language in LANGUAGES}
+    found: dict[str, list[Sentence]] = {}
+    async with voices() as engines:
+        for language in languages:
+            if language in READ:
+                found[language] = list(islice(read_sentences(language), count))
+            else:
+                lines = texts[language][:count]
+                found[language] = [Sentence(language, await spoken(engines, line, language)) for line in lines]
+    return found
 
 
 async def measure(options: argparse.Namespace) -> bool:
-    found = await sentences(options.sentences)
+    languages = options.language or LANGUAGES
+    found = await sentences(languages, options.sentences)
     engine = new_engine(MODEL)
     await engine.start()
     try:
@@ -146,8 +155,10 @@ async def measure(options: argparse.Namespace) -> bool:
     finally:
         await engine.stop()
     met = print_sentences(found)
-    noticed = sum(one.detected is not None and one.detected.language == one.language for one in changes)
-    print(f"\nChanges of the language that the first sentence told: {noticed} of {len(changes)}")
+    for by, told in (("people", True), ("voices", False)):
+        these = [one for one in changes if (one.language in READ) is told]
+        noticed = sum(one.detected is not None and one.detected.language == one.language for one in these)
+        print(f"\nChanges of the language that the first sentence told, of {by}: {noticed} of {len(these)}")
     print(f"Single words after a sentence of another language that left the language as it was: {kept} of {words}")
     for one in (one for each in found.values() for one in each) if options.details else ():
         assert one.named is not None
@@ -164,7 +175,7 @@ async def converse(engine: RecogniserEngine, found: dict[str, list[Sentence]]) -
         language: [each[start : start + RUN] for start in range(0, len(each), RUN)] for language, each in found.items()
     }
     for number in range(max(map(len, runs.values()))):
-        for language in LANGUAGES:
+        for language in found:
             for place, one in enumerate(runs[language][number] if number < len(runs[language]) else ()):
                 if place == 0 and before is not None:
                     changes.append(one)
@@ -202,7 +213,7 @@ def print_sentences(found: dict[str, list[Sentence]]) -> bool:
         right = sum(heard.language == language for heard in detected)
         share = sum(heard.cpu_sec for heard in detected) / sum(heard.seconds for heard in detected)
         met = met and named.rate <= MAX_RATE
-        by = "a person" if language in READ else "espeak-ng"
+        by = "a person" if language in READ else each[0].clip.source
         print(
             f"| {language_name(language).title()} | {by} | {len(each)} | {named.words} | {named.rate:.1%} | "
             f"{wrong.rate:.1%} | {right} of {len(detected)} | {share:.3f} s |"
@@ -214,6 +225,7 @@ def print_sentences(found: dict[str, list[Sentence]]) -> bool:
 def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks languages_heard", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="four sentences and two words of each language")
+    parser.add_argument("--language", action="append", choices=LANGUAGES, help="one of them; may be repeated")
     parser.add_argument("--sentences", type=int, default=SENTENCES, help="of each language")
     parser.add_argument("--words", type=int, default=10, help="single ones, of each language that people read")
     parser.add_argument("--details", action="store_true", help="also print what was said and heard")
