@@ -190,13 +190,13 @@ class LanguageRules:
         bare = token.lstrip(_OPENING)
         if not bare:
             return False
-        if bare[-1].isdigit() or bare in "-−+±×=÷<>≈–—":
+        if bare[-1].isdecimal() or bare in "-−+±×=÷<>≈–—":
             return True
-        if self._dotted and bare[-1] == "." and bare[:-1].isdigit():
+        if self._dotted and bare[-1] == "." and bare[:-1].isdecimal():
             return True
         if bare.lower() in self._waiting:
             return True
-        if not before[-1:].isdigit():
+        if not before[-1:].isdecimal():
             return False
         if bare == "de" and self.table["of_month"] == "de" and before.rpartition(" ")[2] in ("1", "01"):
             return True
@@ -253,7 +253,7 @@ class LanguageRules:
         return self._one_by_one(digits)
 
     def _one_by_one(self, digits: str) -> str:
-        return " ".join(self.cardinal(int(digit)) for digit in digits if digit.isdigit())
+        return " ".join(self.cardinal(int(digit)) for digit in digits if digit.isdecimal())
 
     def _form(self, forms: Sequence[str], value: float) -> str:
         """Return the singular or the plural of a noun."""
@@ -291,7 +291,7 @@ class LanguageRules:
         return f"{plus} {self._one_by_one(found[0])}".strip()
 
     def _long_digits(self, found: re.Match[str]) -> str:
-        return self._one_by_one(found[0]) if found[0].isdigit() and len(found[0]) > _MAX_DIGITS else found[0]
+        return self._one_by_one(found[0]) if found[0].isdecimal() and len(found[0]) > _MAX_DIGITS else found[0]
 
     def _signed(self, found: re.Match[str]) -> str:
         return f"{self.table['signs_before'][found[1]]} "
@@ -323,7 +323,7 @@ class LanguageRules:
         words = text.split()
         for place, word in enumerate(words):
             digits = word.removesuffix(".")
-            if digits == word or not digits.isdigit() or len(digits) > 3:
+            if digits == word or not digits.isdecimal() or len(digits) > 3:
                 continue
             previous = (words[place - 1] if place else before.rpartition(" ")[2]).lower()
             following = words[place + 1].strip(_CLOSING) if place + 1 < len(words) else ""
@@ -460,7 +460,7 @@ def _parts(written: str) -> tuple[str, str]:
     if "." in number and "," in number:
         mark = max(number.rfind("."), number.rfind(","))
         return re.sub(r"[.,]", "", number[:mark]), number[mark + 1 :]
-    if _THOUSANDS.fullmatch(number):
+    if _THOUSANDS.fullmatch(number) or number.count(".") > 1:
         return re.sub(r"[.,]", "", number), ""
     whole, _, decimals = number.replace(",", ".").partition(".")
     return whole, decimals

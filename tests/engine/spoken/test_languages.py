@@ -104,3 +104,11 @@ def test_a_long_hostile_text_takes_linear_time(language: str, unit: str) -> None
         took.append(time.process_time() - began)
     assert took[1] < 12 * took[0] + 0.1
     assert took[1] < 5
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    "text", ["1.000.000 000e 1.", "②. Mai", "٣,٥ €", "99/99/9999", "99:99", "0/0", "1.2.3.4", "000º", "€", "5 -"]
+)
+def test_what_is_no_number_is_read_somehow(language: str, text: str) -> None:
+    assert read(text, language)

@@ -15,7 +15,7 @@ from support.real_models import fetched
 
 from benchmarks.speech.hearing import hear, whole_request
 from benchmarks.speech.word_errors import total, word_errors
-from benchmarks.voices import Sentence, read_back, sentences
+from benchmarks.voices import Sentence, read_back, sentences, sentences_of
 from omni_ws.audio.pcm import as_samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
@@ -29,6 +29,16 @@ from omni_ws.engine.tts.voice_process import VoiceProcess
 def test_a_voice_is_given_the_words_that_are_to_be_heard(sentence: Sentence) -> None:
     said = "".join(piece.text for piece in spoken_form(sentence.written))
     assert word_errors(sentence.spoken, said).differences == ()
+
+
+@pytest.mark.parametrize("language", ["en", "es", "fr", "it", "pt", "de"])
+def test_voices_of_other_languages_are_given_their_words(language: str) -> None:
+    pytest.importorskip("unicode_rbnf")
+    read = sentences_of(language)
+    assert len(read) == 20
+    for sentence in read:
+        said = "".join(piece.text for piece in spoken_form(sentence.written, language))
+        assert word_errors(sentence.spoken, said, language=language).differences == ()
 
 
 @pytest.mark.slow
