@@ -19,7 +19,7 @@ from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
 from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ToolCallOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.decoding import Chunks
-from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, schema_of_calls
+from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, in_json, schema_of_calls
 from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.errors import InvalidValue
 
@@ -143,6 +143,20 @@ def test_the_schema_of_calls(one: bool) -> None:
 def test_a_tool_without_parameters() -> None:
     schema = schema_of_calls([{"name": "stop"}], one=True)
     assert jsonschema.Draft202012Validator(schema).is_valid([{"name": "stop", "arguments": {}}])
+
+
+@pytest.mark.parametrize(("depth", "refused"), [(100, False), (5000, True)])
+def test_a_schema_that_is_nested_deeply(depth: int, refused: bool) -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    request = request_of(Chunks(()), tools=(tool,), tool_choice="required")
+    if refused:
+        with pytest.raises(InvalidValue, match="nested too deeply"):
+            in_json(request)
+    else:
+        assert in_json(request).options.structure is not None
 
 
 # Calls as text
