@@ -35,7 +35,7 @@ LIGHT: dict[str, Any] = {
 TIME: dict[str, Any] = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"]}
 TIME |= {"additionalProperties": False, "$defs": {"City": {"enum": ["Paris", "Tokyo"]}}}
 SCHEMAS: dict[str, dict[str, Any]] = {"set_light": LIGHT, "local_time": TIME}
-TOOLS = tuple(
+TOOLS: tuple[dict[str, Any], ...] = tuple(
     {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
 )
 NAMED = {"type": "function", "function": {"name": "local_time"}}
