@@ -31,7 +31,7 @@ MAX_MEMORY: Final = 1.9
 
 
 def clip_of(file: str) -> Clip:
-    samples = np.frombuffer(Path(file).read_bytes(), "<i2").astype(np.float32) / 32768
+    samples = np.frombuffer(Path(file).read_bytes(), "<i2").astype(np.float32) / np.float32(32768)
     resampler = StreamResampler(SPEECH_RATE, SAMPLE_RATE)
     heard = np.concatenate([resampler.process(samples), resampler.flush()])
     return Clip(Path(file).stem, np.rint(heard * 32767).astype("<i2").tobytes())

@@ -27,6 +27,7 @@ from omni_ws.engine.base import (
     TextOutput,
     ToolCallOutput,
 )
+from omni_ws.errors import InvalidValue
 
 #: What stands before the arguments of a call, in the order of ``schema_of_calls``, and after the call before it.
 _HEAD: Final = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
@@ -54,27 +55,33 @@ def must_call(request: GenerationRequest) -> bool:
 
 
 def in_json(request: GenerationRequest) -> GenerationRequest:
-    """Return ``request`` with an answer of calls in JSON: at least one, of the named tool if there is one."""
+    """Return ``request`` with an answer of calls in JSON: at least one, of the named tool if there is one.
+
+    Raises InvalidValue for a schema that is nested too deeply.
+    """
     choice = request.tool_choice
     named = choice["function"]["name"] if isinstance(choice, Mapping) else None
     wanted = [_function(tool) for tool in request.tools if named in (None, _function(tool)["name"])]
     one = named is not None or not request.options.parallel_tool_calls
-    structure = StructuredOutput(schema=schema_of_calls(wanted, one=one))
+    try:
+        structure = StructuredOutput(schema=schema_of_calls(wanted, one=one))
+    except RecursionError:
+        raise InvalidValue("the schema of a tool is nested too deeply", param="tools") from None
     return replace(request, tool_choice=None, options=replace(request.options, structure=structure, logprobs=None))
 
 
 def schema_of_calls(functions: list[Mapping[str, Any]], *, one: bool) -> dict[str, Any]:
     """Return the schema of a list of calls; ``one``: of one call only."""
     definitions: dict[str, Any] = {}
-    calls = []
+    calls: list[dict[str, Any]] = []
     for number, function in enumerate(functions):
         # References begin at the root of a schema, which is elsewhere now.
         parameters = _moved(function.get("parameters") or {}, f"{_DEFINITIONS}{number}.")
         for name, definition in parameters.pop("$defs", {}).items():
             definitions[f"{number}.{name}"] = definition
         properties = {"name": {"const": function["name"]}, "arguments": {**parameters, "type": "object"}}
-        calls.append({"type": "object", "properties": properties, "required": [*properties]})
-        calls[-1]["additionalProperties"] = False
+        call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        calls.append(call)
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     most = {"maxItems": 1} if one else {}
     return {"type": "array", "items": items, "minItems": 1, **most, **({"$defs": definitions} if definitions else {})}

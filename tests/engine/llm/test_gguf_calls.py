@@ -10,7 +10,7 @@ import jsonschema
 import orjson
 import pytest
 import pytest_asyncio
-from support.engine_answers import Answer, answered, request_of, text
+from support.engine_answers import Answer, Input, answered, request_of, text
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import smollm2_file
 from support.patience import PATIENCE_SEC
@@ -18,8 +18,7 @@ from support.patience import PATIENCE_SEC
 from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
 from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ToolCallOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.decoding import Chunks
-from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, schema_of_calls
+from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, in_json, schema_of_calls
 from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.errors import InvalidValue
 
@@ -27,16 +26,16 @@ from omni_ws.errors import InvalidValue
 of_the_model = pytest.mark.asyncio(loop_scope="module")
 
 ROOM = {"enum": ["kitchen", "bath"]}
-LIGHT = {
+LIGHT: dict[str, Any] = {
     "type": "object",
     "properties": {"where": {"type": "object", "properties": {"room": ROOM}, "required": ["room"]}},
     "required": ["where"],
     "additionalProperties": False,
 }
-TIME = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"]}
+TIME: dict[str, Any] = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "required": ["city"]}
 TIME |= {"additionalProperties": False, "$defs": {"City": {"enum": ["Paris", "Tokyo"]}}}
-SCHEMAS = {"set_light": LIGHT, "local_time": TIME}
-TOOLS = tuple(
+SCHEMAS: dict[str, dict[str, Any]] = {"set_light": LIGHT, "local_time": TIME}
+TOOLS: tuple[dict[str, Any], ...] = tuple(
     {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
 )
 NAMED = {"type": "function", "function": {"name": "local_time"}}
@@ -145,13 +144,27 @@ def test_a_tool_without_parameters() -> None:
     assert jsonschema.Draft202012Validator(schema).is_valid([{"name": "stop", "arguments": {}}])
 
 
+@pytest.mark.parametrize(("depth", "refused"), [(100, False), (5000, True)])
+def test_a_schema_that_is_nested_deeply(depth: int, refused: bool) -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    request = request_of(Input(), tools=(tool,), tool_choice="required")
+    if refused:
+        with pytest.raises(InvalidValue, match="nested too deeply"):
+            in_json(request)
+    else:
+        assert in_json(request).options.structure is not None
+
+
 # Calls as text
 
 
 def watch(*, parallel: bool = True) -> tuple[CallWatch, Written]:
     written = Written()
     options = AnswerOptions(parallel_tool_calls=parallel)
-    return CallWatch(written, request_of(Chunks(()), tools=TOOLS, options=options)), written
+    return CallWatch(written, request_of(Input(), tools=TOOLS, options=options)), written
 
 
 @pytest.mark.parametrize(
@@ -160,7 +173,7 @@ def watch(*, parallel: bool = True) -> tuple[CallWatch, Written]:
 )
 def test_a_call_as_text_is_noticed(head: str) -> None:
     out, written = watch()
-    *before, last = f'{head}{{"name": "set_light", "arguments":'
+    *before, last = list(f'{head}{{"name": "set_light", "arguments":')
     for letter in before:
         out.write(TextOutput(letter))
     with pytest.raises(CallWritten):
