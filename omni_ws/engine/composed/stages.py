@@ -40,7 +40,7 @@ from omni_ws.engine.composed.parts import (
 )
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
-from omni_ws.engine.told_language import told_language
+from omni_ws.engine.told_language import told_input
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
 
@@ -425,10 +425,11 @@ class LlmStage(_EngineStage):
         self._outputs, self._sink = outputs, sink
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
-        request = replace(self._request, input=given, input_mode=mode_of(self._engine))
-        request = told_language(request, self._engine)
+        told, history = told_input(given, self._request, self._engine)
+        fields: dict[str, Any] = {"input": told, "history": history, "input_mode": mode_of(self._engine)}
         if self._spoken:
-            request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0)
+            fields |= {"modalities": frozenset({OutputModality.TEXT}), "voice": None, "speed": 1.0}
+        request = replace(self._request, **fields)
         try:
             async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
                 with failures_of(Role.LLM, self._engine, request_id=request.request_id):
@@ -588,7 +589,9 @@ class TtsStage(_EngineStage):
             asked = asked_of(
                 self._engine, self._request, text, role=Role.TTS, task=Task.SPEECH, output=OutputModality.AUDIO
             )
-            await run_part(Role.TTS, self._engine, replace(asked, speech_language=self._speech_language), self)
+            if self._speech_language is not None:
+                asked = replace(asked, speech_language=self._speech_language)
+            await run_part(Role.TTS, self._engine, asked, self)
 
     def write(self, output: EngineOutput) -> None:
         """See OutputWriter. Called by the TTS."""
