@@ -186,6 +186,10 @@ class LanguageRules:
 
     # What SpeakableText asks.
 
+    def is_month(self, word: str) -> bool:
+        """Whether a word of the text is the name of a month, so that a number before it is its day."""
+        return word.strip(_CLOSING).lower() in self._months_by_word
+
     def waits(self, token: str, before: str) -> bool:
         bare = token.lstrip(_OPENING)
         if not bare:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
-from omni_ws.engine.spoken.languages import SpokenRules, rules_of
+from omni_ws.engine.spoken.languages import LanguageRules, SpokenRules, rules_of
 from omni_ws.engine.spoken.lexicon import UNSPACED, Lexicon, LexiconReader, Reading, TextWord
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
@@ -305,6 +305,10 @@ class SpeakableText:
             if not word or self._begins_block(word, start):
                 return
         self._at_line_start = False
+        if self._item is not None and isinstance(self._rules, LanguageRules) and self._rules.is_month(word):
+            (number, *place, _), self._item = self._item, None  # "15. März" is a date, and no item of a list
+            self._inline(number, *place)
+            self._gap = True
         self._flush_item(alone=False)
         self._inline(word, start, end)
 
