@@ -194,5 +194,5 @@ async def test_a_word_of_an_answer_too_many_is_a_difference(monkeypatch: pytest.
 @pytest.mark.virtual_clock
 async def test_a_word_that_is_not_written_down_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     hear = LedgerEntry.hear
-    monkeypatch.setattr(LedgerEntry, "hear", lambda self, text: hear(self, " ".join(text.split()[:-1])))
+    monkeypatch.setattr(LedgerEntry, "hear", lambda self, text, **more: hear(self, " ".join(text.split()[:-1]), **more))
     assert any("message 0" in difference for difference in await compared())
