@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,17 +50,23 @@ class Started:
     process: Process
     port: int
     said: list[str]
+    #: Set at each further line of the log.
+    news: asyncio.Event
 
     @property
     def websocket_url(self) -> str:
         return f"ws://127.0.0.1:{self.port}/v1/streaming_input"
 
-    async def llm(self, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """What ``/health`` says of the LLM, once it is as wanted."""
+    async def until_said(self, text: str) -> None:
+        """Wait for a line of the log that contains ``text``."""
         async with asyncio.timeout(PATIENCE_SEC):
-            while not wanted(llm := (await call(self.port, "GET", "/health")).json()["parts"]["llm"]):
-                pass
-        found: dict[str, Any] = llm
+            while not any(text in line for line in self.said):
+                self.news.clear()
+                await self.news.wait()
+
+    async def llm(self) -> dict[str, Any]:
+        """Return what ``/health`` says of the LLM."""
+        found: dict[str, Any] = (await call(self.port, "GET", "/health")).json()["parts"]["llm"]
         return found
 
 
@@ -89,14 +95,22 @@ async def serve(folder: Path, publisher: FileServer) -> AsyncIterator[Started]:
             while not said or "in a browser" not in said[-1]:
                 said.append((await process.stderr.readline()).decode())
                 assert said[-1], said
-        reading = asyncio.create_task(process.stderr.read())  # else its log would fill the pipe
         (port,) = re.findall(r":(\d+) in a browser", said[-1])
+        started = Started(process, int(port), said, asyncio.Event())
+        reading = asyncio.create_task(read_on(started, process.stderr))
         try:
-            yield Started(process, int(port), said)
+            yield started
         finally:
             if process.returncode is None:
                 process.terminate()
             await reading
+
+
+async def read_on(server: Started, log: asyncio.StreamReader) -> None:
+    """Read the log to its end: else it would fill the pipe."""
+    while line := await log.readline():
+        server.said.append(line.decode())
+        server.news.set()
 
 
 async def kill(server: Started) -> None:
@@ -111,7 +125,9 @@ async def test_two_servers_fetch_once_what_a_killed_one_had_begun_and_a_conversa
     async with serve(tmp_path, publisher) as killed:
         first = next(line for line in killed.said if "still starting" not in line)
         assert "rules answer at once, and Qwen2.5-Coder-1.5B-Instruct as soon as it is fetched" in first
-        await killed.llm(lambda llm: llm["coming"].get("bytes_done"))
+        async with asyncio.timeout(PATIENCE_SEC):
+            while not (await killed.llm())["coming"].get("bytes_done"):
+                pass
         await kill(killed)
     publisher.trickle_sec = None
     publisher.asked.clear()
@@ -134,11 +150,13 @@ async def test_two_servers_fetch_once_what_a_killed_one_had_begun_and_a_conversa
         await client.say("What is my name?")
         assert "Ada" in (await client.answer()).text
         assert client.seen("error") == []
-        await two.llm(lambda llm: llm["name"] == "gguf")
+        await two.until_said("answers from now on")
+        assert (await two.llm())["name"] == "gguf"
         assert len(publisher.asked) == 1
         await kill(two)
     async with serve(tmp_path, publisher) as again:
-        await again.llm(lambda llm: llm["name"] == "gguf")
+        await again.until_said("answers from now on")
+        assert (await again.llm())["name"] == "gguf"
         assert any("which was fetched before, is being loaded" in line for line in again.said)
     assert len(publisher.asked) == 1
     assert pinned_weights()["smollm2"].files[0].size == next(weights.glob("qwen-*/*.gguf")).stat().st_size
