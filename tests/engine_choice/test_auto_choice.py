@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -92,6 +94,23 @@ async def test_what_another_user_serves_gets_no_word(monkeypatch: pytest.MonkeyP
         assert ollama.requests == []
         line = "Ollama on this machine serves llama3.2:latest (another user of this machine runs it): to talk with it, "
         assert server.engine.describe()[0] == f"{line}start with --llm ollama"
+
+
+def test_it_starts_where_no_package_of_a_model_is_installed() -> None:
+    script = (
+        "import asyncio, sys\n"
+        "sys.modules.update(dict.fromkeys(('httpx', 'xllamacpp')))\n"
+        "from omni_ws.config import load\n"
+        "from omni_ws.engine_choice import create_engine\n"
+        f"engine = create_engine(load({PARTS!r}).config)\n"
+        "async def live():\n"
+        "    await engine.start()\n"
+        "    print(engine.llm_part.coming.state)\n"
+        "    await engine.stop()\n"
+        "asyncio.run(live())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "offered\n"), ended.stderr
 
 
 @pytest.mark.parametrize(("argv", "fetches"), [((), False), (("--fetch",), True), (("--fetch", "--no-fetch"), False)])

