@@ -1,7 +1,8 @@
 """Serves from an installed package, in an empty folder, and talks with it: `PYTHON .ci/try_package.py`.
 
 PYTHON is that of an environment which has the wheel with the extra `embedded`, and nothing of the repository. The
-server starts without flags. With PAGE_PYTHON, the Python of one with playwright, the page is talked to as well (try_page.py).
+server starts without flags. With PAGE_PYTHON, the Python of one with playwright, the page is talked to as well
+(try_page.py).
 """
 
 from __future__ import annotations

@@ -172,6 +172,29 @@ async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
         await asyncio.wait_for(gone.wait(), PATIENCE_SEC)
 
 
+async def test_a_server_that_says_nothing_makes_no_other_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is silent until somebody asks whose the ports are."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked.wait()
+        writer.close()
+
+    def owners() -> dict[int, set[int]]:
+        loop.call_soon_threadsafe(asked.set)
+        return {port: {os.getuid()}}
+
+    monkeypatch.setattr(module, "listener_owners", owners)
+    async with (
+        place(silent, monkeypatch, use="lmstudio") as quiet,
+        place(serving(ollama(LLAMA)), monkeypatch) as port,
+    ):
+        places = (LocalServer("LM Studio", quiet, "lmstudio"), LocalServer("Ollama", port, "ollama"))
+        monkeypatch.setattr(module, "LOCAL_SERVERS", places)
+        (one,) = await local_servers(0, timeout=PATIENCE_SEC)
+    assert (one.server.kind, one.why_not) == ("Ollama", "")
+
+
 async def test_the_port_of_this_server_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     async with place(serving(ollama(LLAMA)), monkeypatch) as port:
         assert await local_servers(port, timeout=PATIENCE_SEC) == ()
