@@ -14,7 +14,7 @@ from omni_ws.core.chunks import InputMode, Modality
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.coming import Coming, ComingState, GrowingLlm
-from omni_ws.engine.llm.fetched_mind import FetchedMind
+from omni_ws.engine.llm.fetched_mind import FetchedMind, Plan
 from omni_ws.engine.llm.rules_engine import is_plain
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import EngineFailed, OmniError, SessionConflict
@@ -114,7 +114,7 @@ class AutoLlm(GrowingLlm):
         elif self._mind is not None:
             plan = await asyncio.to_thread(self._mind.plan)
             if plan.begins:
-                self._begin(self._mind, plan.why)
+                self._begin(self._mind, plan, plan.why)
             else:
                 self.coming = Coming(self._mind.model, ComingState.OFFERED, plan.why, can_begin=plan.can_begin)
 
@@ -156,22 +156,22 @@ class AutoLlm(GrowingLlm):
         if self._growing is None:
             if not plan.can_begin:
                 raise SessionConflict(plan.why)
-            self._begin(self._mind, f"{self._mind.model} is fetched, because it was asked for")
+            self._begin(self._mind, plan, f"{self._mind.model} is fetched, because it was asked for")
             self.on_change()
         assert self.coming is not None
         return self.coming
 
-    def _begin(self, mind: FetchedMind, why: str) -> None:
+    def _begin(self, mind: FetchedMind, plan: Plan, why: str) -> None:
         logger.info("%s", why)
         self.coming = Coming(mind.model, ComingState.FETCHING, why)
         self._fetching = Fetching(self._progressed)
-        self._growing = asyncio.create_task(self._grow(mind), name=f"fetch of {mind.model}")
+        self._growing = asyncio.create_task(self._grow(mind, plan), name=f"fetch of {mind.model}")
 
-    async def _grow(self, mind: FetchedMind) -> None:
+    async def _grow(self, mind: FetchedMind, plan: Plan) -> None:
         """Fetch and load the model, and let it answer from then on."""
         engine: Engine | None = None
         try:
-            await self._in_thread(lambda: mind.fetch(self._fetching))
+            await self._in_thread(lambda: mind.fetch(self._fetching, weights=plan.fetches))
             self.coming = Coming(mind.model, ComingState.LOADING, f"{mind.model} is being loaded, and answers then")
             engine = await run_work(Work.FILES, mind.engine)
             await engine.start()

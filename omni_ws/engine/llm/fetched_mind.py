@@ -18,7 +18,7 @@ from typing import Final
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.threads import available_memory, cores
-from omni_ws.installing import install_command
+from omni_ws.installing import fetch_command, install_command
 from omni_ws.weights.cache import WeightsCache, locked, weights_cache
 from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, pinned_weights
 
@@ -46,11 +46,15 @@ _WHOLE: Final = ("--ignore-installed", "--no-deps")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do about a model in this server: whether it begins by itself, or if asked, and a line about that."""
+    """What to do about a model in this server: whether it begins by itself, or if asked, and a line about that.
+
+    ``fetches``: its weights are to be fetched, too. Without that, those that are here have to do.
+    """
 
     begins: bool
     can_begin: bool
     why: str
+    fetches: bool = False
 
 
 class FetchedMind:
@@ -74,8 +78,9 @@ class FetchedMind:
         self._titles = titles
         self._environ = environ
         self._cache = cache or weights_cache()
-        there = (name for name in _USED if self._cache.folder_of(pinned_weights()[name]).is_dir())
-        self._name = next(there, FETCHED)
+        #: Models whose files are here, and are not those that were pinned.
+        self._changed: set[str] = set()
+        self._name = next(self._there(), FETCHED)
 
     @property
     def model(self) -> str:
@@ -88,10 +93,20 @@ class FetchedMind:
 
     @property
     def _is_fetched(self) -> bool:
-        return self._cache.folder_of(self._weights).is_dir()
+        return self._name in self._there()
+
+    def _there(self) -> Iterator[str]:
+        """Yield the models that were fetched before, the best first. What their files hold is not read."""
+        for name in _USED:
+            weights = pinned_weights()[name]
+            folder = self._cache.folder_of(weights)
+            if name not in self._changed and all(_size(folder / file.name) == file.size for file in weights.files):
+                yield name
 
     def plan(self) -> Plan:
         """Look at what there is, and what this machine can do. Blocks a little; reads no weights."""
+        self._name = next(self._there(), FETCHED)
+        fetches = not self._is_fetched
         line = f"to talk with the language model {self.model}, start with --llm {self._name}"
         if self._environ.get("CI"):
             return Plan(False, False, f"{line}; with CI in the environment none is chosen")
@@ -110,12 +125,12 @@ class FetchedMind:
             return Plan(False, False, f"{line} ({size}); with keys configured nothing is fetched")
         if not self._config.llm.fetch:
             how = f", after: {install_command(_EXTRA)}" if self._is_fetched else f" ({size}), or with --fetch"
-            return Plan(False, True, f"{line}{how}")
+            return Plan(False, True, f"{line}{how}", fetches)
         why = (
             f"rules answer at once, and {self.model} as soon as it is fetched ({size}, in the background, once); "
             f"{_NONE_OF_IT}"
         )
-        return Plan(True, True, why)
+        return Plan(True, True, why, fetches)
 
     def _lacking(self) -> Iterator[str]:
         memory = available_memory()
@@ -126,8 +141,10 @@ class FetchedMind:
         if not self._is_fetched and _free_disk(self._cache.folder) < LEAST_DISK:
             yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
 
-    def fetch(self, fetching: Fetching) -> None:
+    def fetch(self, fetching: Fetching, *, weights: bool) -> None:
         """Install the packages that the model needs, and fetch its weights. Blocks. Raises WeightsError.
+
+        Without ``weights`` none are fetched: the best model is used whose files are as they were pinned.
 
         The packages come first: they are small, and there are machines for which there are none. Of several
         processes one does each of the two, and the others wait for it.
@@ -137,7 +154,17 @@ class FetchedMind:
             with locked(self._cache.folder / f".{_PACKAGE}.lock", _PACKAGE, fetching):
                 for package in missing():
                     _install(package, fetching)
-        self._cache.fetch(self._weights, fetching)
+        if weights:
+            self._cache.fetch(self._weights, fetching)
+            self._changed.discard(self._name)
+            return
+        wanted = self._name
+        for name in [*self._there()]:
+            if self._cache.find(pinned_weights()[name]) is not None:
+                self._name = name
+                return
+            self._changed.add(name)
+        raise WeightsError(f"its files have changed; fetch them with: {fetch_command(wanted)}")
 
     def engine(self) -> Engine:
         """Create the engine of the fetched model, which is to be started. Blocks."""
@@ -186,6 +213,14 @@ def _watched(running: subprocess.Popen[str], fetching: Fetching) -> str:
         except subprocess.TimeoutExpired:
             fetching.go_on()
     raise WeightsError(f"nothing was installed within {_INSTALL_SEC} s")
+
+
+def _size(file: Path) -> int | None:
+    """Return the size of a file in bytes; None if it is not there."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
 
 
 def _free_disk(folder: Path) -> int:

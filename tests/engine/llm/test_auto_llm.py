@@ -344,12 +344,16 @@ async def test_the_end_of_the_server_stops_the_fetch() -> None:
 async def test_a_model_that_is_being_loaded_at_the_end_of_the_server_is_stopped() -> None:
     class Slow(TextModel):
         async def start(self) -> None:
+            starting.set()
             await asyncio.Event().wait()
 
+    starting = asyncio.Event()
     mind = Mind(Slow())
     mind.go_on.set()
     async with serving(mind) as (_, llm):
-        await until(lambda: llm.coming is not None and llm.coming.state is ComingState.LOADING)
+        await starting.wait()
+        assert llm.coming is not None
+        assert llm.coming.state is ComingState.LOADING
     assert mind.made.stopped
 
 

@@ -68,6 +68,14 @@ def mind(folder: Path, *argv: str, environ: Mapping[str, str] | None = None, fet
     return FetchedMind(config, make, titles=titles, environ=environ or {}, cache=cache)
 
 
+def keep(folder: Path, name: str, content: bytes = MODEL) -> Path:
+    """The file of a model that was fetched before."""
+    file = folder / module.pinned_weights()[name].key / "model.gguf"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    return file
+
+
 # What is allowed
 
 
@@ -137,7 +145,7 @@ def test_a_python_that_is_no_environment_gets_no_package(
 
 def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tmp_path: Path) -> None:
     for name, model in (("qwen3-0.6b", "Qwen3-0.6B"), ("qwen3-1.7b", "Qwen3-1.7B")):
-        (tmp_path / pinned(server.url)[name].key).mkdir()
+        keep(tmp_path, name)
         found = mind(tmp_path, "--api-key", "secret", fetch=False)
         assert found.model == model
         plan = found.plan()
@@ -149,10 +157,46 @@ def test_what_was_fetched_and_lacks_its_package_is_told(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
-    (tmp_path / pinned(server.url)["qwen"].key).mkdir()
+    keep(tmp_path, "qwen")
     plan = mind(tmp_path, fetch=False).plan()
     assert (plan.begins, plan.can_begin) == (False, True)
     assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
+
+
+@pytest.mark.parametrize("content", [None, MODEL[:-1], b"other" + MODEL[5:]], ids=["missing", "truncated", "changed"])
+@pytest.mark.parametrize("argv", [(), ("--api-key", "secret")])
+def test_what_is_damaged_is_not_fetched_unasked(
+    content: bytes | None, argv: tuple[str, ...], server: FileServer, tmp_path: Path
+) -> None:
+    file = keep(tmp_path, "qwen", content or b"")
+    if content is None:
+        file.unlink()
+    damaged = mind(tmp_path, *argv, fetch=False)
+    plan = damaged.plan()
+    if plan.begins:  # what the file holds is not read before
+        assert not plan.fetches
+        with pytest.raises(WeightsError, match=r"its files have changed; fetch them with: .* weights fetch qwen$"):
+            damaged.fetch(Fetching(), weights=plan.fetches)
+        plan = damaged.plan()
+    assert (plan.begins, plan.can_begin) == (False, not argv)
+    assert server.asked == []
+    if plan.can_begin:  # whoever is asked for it may fetch it
+        damaged.fetch(Fetching(), weights=plan.fetches)
+        assert file.read_bytes() == MODEL
+
+
+@pytest.mark.parametrize("content", [MODEL[:-1], b"other" + MODEL[5:]], ids=["truncated", "changed"])
+def test_a_whole_model_is_used_before_a_better_one_that_is_damaged(
+    content: bytes, server: FileServer, tmp_path: Path
+) -> None:
+    keep(tmp_path, "qwen", content)
+    keep(tmp_path, "qwen3-1.7b")
+    found = mind(tmp_path, fetch=False)
+    plan = found.plan()
+    assert (plan.begins, plan.fetches) == (True, False)
+    found.fetch(Fetching(), weights=plan.fetches)
+    assert found.model == "Qwen3-1.7B"
+    assert server.asked == []
 
 
 # The fetch
@@ -161,27 +205,27 @@ def test_what_was_fetched_and_lacks_its_package_is_told(
 def test_the_bytes_are_checked_before_they_are_used(server: FileServer, tmp_path: Path) -> None:
     server.files["/model.gguf"] = b"other" + MODEL[5:]
     with pytest.raises(WeightsError, match="not the file that was pinned"):
-        mind(tmp_path).fetch(Fetching())
+        mind(tmp_path).fetch(Fetching(), weights=True)
     assert not mind(tmp_path)._is_fetched
     server.files["/model.gguf"] = MODEL
-    mind(tmp_path).fetch(Fetching())
+    mind(tmp_path).fetch(Fetching(), weights=True)
     assert mind(tmp_path)._is_fetched
     # Damage is noticed, and what was damaged is fetched again.
     file = tmp_path / pinned(server.url)["qwen"].key / "model.gguf"
     file.write_bytes(b"other" + MODEL[5:])
-    mind(tmp_path).fetch(Fetching())
+    mind(tmp_path).fetch(Fetching(), weights=True)
     assert file.read_bytes() == MODEL
 
 
 def test_a_publisher_that_is_gone_is_told(server: FileServer, tmp_path: Path) -> None:
     server.files.clear()
     with pytest.raises(WeightsError, match=r"qwen cannot be fetched; official: .* answered 404"):
-        mind(tmp_path).fetch(Fetching())
+        mind(tmp_path).fetch(Fetching(), weights=True)
 
 
 def test_a_full_disk_is_told(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with full_disk(tmp_path / "full", monkeypatch) as folder, pytest.raises(WeightsError, match="MiB of room"):
-        mind(folder).fetch(Fetching())
+        mind(folder).fetch(Fetching(), weights=True)
     assert server.asked == []
 
 
@@ -199,7 +243,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
         "test.module.pinned_weights = lambda: weights\n"
         "test.module.missing = lambda: ()\n"
         f"kill = lambda told: told.done and told.done >= {half} and os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"test.mind(Path({os.fspath(tmp_path / 'cache')!r})).fetch(Fetching(kill))\n"
+        f"test.mind(Path({os.fspath(tmp_path / 'cache')!r})).fetch(Fetching(kill), weights=True)\n"
     )
     killed = subprocess.run(
         [sys.executable, str(script)], env={**os.environ, "no_proxy": "*"}, capture_output=True, check=False
@@ -207,7 +251,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
     assert killed.returncode == -9, killed.stderr.decode()
     assert not mind(tmp_path / "cache")._is_fetched
     server.asked.clear()
-    mind(tmp_path / "cache").fetch(Fetching())
+    mind(tmp_path / "cache").fetch(Fetching(), weights=True)
     ((_, range_),) = server.asked
     assert range_ is not None
     assert half <= int(range_.removeprefix("bytes=").removesuffix("-")) < len(MODEL)
@@ -235,7 +279,7 @@ def test_the_packages_are_installed_first_and_once(
     monkeypatch.setattr(subprocess, "Popen", run)
     monkeypatch.setattr(module, "missing", lambda: ("xllamacpp", "httpx")[len(there) :])
     for _ in range(2):
-        mind(tmp_path / "cache").fetch(Fetching(told.append))
+        mind(tmp_path / "cache").fetch(Fetching(told.append), weights=True)
     runs, client = (tmp_path / "asked").read_text().splitlines()
     assert runs.startswith("install ")
     assert runs.endswith("--only-binary=:all: --ignore-installed --no-deps xllamacpp==2026.10.*")
@@ -263,7 +307,7 @@ def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
     if stops:
         fetching.stop.set()
     with pytest.raises(WeightsError, match="given up" if stops else "cannot be installed: no matching wheel"):
-        mind(tmp_path / "cache").fetch(fetching)
+        mind(tmp_path / "cache").fetch(fetching, weights=True)
     assert server.asked == []
     assert processes[0].returncode is not None
 
