@@ -152,7 +152,10 @@ class AutoLlm(GrowingLlm):
         """
         if self._mind is None or self._llm is not None:
             raise SessionConflict("there is no model to fetch: a language model answers already, or none is wanted")
-        plan = await run_work(Work.FILES, self._mind.plan)
+        if self._growing is None:
+            plan = await run_work(Work.FILES, self._mind.plan)
+        if self._llm is not None or not self._looked:
+            raise SessionConflict("a language model answers meanwhile, or the server ends")
         if self._growing is None:
             if not plan.can_begin:
                 raise SessionConflict(plan.why)

@@ -26,6 +26,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm import auto_llm as module
 from omni_ws.engine.llm.auto_llm import AutoLlm, Found
 from omni_ws.engine.llm.coming import ComingState
+from omni_ws.engine.llm.fetched_mind import Plan
 from omni_ws.engine.llm.rules_engine import RulesFirst
 from omni_ws.errors import EngineFailed, SessionConflict
 from omni_ws.weights.sources import Progress, WeightsError
@@ -332,6 +333,34 @@ async def test_a_model_that_cannot_be_had_is_told_and_rules_go_on(
         assert (answer.status, answer.json()["coming"]["state"]) == (202, "fetching")
         await until(lambda: llm.name == "gguf")
         assert mind.fetches == 2
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_who_asks_as_the_model_begins_to_answer_or_the_server_ends_is_refused(ends: bool) -> None:
+    class Planned(Mind):
+        def plan(self) -> Plan:
+            if looked.is_set():
+                asyncio.run_coroutine_threadsafe(meanwhile(), loop).result(PATIENCE_SEC)
+            return OFFERED
+
+    async def meanwhile() -> None:
+        """While one looks what there is, another has it fetched and loaded, or the server ends."""
+        looked.clear()
+        await (llm.stop() if ends else llm.fetch())
+        await until(lambda: ends or llm.name == "gguf")
+
+    loop, looked = asyncio.get_running_loop(), asyncio.Event()
+    mind = Planned(planned=OFFERED)
+    mind.go_on.set()
+    llm = auto(mind)
+    await llm.start()
+    try:
+        looked.set()
+        with pytest.raises(SessionConflict, match="a language model answers meanwhile, or the server ends"):
+            await llm.fetch()
+        assert (mind.fetches, llm.coming) == (0 if ends else 1, None)
+    finally:
+        await llm.stop()
 
 
 async def test_the_end_of_the_server_stops_the_fetch() -> None:
