@@ -74,7 +74,10 @@ class OperationsRoutes(FrontEnd):
         }
         for llm in growing_llms(engine):
             if llm.coming is not None:
-                parts["llm"]["coming"] = msgspec.to_builtins(llm.coming)
+                parts["llm"]["coming"] = coming = msgspec.to_builtins(llm.coming)
+                # It names commands and folders of this machine.
+                if self._authenticator.has_keys or not is_own_machine(exchange.request):
+                    del coming["why"]
         await exchange.respond_json(
             200 if status in _SERVING else 503,
             {

@@ -424,6 +424,17 @@ async def test_only_somebody_at_this_machine_has_it_fetched() -> None:
         assert mind.fetches == 1
 
 
+@pytest.mark.parametrize("keys", [(), (ApiKey(name="a", key_sha256=digest("secret")),)], ids=["no keys", "keys"])
+async def test_only_somebody_at_this_machine_is_told_about_its_folders(keys: tuple[ApiKey, ...]) -> None:
+    async with serving(Mind(planned=OFFERED), keys=keys) as (server, _):
+        told = [
+            (await call(server.port, "GET", "/health", None, *header)).json()["parts"]["llm"]["coming"]
+            for header in ((), ("X-Forwarded-For: 127.0.0.1",))
+        ]
+    stranger = {"model": "a model", "state": "offered", "can_begin": True}
+    assert told == [stranger if keys else {**stranger, "why": OFFERED.why}, stranger]
+
+
 async def test_a_page_of_another_origin_cannot_have_it_fetched() -> None:
     mind = Mind(planned=OFFERED)
     async with serving(mind) as (server, _):
