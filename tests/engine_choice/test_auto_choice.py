@@ -113,7 +113,10 @@ def test_it_starts_where_no_package_of_a_model_is_installed() -> None:
     assert (ended.returncode, ended.stdout) == (0, "offered\n"), ended.stderr
 
 
-@pytest.mark.parametrize(("argv", "fetches"), [((), False), (("--fetch",), True), (("--fetch", "--no-fetch"), False)])
+@pytest.mark.parametrize(
+    ("argv", "fetches"),
+    [((), False), (("--fetch",), True), (("--fetch", "--no-fetch"), False), (("--llm", "rules", "--fetch"), False)],
+)
 def test_the_flag_lets_the_running_server_fetch_a_model(
     argv: tuple[str, ...], fetches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
