@@ -200,7 +200,8 @@ def _auto_llm(config: ServerConfig) -> Engine:
     from omni_ws.engine_choice.local_servers import local_servers
 
     async def find() -> Found:
-        if os.environ.get("CI") or find_spec("httpx") is None:
+        # Several workers would each decide for itself, and clients talk with one model now, and with another one then.
+        if os.environ.get("CI") or config.workers > 1 or find_spec("httpx") is None:
             return Found()
         servers = await local_servers(config.port)
         usable = next((one for one in servers if not one.why_not), None)

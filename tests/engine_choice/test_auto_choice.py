@@ -84,6 +84,14 @@ async def test_nothing_is_looked_for_in_ci(monkeypatch: pytest.MonkeyPatch) -> N
         assert ollama.headers == []
 
 
+async def test_several_workers_look_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with beside_ollama(monkeypatch, "--workers", "2") as (server, ollama):
+        llm = (await call(server.port, "GET", "/health")).json()["parts"]["llm"]
+        assert llm["name"] == "rules"
+        assert llm["coming"]["why"].endswith("several workers choose none")
+        assert ollama.headers == []
+
+
 async def test_what_another_user_serves_gets_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
     owners = {port: {os.getuid() + 1} for port in range(1 << 16)}
     monkeypatch.setattr(local_servers, "listener_owners", lambda: owners)

@@ -111,7 +111,7 @@ class FetchedMind:
         if self._environ.get("CI"):
             return Plan(False, False, f"{line}; with CI in the environment none is chosen")
         if self._config.workers > 1:
-            return Plan(False, False, f"{line}; several workers do not fetch one")
+            return Plan(False, False, f"{line}; several workers choose none")
         if lacking := [*self._lacking()]:
             return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
         installed = not missing()

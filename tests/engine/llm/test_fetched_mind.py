@@ -91,7 +91,7 @@ def test_the_fetch_begins_by_itself_and_its_line_says_what_it_costs(server: File
 @pytest.mark.parametrize(
     ("argv", "environ", "reason"),
     [
-        (("--workers", "2"), {}, "several workers do not fetch one"),
+        (("--workers", "2"), {}, "several workers choose none"),
         (("--api-key", "secret"), {}, "with keys configured nothing is fetched"),
         (("--keys-file", "keys.toml"), {}, "with keys configured nothing is fetched"),
         ((), {"CI": "true"}, "with CI in the environment none is chosen"),
