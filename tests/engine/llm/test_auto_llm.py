@@ -163,11 +163,14 @@ async def test_the_client_library_tells_a_change_from_a_reply() -> None:
 async def test_what_a_client_set_and_the_model_lacks_does_not_end_its_session() -> None:
     mind = Mind(TextModel(sampling=frozenset(), sampling_no_ops=frozenset()))
     async with serving(mind) as (server, _), native_client(server) as client:
-        await client.configure(sampling={"seed": 5})
+        await client.configure(sampling={"seed": 5}, instructions="Be brief.")
         mind.go_on.set()
         told = await client.until("session_updated")
-        assert (told["sampling"]["seed"], told["capabilities"]["sampling"]) == (5, [])
+        assert (told["sampling"], told["capabilities"]["sampling"]) == ({}, [])
+        assert told["instructions"] == "Be brief."
         assert await asked(client, "tell me about foxes") == "As the model says."
+        # Of what a later change does not name, nothing is said.
+        assert (await client.configure(instructions="Be kind."))["instructions"] == "Be kind."
         await client.send("session_config", sampling={"seed": 6})
         assert (await client.error())["code"] == "unsupported_parameter"
 
