@@ -60,6 +60,8 @@ class AutoLlm(GrowingLlm):
         self._growing: asyncio.Task[None] | None = None
         self._fetching = Fetching(self._progressed)
         self._looked = False
+        #: Whether the language model ran when it was last asked.
+        self._runs = True
 
     @property
     def engine(self) -> Engine:
@@ -262,7 +264,11 @@ class AutoLlm(GrowingLlm):
             if shown - llm.capabilities.input_modalities:  # they were sent while the rules took them
                 await self._rules.generate(request, out)
                 return
-        if llm.state is not EngineState.OK and is_plain(request):
+        runs = llm.state is EngineState.OK
+        if runs != self._runs:
+            self._runs = runs
+            logger.warning("%s", f"{llm.model} answers again" if runs else f"{llm.model} does not run: rules answer")
+        if not runs and is_plain(request):
             await self._rules.generate(request, out)
             return
         await llm.generate(request, out)

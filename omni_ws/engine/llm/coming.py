@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from omni_ws.engine.base import Engine
 from omni_ws.errors import SessionConflict
 
 
@@ -36,6 +37,11 @@ class GrowingLlm:
 
     #: The model that is to answer; None if none is.
     coming: Coming | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that answers now."""
+        raise NotImplementedError
 
     @property
     def advice(self) -> tuple[str, ...]:

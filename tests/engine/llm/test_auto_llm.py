@@ -208,7 +208,7 @@ def _png() -> bytes:
     return file.getvalue()
 
 
-async def test_rules_answer_while_the_model_does_not_run() -> None:
+async def test_rules_answer_while_the_model_does_not_run(caplog: pytest.LogCaptureFixture) -> None:
     mind = Mind()
     llm = auto(mind)
     mind.go_on.set()
@@ -217,7 +217,14 @@ async def test_rules_answer_while_the_model_does_not_run() -> None:
         await until(lambda: llm.name == "gguf")
         mind.made.state = EngineState.UNHEALTHY
         assert llm.state is EngineState.OK
-        assert (await collect(llm, asking("good morning"))).text != "As the model says."
+        # The metrics tell that the part is down.
+        composed = ComposedEngine(llm)
+        assert (composed.part_states["llm"], llm.engine.state) == (EngineState.UNHEALTHY, EngineState.UNHEALTHY)
+        for _ in range(2):
+            assert (await collect(llm, asking("good morning"))).text != "As the model says."
+        assert [one.message for one in caplog.records if one.levelname == "WARNING"] == [
+            "a model does not run: rules answer"
+        ]
         # What takes a model fails as it does without one.
         mind.made.failure = EngineFailed("it has died", fatal=True)
         tools = ({"type": "function", "function": {"name": "look"}},)
