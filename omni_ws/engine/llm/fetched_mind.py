@@ -138,7 +138,8 @@ class FetchedMind:
             yield f"{LEAST_MEMORY / 1e9:.0f} GB of free memory"
         if cores() < LEAST_CORES:
             yield f"{LEAST_CORES} cores"
-        if not self._is_fetched and _free_disk(self._cache.folder) < LEAST_DISK:
+        free = _free_disk(self._cache.folder) + self._cache.kept(self._weights)
+        if not self._is_fetched and free < LEAST_DISK:
             yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
 
     def fetch(self, fetching: Fetching, *, weights: bool) -> None:

@@ -131,6 +131,18 @@ def test_a_small_machine_is_left_alone(
     assert mind(tmp_path).plan().begins
 
 
+def test_what_an_earlier_fetch_has_left_counts_as_room(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / f".{pinned(server.url)['qwen'].key}.fetching"
+    left.mkdir()
+    (left / "model.gguf.part").write_bytes(MODEL[:1000])
+    machine(monkeypatch, disk=module.LEAST_DISK - 1000)
+    assert mind(tmp_path).plan().begins
+    machine(monkeypatch, disk=module.LEAST_DISK - 1001)
+    assert not mind(tmp_path).plan().begins
+
+
 def test_a_python_that_is_no_environment_gets_no_package(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
