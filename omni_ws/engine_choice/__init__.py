@@ -212,7 +212,8 @@ def _auto_llm(config: ServerConfig) -> Engine:
         if usable.server.use not in LOCAL_PORTS:
             chosen = chosen.model_copy(update={"model": usable.model})
         llm = _remote_llm(config.model_copy(update={"llm": chosen}))
-        line = f"{usable.server.kind} on this machine answers, with {usable.model}; --llm rules wants none of it"
+        kind, alone = usable.server.kind, "to keep rules alone: make serve LLM=rules, or --llm rules"
+        line = f"{kind} on this machine answers, with {usable.model}; {alone}"
         return Found(_with_rules(llm, config), (line,))
 
     titles = {name: title for name, (title, _) in _FETCHED_LLMS.items()}

@@ -54,7 +54,8 @@ async def test_a_server_of_this_machine_answers_without_a_word(monkeypatch: pyte
         assert health["parts"]["llm"] == {"name": "remote", "model": "llama3.2:latest"}
         config = load(PARTS).config
         assert "LLM: remote (llama3.2:latest)" in part_lines(server.engine, config)
-        line = "Ollama on this machine answers, with llama3.2:latest; --llm rules wants none of it"
+        line = "Ollama on this machine answers, with llama3.2:latest; to keep rules alone: make serve LLM=rules, "
+        line += "or --llm rules"
         assert server.engine.describe()[0] == line
         await client.say("tell me about foxes")
         assert (await client.answer()).text == "Foxes are red."

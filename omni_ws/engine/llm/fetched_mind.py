@@ -35,7 +35,7 @@ _PACKAGE: Final = "xllamacpp"
 _CLIENT: Final = "httpx"
 _EXTRA: Final = "gguf"
 _INSTALL_SEC: Final = 900
-_NONE_OF_IT: Final = "LLM=rules (--llm rules) wants none of it"
+_NONE_OF_IT: Final = "to keep rules alone: make serve LLM=rules, or --llm rules"
 _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10", "--quiet"),
     "--only-binary=:all:",  # a package is never built here
@@ -126,10 +126,10 @@ class FetchedMind:
         if not self._config.llm.fetch:
             how = f", after: {install_command(_EXTRA)}" if self._is_fetched else f" ({size}), or with --fetch"
             return Plan(False, True, f"{line}{how}", fetches)
-        why = (
-            f"rules answer at once, and {self.model} as soon as it is fetched ({size}, in the background, once); "
-            f"{_NONE_OF_IT}"
-        )
+        what = f"it is fetched ({size}, in the background, once)"
+        if not fetches:
+            what = "the package that runs it is installed (in the background, once)"
+        why = f"rules answer at once, and {self.model} as soon as {what}; {_NONE_OF_IT}"
         return Plan(True, True, why, fetches)
 
     def _lacking(self) -> Iterator[str]:
@@ -202,7 +202,10 @@ def _install(package: str, fetching: Fetching) -> None:
             running.kill()
             raise
     if running.returncode != 0 or package in missing():
-        reason = next((line for line in reversed(said.splitlines()) if line.startswith("ERROR: ")), "pip failed")
+        lines = [line for line in said.splitlines() if line.strip()]
+        # A Python without pip says so without "ERROR: ".
+        last = lines[-1] if lines else "pip failed"
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR: ")), last)
         raise WeightsError(f"{wanted} cannot be installed: {reason.removeprefix('ERROR: ')[:300]}")
 
 

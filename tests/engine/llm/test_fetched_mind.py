@@ -24,7 +24,7 @@ from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, Pro
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 NAMES = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-NONE_OF_IT = "LLM=rules (--llm rules) wants none of it"
+NONE_OF_IT = "to keep rules alone: make serve LLM=rules, or --llm rules"
 
 
 def pinned(url: str) -> Mapping[str, PinnedWeights]:
@@ -173,6 +173,10 @@ def test_what_was_fetched_and_lacks_its_package_is_told(
     plan = mind(tmp_path, fetch=False).plan()
     assert (plan.begins, plan.can_begin) == (False, True)
     assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
+    plan = mind(tmp_path).plan()
+    assert (plan.begins, plan.fetches) == (True, False)
+    what = "the package that runs it is installed (in the background, once)"
+    assert plan.why == f"rules answer at once, and Qwen as soon as {what}; {NONE_OF_IT}"
 
 
 @pytest.mark.parametrize("content", [None, MODEL[:-1], b"other" + MODEL[5:]], ids=["missing", "truncated", "changed"])
@@ -301,7 +305,12 @@ def test_the_packages_are_installed_first_and_once(
 
 
 @pytest.mark.parametrize(
-    ("code", "stops"), [("sys.exit('ERROR: no matching wheel')", False), ("time.sleep(900)", True)]
+    ("code", "stops"),
+    [
+        ("sys.exit('ERROR: no matching wheel\\nhelp is there')", False),
+        ("sys.exit('warning\\nno matching wheel')", False),
+        ("time.sleep(900)", True),
+    ],
 )
 def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
     code: str, stops: bool, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
