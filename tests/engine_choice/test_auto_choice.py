@@ -36,12 +36,16 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def beside_ollama(patch: pytest.MonkeyPatch, *argv: str) -> AsyncIterator[tuple[LiveServer, OllamaServer]]:
+async def beside_ollama(
+    patch: pytest.MonkeyPatch, *argv: str, another_user: bool = False
+) -> AsyncIterator[tuple[LiveServer, OllamaServer]]:
     """A server that was started beside an Ollama."""
     async with OllamaServer(models=("llama3.2:latest",), replies=[says("Foxes", " are red.")]).serve() as ollama:
         patch.setitem(LOCAL_PORTS, "ollama", ollama.port)
         patch.setattr(local_servers, "LOCAL_SERVERS", (LocalServer("Ollama", ollama.port, "ollama"),))
         patch.setattr(local_servers, "LOOK_SEC", 60)
+        owners = {ollama.port: {os.getuid() + 1 if another_user else os.getuid()}}
+        patch.setattr(local_servers, "listener_owners", lambda: owners)
         patch.setattr("omni_ws.engine.llm.auto_llm.FOUND_SEC", 60)
         async with live_server(create_engine(load((*PARTS, *argv)).config)) as server:
             yield server, ollama
@@ -94,9 +98,7 @@ async def test_several_workers_look_for_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_what_another_user_serves_gets_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    owners = {port: {os.getuid() + 1} for port in range(1 << 16)}
-    monkeypatch.setattr(local_servers, "listener_owners", lambda: owners)
-    async with beside_ollama(monkeypatch) as (server, ollama), native_client(server) as client:
+    async with beside_ollama(monkeypatch, another_user=True) as (server, ollama), native_client(server) as client:
         assert client.created["parts"]["llm"]["name"] == "rules"
         await client.say("tell me about foxes")
         await client.answer()
