@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
 from omni_ws.engine.base import Engine
 from omni_ws.errors import SessionConflict
+
+#: The name of the rules, as that of an engine and of a model.
+RULES: Final = "rules"
 
 
 class ComingState(StrEnum):

@@ -78,6 +78,7 @@ async def test_a_conversation_goes_on_with_the_model_which_knows_its_first_turn(
             "name": "gguf",
             "model": "a model",
         }
+        assert (await client.configure(model="rules"))["model"] == "omni-embedded"  # its name in earlier versions
         await client.chunk(b"GIF89a", modality="image")
         assert (await client.error())["code"] == "unsupported_modality"
         assert client.seen("error")[1:] == []
