@@ -77,7 +77,7 @@ async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple
     end = asyncio.get_running_loop().time() + (LOOK_SEC if timeout is None else timeout)
     looks = (_until(end, _look_at(server)) for server in LOCAL_SERVERS if server.port != own_port)
     # Whose they are is looked up meanwhile: one that says nothing takes all the time there is.
-    uids, *looked = await asyncio.gather(_until(end, asyncio.to_thread(listener_owners)), *looks)
+    uids, looked = await asyncio.gather(_until(end, asyncio.to_thread(listener_owners)), asyncio.gather(*looks))
     return tuple(_judged(one, uids) for one in looked if one is not None)
 
 

@@ -70,7 +70,7 @@ def mind(folder: Path, *argv: str, environ: Mapping[str, str] | None = None, fet
 
 def keep(folder: Path, name: str, content: bytes = MODEL) -> Path:
     """The file of a model that was fetched before."""
-    file = folder / module.pinned_weights()[name].key / "model.gguf"
+    file = folder / pinned("http://localhost/")[name].key / "model.gguf"
     file.parent.mkdir()
     file.write_bytes(content)
     return file
