@@ -87,7 +87,7 @@ serve: $(VENV)/.ready-for-kokoro
 endif
 # Kokoro speaks these, unless another TTS is named that does.
 COMMA := ,
-ifneq ($(and $(filter es fr hi it pt,$(subst $(COMMA), ,$(LANGUAGES))),$(if $(filter-out hibari%,$(TTS)),,yes)),)
+ifneq ($(and $(filter es fr hi it pt,$(foreach ONE,$(subst $(COMMA), ,$(LANGUAGES)),$(firstword $(subst -, ,$(ONE))))),$(if $(filter-out hibari%,$(TTS)),,yes)),)
 serve: $(VENV)/.ready-for-kokoro
 endif
 ifneq ($(filter --lan,$(ARGS)),)

@@ -1,7 +1,8 @@
 """Serves from an installed package, in an empty folder, and talks with it: `PYTHON .ci/try_package.py`.
 
-PYTHON is that of an environment which has the wheel with the extra `embedded`, and nothing of the repository. With
-PAGE_PYTHON, the Python of one with playwright, the page is talked to as well (try_page.py).
+PYTHON is that of an environment which has the wheel with the extra `embedded`, and nothing of the repository. The
+server starts without flags. With PAGE_PYTHON, the Python of one with playwright, the page is talked to as well
+(try_page.py).
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ def main() -> int:
     if Path(omni_ws.__file__).resolve().parent.parent == repository:
         raise SystemExit("this Python has the repository itself, not the package")
     command = Path(sys.executable).with_name("omni-ws")
-    arguments = ("serve", "--engine", "embedded", "--port", "0")
-    server = subprocess.Popen([str(command), *arguments], stderr=subprocess.PIPE, text=True)
+    arguments = ("serve", "--port", "0")
+    environment = {**os.environ, "CI": "1"}
+    server = subprocess.Popen([str(command), *arguments], stderr=subprocess.PIPE, text=True, env=environment)
     try:
         address = listening(server)
         fetch_page(address)

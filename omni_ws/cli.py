@@ -138,8 +138,8 @@ def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], obje
     if fetch:
         if not _fetched(config):
             return INTERRUPTED
-        # A language model is large: the server fetches it while it runs.
-        config = config.model_copy(update={"llm": config.llm.model_copy(update={"fetch": True})})
+        if config.chooses_llm:  # a language model is large: the server fetches it while it runs
+            config = config.model_copy(update={"llm": config.llm.model_copy(update={"fetch": True})})
     check_available(config)
     configured_keys(config)
     # Imported late, so that --help and configuration errors appear without delay; if there are several workers, only

@@ -9,6 +9,7 @@ import pytest
 
 from omni_ws.config import ConfigurationError, ServerConfig, check_available, load
 from omni_ws.config.parts import FORMS, PartChoice, parse_part
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine_choice import create_engine
 
 
@@ -41,6 +42,16 @@ def test_the_three_flags() -> None:
 )
 def test_what_runs_on_vllm(argv: tuple[str, ...], on_vllm: bool) -> None:
     assert load(argv).config.on_vllm == on_vllm
+
+
+@pytest.mark.parametrize("argv", [(), ("--llm", "auto")])
+def test_the_llm_that_nobody_names_takes_the_settings_of_auto(argv: tuple[str, ...]) -> None:
+    of_models = ("--llm.threads", "2", "--llm.context", "512", "--llm.think", "true", "--llm.fetch", "true")
+    config = load((*argv, *of_models, "--llm.tool-filler", "One moment.")).config
+    check_available(config)
+    engine = create_engine(config)
+    assert isinstance(engine, ComposedEngine)
+    assert engine._tool_filler == "One moment."
 
 
 def test_parts_by_variable_and_by_file() -> None:
@@ -157,6 +168,8 @@ def refused(**fields: Any) -> str:
         ({"llm": {"use": "vllm"}}, "--llm vllm needs a model: --llm vllm:NAME-OR-FOLDER"),
         ({"llm": {"use": "gguf"}}, "--llm gguf needs a model: --llm gguf:FILE"),
         ({"llm": {"use": "rules", "threads": 2}}, "llm.threads means nothing beside --llm rules"),
+        ({"engine": "embedded", "llm": {"threads": 2}}, "llm.threads means nothing without --llm"),
+        ({"llm": {"use": "rules", "fetch": True}}, "llm.fetch means nothing beside --llm rules"),
         ({"llm": {"use": "gguf:f", "api_key": "hush"}}, "llm.api_key means nothing beside --llm gguf"),
         ({"llm": {"use": "smollm2", "model": "m"}}, "llm.model means nothing beside --llm smollm2"),
         ({"llm": {"use": "qwen3-1.7b", "model": "m"}}, "llm.model means nothing beside --llm qwen3-1.7b"),

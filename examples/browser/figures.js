@@ -32,7 +32,8 @@ export class Figures {
     element("lacks").hidden = lacks.length === 0;
     element("lacking").replaceChildren(...lacks.map((what) => item("li", what, what === NO_MODEL ? "no-model" : "")));
     element("who-advice").hidden = !advice;
-    const rules = parts?.llm?.name === "rules" ? "Rules answer here, and no language model. " : "";
+    const saysSo = advice?.startsWith("rules");
+    const rules = parts?.llm?.name === "rules" && !saysSo ? "Rules answer here, and no language model. " : "";
     show("who-advice", advice ? rules + advice : "");
     show("advice", advice ?? "");
   }

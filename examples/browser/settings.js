@@ -139,12 +139,14 @@ export function sessionConfig(settings, capabilities) {
   return {
     model: settings.model || null,
     voice: capabilities.voices.includes(settings.voice) ? settings.voice : null,
-    input_audio: { language: capabilities.languages?.includes(settings.language) ? settings.language : null },
+    input_audio: {
+      language: capabilities.languages?.includes(settings.language) ? settings.language : null,
+      ...(capabilities.keywords && { keywords: keywordsOf(settings.keywords) }),
+    },
     task: capabilities.tasks.includes(settings.task) ? settings.task : "chat",
     modalities: settings.answerWith === "text" && speaks ? ["text"] : null,
     instructions: settings.instructions || null,
     start_policy: settings.startPolicy || null,
-    ...(capabilities.keywords && { input_audio: { keywords: keywordsOf(settings.keywords) } }),
     ...(capabilities.lexicon && { tts: { lexicon: lexiconPatch(settings.lexicon) } }),
     turn_detection: detects ? turnDetection(settings, capabilities) : null,
   };

@@ -214,7 +214,9 @@ class LlmConfig(PartConfig):
 
     use: Text | None = _use("llm", "a server with /v1/chat/completions", unset="auto, unless an engine is named")
     fetch: bool = setting(
-        "With `auto`: fetch a language model in the background if this machine has none; `--fetch` sets it.", False
+        "With `auto`: fetch a language model in the background if this machine has none; `--fetch` sets it.",
+        False,
+        of={AUTO},
     )
     api_key: Key | None = setting("API key for the server.", often=True, of=REMOTE_PARTS)
     first_byte_timeout_sec: Seconds = setting(

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.config.parts import (
+    AUTO,
     FORMS,
     GGUF_PARTS,
     LOCAL_PORTS,
@@ -64,7 +65,8 @@ def check_available(config: ServerConfig) -> None:
 
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     for part in (config.asr, config.llm, config.tts):
-        yield from _problems_of(part)
+        chooses = part is config.llm and config.chooses_llm
+        yield from _problems_of(part, AUTO if chooses else "" if part.use is None else part.choice.name)
     yield from _part_problems(config) if config.composed else _whole_problems(config)
     if config.workers > 1:
         yield from _worker_problems(config)
@@ -151,7 +153,8 @@ def _part_problems(config: ServerConfig) -> Iterator[str]:
         )
 
 
-def _problems_of(part: PartConfig) -> Iterator[str]:
+def _problems_of(part: PartConfig, name_of_part: str) -> Iterator[str]:
+    """Yield the problems of a part of this name, which is empty for one of an engine that was chosen as a whole."""
     choice, flag = part.choice, f"--{part.part}"
     if choice.url is not None and not _is_base_url(choice.url):
         # The value is not shown, since it may contain a password.
@@ -162,7 +165,7 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
         yield f"{flag} {choice.name} needs a model: {flag} {choice.name}:{model}"
     if choice.model is not None and part.model not in (None, choice.model):
         yield f"{flag} names the model {choice.model}, and {part.part}.model {part.model}"
-    for name in part.meaningless("" if part.use is None else choice.name):
+    for name in part.meaningless(name_of_part):
         yield f"{part.part}.{name} means nothing {f'beside {flag} {choice.name}' if part.use else f'without {flag}'}"
     if part.use is None:
         return

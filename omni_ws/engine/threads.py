@@ -1,4 +1,4 @@
-"""The cores of the machine, and the threads in which blocking work runs."""
+"""The cores and the memory of the machine, and the threads in which blocking work runs."""
 
 from __future__ import annotations
 
@@ -75,6 +75,28 @@ def _quota_of_version_2(group: Path) -> float:
 def _quota_of_version_1(group: Path) -> float:
     quota = int((group / "cpu.cfs_quota_us").read_text("utf-8"))
     return float("inf") if quota < 0 else quota / int((group / "cpu.cfs_period_us").read_text("utf-8"))
+
+
+def available_memory() -> int | None:
+    """Return the available memory, in bytes; None if the system does not report it."""
+    return min((*_free_of_machine(), *_limit_of_group()), default=None)
+
+
+def _free_of_machine() -> Iterator[int]:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                yield int(value.split()[0]) * 1024
+                return
+    with suppress(OSError, ValueError, AttributeError):
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit_of_group() -> Iterator[int]:
+    """Yield the memory limit of the container (cgroup v2), in bytes; nothing if there is none."""
+    with suppress(OSError, ValueError):
+        yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
 
 
 # Blocking calls run in threads, each kind of work in its own pool. The event loop's default executor is only for name

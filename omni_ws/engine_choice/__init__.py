@@ -73,7 +73,7 @@ def composed_engine(config: ServerConfig) -> Engine:
         asr_optional=config.asr.choice.name == "embedded",
         # An LLM on a server has a time-out of its own for the first byte, after which it retries.
         first_byte_timeout_sec=None if llm.choice.name in REMOTE_PARTS else llm.first_byte_timeout_sec,
-        tool_filler=(llm.tool_filler or "") if config.composed else "",
+        tool_filler=(llm.tool_filler or "") if config.composed or config.chooses_llm else "",
         max_spoken_tokens=llm.max_spoken_tokens or None,
         think_ahead=_thinks_ahead(config),
     )
@@ -200,7 +200,8 @@ def _auto_llm(config: ServerConfig) -> Engine:
     from omni_ws.engine_choice.local_servers import local_servers
 
     async def find() -> Found:
-        if os.environ.get("CI") or find_spec("httpx") is None:
+        # Several workers would each decide for itself, and clients talk with one model now, and with another one then.
+        if os.environ.get("CI") or config.workers > 1 or find_spec("httpx") is None:
             return Found()
         servers = await local_servers(config.port)
         usable = next((one for one in servers if not one.why_not), None)
@@ -211,7 +212,8 @@ def _auto_llm(config: ServerConfig) -> Engine:
         if usable.server.use not in LOCAL_PORTS:
             chosen = chosen.model_copy(update={"model": usable.model})
         llm = _remote_llm(config.model_copy(update={"llm": chosen}))
-        line = f"{usable.server.kind} on this machine answers, with {usable.model}; --llm rules wants none of it"
+        kind, alone = usable.server.kind, "to keep rules alone: make serve LLM=rules, or --llm rules"
+        line = f"{kind} on this machine answers, with {usable.model}; {alone}"
         return Found(_with_rules(llm, config), (line,))
 
     titles = {name: title for name, (title, _) in _FETCHED_LLMS.items()}

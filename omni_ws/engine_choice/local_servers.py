@@ -76,11 +76,9 @@ async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple
     """Return the servers on loopback that serve a model that chats; takes ``timeout`` (LOOK_SEC) seconds at most."""
     end = asyncio.get_running_loop().time() + (LOOK_SEC if timeout is None else timeout)
     looks = (_until(end, _look_at(server)) for server in LOCAL_SERVERS if server.port != own_port)
-    found = [one for one in await asyncio.gather(*looks) if one is not None]
-    if not found:
-        return ()
-    uids = await _until(end, asyncio.to_thread(listener_owners))
-    return tuple(_judged(one, uids) for one in found)
+    # Whose they are is looked up meanwhile: one that says nothing takes all the time there is.
+    uids, looked = await asyncio.gather(_until(end, asyncio.to_thread(listener_owners)), asyncio.gather(*looks))
+    return tuple(_judged(one, uids) for one in looked if one is not None)
 
 
 async def _until(end: float, look: Awaitable[T]) -> T | None:

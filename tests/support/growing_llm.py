@@ -58,7 +58,7 @@ class Mind(FetchedMind):
     def plan(self) -> Plan:
         return self.planned
 
-    def fetch(self, fetching: Fetching) -> None:
+    def fetch(self, fetching: Fetching, *, weights: bool) -> None:
         self.fetches += 1
         for progress in self.told:
             fetching.progress(progress)

@@ -43,6 +43,7 @@ from omni_ws.engine.composed.parts import (
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
 from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
+from omni_ws.engine.llm.coming import GrowingLlm
 from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
@@ -140,7 +141,8 @@ class ComposedEngine:
     def part_states(self) -> dict[str, EngineState]:
         """The states of the parts, by role."""
         llm = self._llm
-        states = llm.part_states if isinstance(llm, HasParts) else {Role.LLM.value: llm.state}
+        answers = llm.engine if isinstance(llm, GrowingLlm) else llm
+        states = llm.part_states if isinstance(llm, HasParts) else {Role.LLM.value: answers.state}
         found = {Role.ASR: self._asr, Role.TTS: self._tts}
         missing = {} if self._without_asr is None else {Role.ASR.value: EngineState.UNHEALTHY}
         return states | missing | {role.value: part.state for role, part in found.items() if part is not None}

@@ -14,7 +14,7 @@ from omni_ws.core.chunks import InputMode, Modality
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.coming import Coming, ComingState, GrowingLlm
-from omni_ws.engine.llm.fetched_mind import FetchedMind
+from omni_ws.engine.llm.fetched_mind import FetchedMind, Plan
 from omni_ws.engine.llm.rules_engine import is_plain
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import EngineFailed, OmniError, SessionConflict
@@ -60,6 +60,8 @@ class AutoLlm(GrowingLlm):
         self._growing: asyncio.Task[None] | None = None
         self._fetching = Fetching(self._progressed)
         self._looked = False
+        #: Whether the language model ran when it was last asked.
+        self._runs = True
 
     @property
     def engine(self) -> Engine:
@@ -114,7 +116,7 @@ class AutoLlm(GrowingLlm):
         elif self._mind is not None:
             plan = await asyncio.to_thread(self._mind.plan)
             if plan.begins:
-                self._begin(self._mind, plan.why)
+                self._begin(self._mind, plan, plan.why)
             else:
                 self.coming = Coming(self._mind.model, ComingState.OFFERED, plan.why, can_begin=plan.can_begin)
 
@@ -152,26 +154,29 @@ class AutoLlm(GrowingLlm):
         """
         if self._mind is None or self._llm is not None:
             raise SessionConflict("there is no model to fetch: a language model answers already, or none is wanted")
-        plan = await run_work(Work.FILES, self._mind.plan)
+        if self._growing is None:
+            plan = await run_work(Work.FILES, self._mind.plan)
+        if self._llm is not None or not self._looked:
+            raise SessionConflict("a language model answers meanwhile, or the server ends")
         if self._growing is None:
             if not plan.can_begin:
                 raise SessionConflict(plan.why)
-            self._begin(self._mind, f"{self._mind.model} is fetched, because it was asked for")
+            self._begin(self._mind, plan, f"{self._mind.model} is fetched, because it was asked for")
             self.on_change()
         assert self.coming is not None
         return self.coming
 
-    def _begin(self, mind: FetchedMind, why: str) -> None:
+    def _begin(self, mind: FetchedMind, plan: Plan, why: str) -> None:
         logger.info("%s", why)
         self.coming = Coming(mind.model, ComingState.FETCHING, why)
         self._fetching = Fetching(self._progressed)
-        self._growing = asyncio.create_task(self._grow(mind), name=f"fetch of {mind.model}")
+        self._growing = asyncio.create_task(self._grow(mind, plan), name=f"fetch of {mind.model}")
 
-    async def _grow(self, mind: FetchedMind) -> None:
+    async def _grow(self, mind: FetchedMind, plan: Plan) -> None:
         """Fetch and load the model, and let it answer from then on."""
         engine: Engine | None = None
         try:
-            await self._in_thread(lambda: mind.fetch(self._fetching))
+            await self._in_thread(lambda: mind.fetch(self._fetching, weights=plan.fetches))
             self.coming = Coming(mind.model, ComingState.LOADING, f"{mind.model} is being loaded, and answers then")
             engine = await run_work(Work.FILES, mind.engine)
             await engine.start()
@@ -259,7 +264,11 @@ class AutoLlm(GrowingLlm):
             if shown - llm.capabilities.input_modalities:  # they were sent while the rules took them
                 await self._rules.generate(request, out)
                 return
-        if llm.state is not EngineState.OK and is_plain(request):
+        runs = llm.state is EngineState.OK
+        if runs != self._runs:
+            self._runs = runs
+            logger.warning("%s", f"{llm.model} answers again" if runs else f"{llm.model} does not run: rules answer")
+        if not runs and is_plain(request):
             await self._rules.generate(request, out)
             return
         await llm.generate(request, out)

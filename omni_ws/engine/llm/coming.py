@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
+from omni_ws.engine.base import Engine
 from omni_ws.errors import SessionConflict
+
+#: The name of the rules, as that of an engine and of a model.
+RULES: Final = "rules"
 
 
 class ComingState(StrEnum):
@@ -36,6 +41,11 @@ class GrowingLlm:
 
     #: The model that is to answer; None if none is.
     coming: Coming | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that answers now."""
+        raise NotImplementedError
 
     @property
     def advice(self) -> tuple[str, ...]:

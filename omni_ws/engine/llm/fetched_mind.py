@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import invalidate_caches
 from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.llm.gguf_engine import available_memory
-from omni_ws.engine.threads import cores
-from omni_ws.installing import install_command
+from omni_ws.engine.threads import available_memory, cores
+from omni_ws.installing import fetch_command, install_command
 from omni_ws.weights.cache import WeightsCache, locked, weights_cache
 from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, pinned_weights
 
@@ -30,25 +30,31 @@ LEAST_DISK: Final = 3_000_000_000
 FETCHED: Final = "qwen"
 #: Models that are used if they were fetched before, the best first. The others are often wrong: rules are better.
 _USED: Final = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-#: The package that runs a model, and the extra that has it.
+#: The package that runs a model, the one that talks with it, and the extra that has both.
 _PACKAGE: Final = "xllamacpp"
+_CLIENT: Final = "httpx"
 _EXTRA: Final = "gguf"
 _INSTALL_SEC: Final = 900
-_NONE_OF_IT: Final = "LLM=rules (--llm rules) wants none of it"
+_NONE_OF_IT: Final = "to keep rules alone: make serve LLM=rules, or --llm rules"
 _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10", "--quiet"),
-    # What an installation that was killed has left is written over; a package is never built here.
-    *("--ignore-installed", "--no-deps", "--only-binary=:all:"),
+    "--only-binary=:all:",  # a package is never built here
 )
+#: What an installation that was killed has left is written over.
+_WHOLE: Final = ("--ignore-installed", "--no-deps")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do about a model in this server: whether it begins by itself, or if asked, and a line about that."""
+    """What to do about a model in this server: whether it begins by itself, or if asked, and a line about that.
+
+    ``fetches``: its weights are to be fetched, too. Without that, those that are here have to do.
+    """
 
     begins: bool
     can_begin: bool
     why: str
+    fetches: bool = False
 
 
 class FetchedMind:
@@ -72,8 +78,9 @@ class FetchedMind:
         self._titles = titles
         self._environ = environ
         self._cache = cache or weights_cache()
-        there = (name for name in _USED if self._cache.folder_of(pinned_weights()[name]).is_dir())
-        self._name = next(there, FETCHED)
+        #: Models whose files are here, and are not those that were pinned.
+        self._changed: set[str] = set()
+        self._name = next(self._there(), FETCHED)
 
     @property
     def model(self) -> str:
@@ -86,18 +93,28 @@ class FetchedMind:
 
     @property
     def _is_fetched(self) -> bool:
-        return self._cache.folder_of(self._weights).is_dir()
+        return self._name in self._there()
+
+    def _there(self) -> Iterator[str]:
+        """Yield the models that were fetched before, the best first. What their files hold is not read."""
+        for name in _USED:
+            weights = pinned_weights()[name]
+            folder = self._cache.folder_of(weights)
+            if name not in self._changed and all(_size(folder / file.name) == file.size for file in weights.files):
+                yield name
 
     def plan(self) -> Plan:
         """Look at what there is, and what this machine can do. Blocks a little; reads no weights."""
+        self._name = next(self._there(), FETCHED)
+        fetches = not self._is_fetched
         line = f"to talk with the language model {self.model}, start with --llm {self._name}"
         if self._environ.get("CI"):
             return Plan(False, False, f"{line}; with CI in the environment none is chosen")
         if self._config.workers > 1:
-            return Plan(False, False, f"{line}; several workers do not fetch one")
+            return Plan(False, False, f"{line}; several workers choose none")
         if lacking := [*self._lacking()]:
             return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
-        installed = is_installed()
+        installed = not missing()
         if not installed and not is_environment():
             return Plan(False, False, f"{line}, after: {install_command(_EXTRA)}")
         if self._is_fetched and installed:
@@ -108,12 +125,12 @@ class FetchedMind:
             return Plan(False, False, f"{line} ({size}); with keys configured nothing is fetched")
         if not self._config.llm.fetch:
             how = f", after: {install_command(_EXTRA)}" if self._is_fetched else f" ({size}), or with --fetch"
-            return Plan(False, True, f"{line}{how}")
-        why = (
-            f"rules answer at once, and {self.model} as soon as it is fetched ({size}, in the background, once); "
-            f"{_NONE_OF_IT}"
-        )
-        return Plan(True, True, why)
+            return Plan(False, True, f"{line}{how}", fetches)
+        what = f"it is fetched ({size}, in the background, once)"
+        if not fetches:
+            what = "the package that runs it is installed (in the background, once)"
+        why = f"rules answer at once, and {self.model} as soon as {what}; {_NONE_OF_IT}"
+        return Plan(True, True, why, fetches)
 
     def _lacking(self) -> Iterator[str]:
         memory = available_memory()
@@ -121,21 +138,34 @@ class FetchedMind:
             yield f"{LEAST_MEMORY / 1e9:.0f} GB of free memory"
         if cores() < LEAST_CORES:
             yield f"{LEAST_CORES} cores"
-        if not self._is_fetched and _free_disk(self._cache.folder) < LEAST_DISK:
+        free = _free_disk(self._cache.folder) + self._cache.kept(self._weights)
+        if not self._is_fetched and free < LEAST_DISK:
             yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
 
-    def fetch(self, fetching: Fetching) -> None:
-        """Install the package that runs the model, and fetch its weights. Blocks. Raises WeightsError.
+    def fetch(self, fetching: Fetching, *, weights: bool) -> None:
+        """Install the packages that the model needs, and fetch its weights. Blocks. Raises WeightsError.
 
-        The package comes first: it is small, and there are machines for which there is none. Of several processes one
-        does each of the two, and the others wait for it.
+        Without ``weights`` none are fetched: the best model is used whose files are as they were pinned.
+
+        The packages come first: they are small, and there are machines for which there are none. Of several
+        processes one does each of the two, and the others wait for it.
         """
-        if not is_installed():
+        if missing():
             self._cache.folder.mkdir(parents=True, exist_ok=True)
             with locked(self._cache.folder / f".{_PACKAGE}.lock", _PACKAGE, fetching):
-                if not is_installed():
-                    _install(fetching)
-        self._cache.fetch(self._weights, fetching)
+                for package in missing():
+                    _install(package, fetching)
+        if weights:
+            self._cache.fetch(self._weights, fetching)
+            self._changed.discard(self._name)
+            return
+        wanted = self._name
+        for name in [*self._there()]:
+            if self._cache.find(pinned_weights()[name]) is not None:
+                self._name = name
+                return
+            self._changed.add(name)
+        raise WeightsError(f"its files have changed; fetch them with: {fetch_command(wanted)}")
 
     def engine(self) -> Engine:
         """Create the engine of the fetched model, which is to be started. Blocks."""
@@ -147,20 +177,22 @@ def is_environment() -> bool:
     return sys.prefix != sys.base_prefix and os.access(sysconfig.get_path("purelib"), os.W_OK)
 
 
-def is_installed() -> bool:
-    """Whether the package that runs a model is there as a whole: pip writes its list of files last."""
+def missing() -> tuple[str, ...]:
+    """Return the packages that a model needs, and that are not there as a whole: pip writes the list of files last."""
     invalidate_caches()
     try:
-        return distribution(_PACKAGE).read_text("RECORD") is not None
+        runs = distribution(_PACKAGE).read_text("RECORD") is not None
     except PackageNotFoundError:
-        return False
+        runs = False
+    return (*(() if runs else (_PACKAGE,)), *(() if find_spec(_CLIENT) else (_CLIENT,)))
 
 
-def _install(fetching: Fetching) -> None:
-    """Install the package, in the version that this one wants. Raises WeightsError."""
-    wanted = next(one.partition(";")[0].strip() for one in requires("omni_ws") or () if one.startswith(_PACKAGE))
-    fetching.progress(Progress(_PACKAGE, f"installing {wanted}, which runs it"))
-    command = (sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, wanted)
+def _install(package: str, fetching: Fetching) -> None:
+    """Install a package, in the version that this one wants. Raises WeightsError."""
+    wanted = next(one.partition(";")[0].strip() for one in requires("omni_ws") or () if one.startswith(package))
+    fetching.progress(Progress(package, f"installing {wanted}, which it needs"))
+    options = (*_PIP_OPTIONS, *(_WHOLE if package == _PACKAGE else ()))
+    command = (sys.executable, "-m", "pip", "install", *options, wanted)
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -169,8 +201,11 @@ def _install(fetching: Fetching) -> None:
         except BaseException:
             running.kill()
             raise
-    if running.returncode != 0 or not is_installed():
-        reason = next((line for line in reversed(said.splitlines()) if line.startswith("ERROR: ")), "pip failed")
+    if running.returncode != 0 or package in missing():
+        lines = [line for line in said.splitlines() if line.strip()]
+        # A Python without pip says so without "ERROR: ".
+        last = lines[-1] if lines else "pip failed"
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR: ")), last)
         raise WeightsError(f"{wanted} cannot be installed: {reason.removeprefix('ERROR: ')[:300]}")
 
 
@@ -181,7 +216,15 @@ def _watched(running: subprocess.Popen[str], fetching: Fetching) -> str:
             return running.communicate(timeout=0.1)[1]
         except subprocess.TimeoutExpired:
             fetching.go_on()
-    raise WeightsError(f"{_PACKAGE} was not installed within {_INSTALL_SEC} s")
+    raise WeightsError(f"nothing was installed within {_INSTALL_SEC} s")
+
+
+def _size(file: Path) -> int | None:
+    """Return the size of a file in bytes; None if it is not there."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
 
 
 def _free_disk(folder: Path) -> int:

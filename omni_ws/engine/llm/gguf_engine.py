@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import glob
 import logging
-import os
 import re
 import secrets
 import struct
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +29,7 @@ from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, i
 from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
-from omni_ws.engine.threads import cores
+from omni_ws.engine.threads import available_memory, cores
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)
@@ -428,32 +426,10 @@ def check_model_file(file: Path) -> None:
         )
 
 
-def available_memory() -> int | None:
-    """Return the available memory, in bytes; None if the system does not report it."""
-    return min((*_free_of_machine(), *_limit_of_group()), default=None)
-
-
 def _parts(file: Path) -> list[Path]:
     """Return all files of the model that ``file`` belongs to."""
     named = _PART_NAME.fullmatch(file.name)
     return [file] if named is None else [*file.parent.glob(f"{glob.escape(named[1])}?????{named[2]}")]
-
-
-def _free_of_machine() -> Iterator[int]:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                yield int(value.split()[0]) * 1024
-                return
-    with suppress(OSError, ValueError, AttributeError):
-        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _limit_of_group() -> Iterator[int]:
-    """Yield the memory limit of the container (cgroup v2), in bytes; nothing if there is none."""
-    with suppress(OSError, ValueError):
-        yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
 
 
 def _gigabytes(size: int) -> str:

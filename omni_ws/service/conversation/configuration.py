@@ -17,8 +17,10 @@ from omni_ws.core.request_input import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
 from omni_ws.errors import (
     InvalidFrame,
+    InvalidRequest,
     InvalidValue,
     ModelNotFound,
+    OmniError,
     UnsupportedFormat,
     UnsupportedModality,
     UnsupportedParameter,
@@ -124,9 +126,33 @@ class Configuration:
         self._wanted, self.effective = wanted, resolved
         return resolved
 
-    def follow(self, rules: ConfigurationRules) -> None:
-        """Apply other rules from the next ``apply`` on, as the engine has become another one."""
-        self.rules, self._modalities = rules, rules.capabilities.input_modalities
+    def follow(self, rules: ConfigurationRules) -> SessionConfig:
+        """Apply other rules, as the engine has become another one, and return the effective configuration.
+
+        What the client set and this engine refuses is forgotten, a whole field of ``session_config`` at a time. Raises
+        PayloadTooLarge or EngineOverloaded if there is no memory for it. Nothing is changed then.
+        """
+        before, self.rules = self.rules, rules
+        try:
+            resolved, wanted = self._accepted(self._wanted)
+            self._charge(resolved, memory_of((resolved, wanted)))
+        except OmniError:
+            self.rules = before
+            raise
+        self._wanted, self.effective, self._modalities = wanted, resolved, rules.capabilities.input_modalities
+        return resolved
+
+    def _accepted(self, wanted: dict[str, Any]) -> tuple[SessionConfig, dict[str, Any]]:
+        """Return the configuration of ``wanted`` without the fields that are refused, and the rest of ``wanted``."""
+        while True:
+            try:
+                return self._resolve(wanted), wanted
+            except InvalidRequest as error:
+                refused = (error.param or "").partition(".")[0]
+                if not wanted:
+                    raise
+                # An error that names none of them is about what several of them make together.
+                wanted = {name: value for name, value in wanted.items() if name != refused and refused in wanted}
 
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises."""

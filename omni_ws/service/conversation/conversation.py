@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -81,6 +82,8 @@ from omni_ws.service.observing.observer import (
 )
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig
+
+logger = logging.getLogger(__name__)
 
 #: Requests whose configuration is known after their end.
 MAX_CONFIGURATIONS: Final = 64
@@ -241,6 +244,10 @@ class Conversation:
         """
         self.field_names = field_names or self.field_names
         config = self.configuration.apply(patch)
+        self._configured()
+        return config
+
+    def _configured(self) -> None:
         if self.stream.current is None:
             self._update_order()
         listening = self.configuration.listening
@@ -249,10 +256,9 @@ class Conversation:
             self._flow.listen(self._listener)
         if self._listener is not None:
             self._listener.configure(listening)
-        return config
 
     def follow(self, rules: ConfigurationRules) -> None:
-        """Apply other rules, as the engine has become another one: as soon as no request runs."""
+        """Apply other rules, as the engine has become another one: as soon as no request runs, and there is memory."""
         self._rules_to_follow = rules
         self._follow_if_idle()
 
@@ -260,12 +266,13 @@ class Conversation:
         rules = self._rules_to_follow
         if rules is None or self.receiving is not None or self.queue.requests:
             return
-        self._rules_to_follow = None
-        self.configuration.follow(rules)
         try:
-            config = self.configure({})
-        except OmniError:  # the client set what is gone: it stays, and is refused when the client sets it again
-            config = self.configuration.effective
+            config = self.configuration.follow(rules)
+        except OmniError as error:  # there is no memory for it: the end of the next request tries again
+            logger.warning("a session does not follow the engine yet: %s", error.message)
+            return
+        self._rules_to_follow = None
+        self._configured()
         self.followed(config)
 
     def answer_with(self, options: AnswerOptions) -> None:

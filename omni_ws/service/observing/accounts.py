@@ -265,7 +265,7 @@ incoming_trace: ContextVar[Mapping[str, str] | None] = ContextVar("incoming_trac
 near_client: ContextVar[bool] = ContextVar("near_client", default=False)
 
 #: Header fields that proxies add: the client behind a proxy may be on any machine.
-_FORWARDING: Final = ("forwarded", "x-forwarded-for")
+FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _FIELDS: Final = ("traceparent", "tracestate")
 
 
@@ -283,4 +283,4 @@ def take_place(client: str, header: Callable[[str], str | None]) -> None:
 
     ``header`` returns the value of a header field, or None.
     """
-    near_client.set(is_loopback(client) and all(header(name) is None for name in _FORWARDING))
+    near_client.set(is_loopback(client) and all(header(name) is None for name in FORWARDING))

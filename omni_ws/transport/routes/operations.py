@@ -31,6 +31,7 @@ from omni_ws.errors import (
     Unauthenticated,
 )
 from omni_ws.metrics import rendered
+from omni_ws.service.observing.accounts import FORWARDING
 from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
@@ -74,7 +75,10 @@ class OperationsRoutes(FrontEnd):
         }
         for llm in growing_llms(engine):
             if llm.coming is not None:
-                parts["llm"]["coming"] = msgspec.to_builtins(llm.coming)
+                parts["llm"]["coming"] = coming = msgspec.to_builtins(llm.coming)
+                # It names commands and folders of this machine.
+                if self._authenticator.has_keys or not is_own_machine(exchange.request):
+                    del coming["why"]
         await exchange.respond_json(
             200 if status in _SERVING else 503,
             {
@@ -181,9 +185,6 @@ _MAX_BODY_BYTES: Final = 64 * 1024
 #: A run id becomes part of file names.
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-#: Header fields that proxies add; behind one, the peer's address is not that of the client.
-_FORWARDING: Final = ("forwarded", "x-forwarded-for")
-
 
 class ProfilingRoutes(FrontEnd):
     """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop them.
@@ -280,8 +281,8 @@ def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> Non
 
 
 def is_own_machine(request: HttpRequest) -> bool:
-    """Return whether a client is on the server's own machine, and no proxy is between them."""
-    return is_loopback(request.client) and not any(name in request.headers for name in _FORWARDING)
+    """Return whether a client is on the server's own machine, behind no proxy that names itself or its client."""
+    return is_loopback(request.client) and not any(name in request.headers for name in FORWARDING)
 
 
 def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None:

@@ -26,6 +26,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm import auto_llm as module
 from omni_ws.engine.llm.auto_llm import AutoLlm, Found
 from omni_ws.engine.llm.coming import ComingState
+from omni_ws.engine.llm.fetched_mind import Plan
 from omni_ws.engine.llm.rules_engine import RulesFirst
 from omni_ws.errors import EngineFailed, SessionConflict
 from omni_ws.weights.sources import Progress, WeightsError
@@ -77,6 +78,7 @@ async def test_a_conversation_goes_on_with_the_model_which_knows_its_first_turn(
             "name": "gguf",
             "model": "a model",
         }
+        assert (await client.configure(model="rules"))["model"] == "omni-embedded"  # its name in earlier versions
         await client.chunk(b"GIF89a", modality="image")
         assert (await client.error())["code"] == "unsupported_modality"
         assert client.seen("error")[1:] == []
@@ -162,11 +164,14 @@ async def test_the_client_library_tells_a_change_from_a_reply() -> None:
 async def test_what_a_client_set_and_the_model_lacks_does_not_end_its_session() -> None:
     mind = Mind(TextModel(sampling=frozenset(), sampling_no_ops=frozenset()))
     async with serving(mind) as (server, _), native_client(server) as client:
-        await client.configure(sampling={"seed": 5})
+        await client.configure(sampling={"seed": 5}, instructions="Be brief.")
         mind.go_on.set()
         told = await client.until("session_updated")
-        assert (told["sampling"]["seed"], told["capabilities"]["sampling"]) == (5, [])
+        assert (told["sampling"], told["capabilities"]["sampling"]) == ({}, [])
+        assert told["instructions"] == "Be brief."
         assert await asked(client, "tell me about foxes") == "As the model says."
+        # Of what a later change does not name, nothing is said.
+        assert (await client.configure(instructions="Be kind."))["instructions"] == "Be kind."
         await client.send("session_config", sampling={"seed": 6})
         assert (await client.error())["code"] == "unsupported_parameter"
 
@@ -204,7 +209,7 @@ def _png() -> bytes:
     return file.getvalue()
 
 
-async def test_rules_answer_while_the_model_does_not_run() -> None:
+async def test_rules_answer_while_the_model_does_not_run(caplog: pytest.LogCaptureFixture) -> None:
     mind = Mind()
     llm = auto(mind)
     mind.go_on.set()
@@ -213,7 +218,14 @@ async def test_rules_answer_while_the_model_does_not_run() -> None:
         await until(lambda: llm.name == "gguf")
         mind.made.state = EngineState.UNHEALTHY
         assert llm.state is EngineState.OK
-        assert (await collect(llm, asking("good morning"))).text != "As the model says."
+        # The metrics tell that the part is down.
+        composed = ComposedEngine(llm)
+        assert (composed.part_states["llm"], llm.engine.state) == (EngineState.UNHEALTHY, EngineState.UNHEALTHY)
+        for _ in range(2):
+            assert (await collect(llm, asking("good morning"))).text != "As the model says."
+        assert [one.message for one in caplog.records if one.levelname == "WARNING"] == [
+            "a model does not run: rules answer"
+        ]
         # What takes a model fails as it does without one.
         mind.made.failure = EngineFailed("it has died", fatal=True)
         tools = ({"type": "function", "function": {"name": "look"}},)
@@ -334,6 +346,34 @@ async def test_a_model_that_cannot_be_had_is_told_and_rules_go_on(
         assert mind.fetches == 2
 
 
+@pytest.mark.parametrize("ends", [False, True])
+async def test_who_asks_as_the_model_begins_to_answer_or_the_server_ends_is_refused(ends: bool) -> None:
+    class Planned(Mind):
+        def plan(self) -> Plan:
+            if looked.is_set():
+                asyncio.run_coroutine_threadsafe(meanwhile(), loop).result(PATIENCE_SEC)
+            return OFFERED
+
+    async def meanwhile() -> None:
+        """While one looks what there is, another has it fetched and loaded, or the server ends."""
+        looked.clear()
+        await (llm.stop() if ends else llm.fetch())
+        await until(lambda: ends or llm.name == "gguf")
+
+    loop, looked = asyncio.get_running_loop(), asyncio.Event()
+    mind = Planned(planned=OFFERED)
+    mind.go_on.set()
+    llm = auto(mind)
+    await llm.start()
+    try:
+        looked.set()
+        with pytest.raises(SessionConflict, match="a language model answers meanwhile, or the server ends"):
+            await llm.fetch()
+        assert (mind.fetches, llm.coming) == (0 if ends else 1, None)
+    finally:
+        await llm.stop()
+
+
 async def test_the_end_of_the_server_stops_the_fetch() -> None:
     mind = Mind()
     async with serving(mind):
@@ -344,12 +384,16 @@ async def test_the_end_of_the_server_stops_the_fetch() -> None:
 async def test_a_model_that_is_being_loaded_at_the_end_of_the_server_is_stopped() -> None:
     class Slow(TextModel):
         async def start(self) -> None:
+            starting.set()
             await asyncio.Event().wait()
 
+    starting = asyncio.Event()
     mind = Mind(Slow())
     mind.go_on.set()
     async with serving(mind) as (_, llm):
-        await until(lambda: llm.coming is not None and llm.coming.state is ComingState.LOADING)
+        await starting.wait()
+        assert llm.coming is not None
+        assert llm.coming.state is ComingState.LOADING
     assert mind.made.stopped
 
 
@@ -367,13 +411,14 @@ async def test_only_somebody_at_this_machine_has_it_fetched() -> None:
                 "Origin: null",
                 "X-Forwarded-For: 127.0.0.1",
                 "Forwarded: for=127.0.0.1",
+                "X-Real-IP: 127.0.0.1",
+                "Via: 1.1 proxy",
             )
         ]
         assert [(one.status, one.error["code"]) for one in refused] == [
             (403, "origin_not_allowed"),
             (403, "origin_not_allowed"),
-            (401, "unauthenticated"),
-            (401, "unauthenticated"),
+            *[(401, "unauthenticated")] * 4,
         ]
         assert (await call(server.port, "GET", "/fetch_llm")).status == 405
         assert mind.fetches == 0
@@ -389,6 +434,17 @@ async def test_only_somebody_at_this_machine_has_it_fetched() -> None:
         mind.go_on.set()
         await until(lambda: llm.name == "gguf")
         assert mind.fetches == 1
+
+
+@pytest.mark.parametrize("keys", [(), (ApiKey(name="a", key_sha256=digest("secret")),)], ids=["no keys", "keys"])
+async def test_only_somebody_at_this_machine_is_told_about_its_folders(keys: tuple[ApiKey, ...]) -> None:
+    async with serving(Mind(planned=OFFERED), keys=keys) as (server, _):
+        told = [
+            (await call(server.port, "GET", "/health", None, *header)).json()["parts"]["llm"]["coming"]
+            for header in ((), ("X-Forwarded-For: 127.0.0.1",))
+        ]
+    stranger = {"model": "a model", "state": "offered", "can_begin": True}
+    assert told == [stranger if keys else {**stranger, "why": OFFERED.why}, stranger]
 
 
 async def test_a_page_of_another_origin_cannot_have_it_fetched() -> None:

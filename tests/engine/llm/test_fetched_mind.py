@@ -18,13 +18,13 @@ from support.full_disk import full_disk
 from omni_ws.config import load
 from omni_ws.engine.base import Engine
 from omni_ws.engine.llm import fetched_mind as module
-from omni_ws.engine.llm.fetched_mind import FetchedMind, is_installed
+from omni_ws.engine.llm.fetched_mind import FetchedMind, missing
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, Progress, WeightsError, read_lock
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 NAMES = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-NONE_OF_IT = "LLM=rules (--llm rules) wants none of it"
+NONE_OF_IT = "to keep rules alone: make serve LLM=rules, or --llm rules"
 
 
 def pinned(url: str) -> Mapping[str, PinnedWeights]:
@@ -45,7 +45,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     with file_server({"/model.gguf": MODEL}) as served:
         weights = pinned(served.url)
         monkeypatch.setattr(module, "pinned_weights", lambda: weights)
-        monkeypatch.setattr(module, "is_installed", lambda: True)
+        monkeypatch.setattr(module, "missing", lambda: ())
         machine(monkeypatch)
         yield served
 
@@ -68,6 +68,14 @@ def mind(folder: Path, *argv: str, environ: Mapping[str, str] | None = None, fet
     return FetchedMind(config, make, titles=titles, environ=environ or {}, cache=cache)
 
 
+def keep(folder: Path, name: str, content: bytes = MODEL) -> Path:
+    """The file of a model that was fetched before."""
+    file = folder / pinned("http://localhost/")[name].key / "model.gguf"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    return file
+
+
 # What is allowed
 
 
@@ -83,7 +91,7 @@ def test_the_fetch_begins_by_itself_and_its_line_says_what_it_costs(server: File
 @pytest.mark.parametrize(
     ("argv", "environ", "reason"),
     [
-        (("--workers", "2"), {}, "several workers do not fetch one"),
+        (("--workers", "2"), {}, "several workers choose none"),
         (("--api-key", "secret"), {}, "with keys configured nothing is fetched"),
         (("--keys-file", "keys.toml"), {}, "with keys configured nothing is fetched"),
         ((), {"CI": "true"}, "with CI in the environment none is chosen"),
@@ -123,11 +131,23 @@ def test_a_small_machine_is_left_alone(
     assert mind(tmp_path).plan().begins
 
 
+def test_what_an_earlier_fetch_has_left_counts_as_room(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / f".{pinned(server.url)['qwen'].key}.fetching"
+    left.mkdir()
+    (left / "model.gguf.part").write_bytes(MODEL[:1000])
+    machine(monkeypatch, disk=module.LEAST_DISK - 1000)
+    assert mind(tmp_path).plan().begins
+    machine(monkeypatch, disk=module.LEAST_DISK - 1001)
+    assert not mind(tmp_path).plan().begins
+
+
 def test_a_python_that_is_no_environment_gets_no_package(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in an image."""
-    monkeypatch.setattr(module, "is_installed", lambda: False)
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
     assert mind(tmp_path).plan().begins
     monkeypatch.setattr(sys, "base_prefix", sys.prefix)
     plan = mind(tmp_path).plan()
@@ -137,7 +157,7 @@ def test_a_python_that_is_no_environment_gets_no_package(
 
 def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tmp_path: Path) -> None:
     for name, model in (("qwen3-0.6b", "Qwen3-0.6B"), ("qwen3-1.7b", "Qwen3-1.7B")):
-        (tmp_path / pinned(server.url)[name].key).mkdir()
+        keep(tmp_path, name)
         found = mind(tmp_path, "--api-key", "secret", fetch=False)
         assert found.model == model
         plan = found.plan()
@@ -148,11 +168,51 @@ def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tm
 def test_what_was_fetched_and_lacks_its_package_is_told(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "is_installed", lambda: False)
-    (tmp_path / pinned(server.url)["qwen"].key).mkdir()
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
+    keep(tmp_path, "qwen")
     plan = mind(tmp_path, fetch=False).plan()
     assert (plan.begins, plan.can_begin) == (False, True)
     assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
+    plan = mind(tmp_path).plan()
+    assert (plan.begins, plan.fetches) == (True, False)
+    what = "the package that runs it is installed (in the background, once)"
+    assert plan.why == f"rules answer at once, and Qwen as soon as {what}; {NONE_OF_IT}"
+
+
+@pytest.mark.parametrize("content", [None, MODEL[:-1], b"other" + MODEL[5:]], ids=["missing", "truncated", "changed"])
+@pytest.mark.parametrize("argv", [(), ("--api-key", "secret")])
+def test_what_is_damaged_is_not_fetched_unasked(
+    content: bytes | None, argv: tuple[str, ...], server: FileServer, tmp_path: Path
+) -> None:
+    file = keep(tmp_path, "qwen", content or b"")
+    if content is None:
+        file.unlink()
+    damaged = mind(tmp_path, *argv, fetch=False)
+    plan = damaged.plan()
+    if plan.begins:  # what the file holds is not read before
+        assert not plan.fetches
+        with pytest.raises(WeightsError, match=r"its files have changed; fetch them with: .* weights fetch qwen$"):
+            damaged.fetch(Fetching(), weights=plan.fetches)
+        plan = damaged.plan()
+    assert (plan.begins, plan.can_begin) == (False, not argv)
+    assert server.asked == []
+    if plan.can_begin:  # whoever is asked for it may fetch it
+        damaged.fetch(Fetching(), weights=plan.fetches)
+        assert file.read_bytes() == MODEL
+
+
+@pytest.mark.parametrize("content", [MODEL[:-1], b"other" + MODEL[5:]], ids=["truncated", "changed"])
+def test_a_whole_model_is_used_before_a_better_one_that_is_damaged(
+    content: bytes, server: FileServer, tmp_path: Path
+) -> None:
+    keep(tmp_path, "qwen", content)
+    keep(tmp_path, "qwen3-1.7b")
+    found = mind(tmp_path, fetch=False)
+    plan = found.plan()
+    assert (plan.begins, plan.fetches) == (True, False)
+    found.fetch(Fetching(), weights=plan.fetches)
+    assert found.model == "Qwen3-1.7B"
+    assert server.asked == []
 
 
 # The fetch
@@ -161,27 +221,27 @@ def test_what_was_fetched_and_lacks_its_package_is_told(
 def test_the_bytes_are_checked_before_they_are_used(server: FileServer, tmp_path: Path) -> None:
     server.files["/model.gguf"] = b"other" + MODEL[5:]
     with pytest.raises(WeightsError, match="not the file that was pinned"):
-        mind(tmp_path).fetch(Fetching())
+        mind(tmp_path).fetch(Fetching(), weights=True)
     assert not mind(tmp_path)._is_fetched
     server.files["/model.gguf"] = MODEL
-    mind(tmp_path).fetch(Fetching())
+    mind(tmp_path).fetch(Fetching(), weights=True)
     assert mind(tmp_path)._is_fetched
     # Damage is noticed, and what was damaged is fetched again.
     file = tmp_path / pinned(server.url)["qwen"].key / "model.gguf"
     file.write_bytes(b"other" + MODEL[5:])
-    mind(tmp_path).fetch(Fetching())
+    mind(tmp_path).fetch(Fetching(), weights=True)
     assert file.read_bytes() == MODEL
 
 
 def test_a_publisher_that_is_gone_is_told(server: FileServer, tmp_path: Path) -> None:
     server.files.clear()
     with pytest.raises(WeightsError, match=r"qwen cannot be fetched; official: .* answered 404"):
-        mind(tmp_path).fetch(Fetching())
+        mind(tmp_path).fetch(Fetching(), weights=True)
 
 
 def test_a_full_disk_is_told(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with full_disk(tmp_path / "full", monkeypatch) as folder, pytest.raises(WeightsError, match="MiB of room"):
-        mind(folder).fetch(Fetching())
+        mind(folder).fetch(Fetching(), weights=True)
     assert server.asked == []
 
 
@@ -197,9 +257,9 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
         "from omni_ws.weights.sources import Fetching\n"
         f"weights = test.pinned({server.url!r})\n"
         "test.module.pinned_weights = lambda: weights\n"
-        "test.module.is_installed = lambda: True\n"
+        "test.module.missing = lambda: ()\n"
         f"kill = lambda told: told.done and told.done >= {half} and os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"test.mind(Path({os.fspath(tmp_path / 'cache')!r})).fetch(Fetching(kill))\n"
+        f"test.mind(Path({os.fspath(tmp_path / 'cache')!r})).fetch(Fetching(kill), weights=True)\n"
     )
     killed = subprocess.run(
         [sys.executable, str(script)], env={**os.environ, "no_proxy": "*"}, capture_output=True, check=False
@@ -207,7 +267,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
     assert killed.returncode == -9, killed.stderr.decode()
     assert not mind(tmp_path / "cache")._is_fetched
     server.asked.clear()
-    mind(tmp_path / "cache").fetch(Fetching())
+    mind(tmp_path / "cache").fetch(Fetching(), weights=True)
     ((_, range_),) = server.asked
     assert range_ is not None
     assert half <= int(range_.removeprefix("bytes=").removesuffix("-")) < len(MODEL)
@@ -217,7 +277,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
 # The package
 
 
-def test_the_package_is_installed_first_and_once(
+def test_the_packages_are_installed_first_and_once(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[str] = []
@@ -233,18 +293,24 @@ def test_the_package_is_installed_first_and_once(
         return popen([sys.executable, str(pip), *command[3:]], **options)
 
     monkeypatch.setattr(subprocess, "Popen", run)
-    monkeypatch.setattr(module, "is_installed", lambda: bool(there))
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp", "httpx")[len(there) :])
     for _ in range(2):
-        mind(tmp_path / "cache").fetch(Fetching(told.append))
-    (asked,) = (tmp_path / "asked").read_text().splitlines()
-    assert asked.startswith("install ")
-    assert asked.endswith("--no-deps --only-binary=:all: xllamacpp==2026.10.*")
-    assert told[0].doing == "installing xllamacpp==2026.10.*, which runs it"
+        mind(tmp_path / "cache").fetch(Fetching(told.append), weights=True)
+    runs, client = (tmp_path / "asked").read_text().splitlines()
+    assert runs.startswith("install ")
+    assert runs.endswith("--only-binary=:all: --ignore-installed --no-deps xllamacpp==2026.10.*")
+    assert client.endswith("--only-binary=:all: httpx>=0.28")
+    assert [one.doing for one in told[:2]] == [f"installing {one}, which it needs" for one in there]
     assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
-    ("code", "stops"), [("sys.exit('ERROR: no matching wheel')", False), ("time.sleep(900)", True)]
+    ("code", "stops"),
+    [
+        ("sys.exit('ERROR: no matching wheel\\nhelp is there')", False),
+        ("sys.exit('warning\\nno matching wheel')", False),
+        ("time.sleep(900)", True),
+    ],
 )
 def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
     code: str, stops: bool, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,12 +323,12 @@ def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
         return processes[-1]
 
     monkeypatch.setattr(subprocess, "Popen", run)
-    monkeypatch.setattr(module, "is_installed", lambda: False)
+    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
     fetching = Fetching()
     if stops:
         fetching.stop.set()
     with pytest.raises(WeightsError, match="given up" if stops else "cannot be installed: no matching wheel"):
-        mind(tmp_path / "cache").fetch(fetching)
+        mind(tmp_path / "cache").fetch(fetching, weights=True)
     assert server.asked == []
     assert processes[0].returncode is not None
 
@@ -271,12 +337,14 @@ def test_a_package_whose_installation_was_killed_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert not is_installed()
+    monkeypatch.delitem(sys.modules, "httpx", raising=False)
+    assert missing() == ("xllamacpp", "httpx")
+    (tmp_path / "httpx.py").touch()
     information = tmp_path / "xllamacpp-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: xllamacpp\nVersion: 1.0\n")
-    assert not is_installed()
+    assert missing() == ("xllamacpp",)
     (information / "RECORD").write_text("")
-    assert is_installed()
+    assert missing() == ()
     shutil.rmtree(information)
-    assert not is_installed()
+    assert missing() == ("xllamacpp",)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from support.engine_answers import written
@@ -26,13 +28,21 @@ from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
-from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge
+from omni_ws.errors import (
+    EngineFailed,
+    EngineOverloaded,
+    InvalidValue,
+    OmniError,
+    PayloadTooLarge,
+    UnsupportedParameter,
+)
 from omni_ws.service.conversation import conversation, request
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ConversationLimits, ServerMessage
 from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.wire.server_frames import ResponseStartedFrame
+from omni_ws.wire.session_config import SessionConfig
 
 
 class Slow(EchoEngine):
@@ -54,7 +64,12 @@ class Session:
     """A conversation without a transport."""
 
     def __init__(
-        self, engine: EchoEngine | ScriptedEngine, *, capacity: int = 1 << 20, outbox: type[OutputLog] = OutputLog
+        self,
+        engine: EchoEngine | ScriptedEngine,
+        *,
+        capacity: int = 1 << 20,
+        outbox: type[OutputLog] = OutputLog,
+        account: ByteBudget | None = None,
     ) -> None:
         self.engine = engine
         self.budget = ByteBudget(1 << 20)
@@ -65,7 +80,7 @@ class Session:
         self.outbox = outbox(capacity, write_timeout=30, now=now)
         self.conversation = Conversation(
             engine,
-            Configuration(rules),
+            Configuration(rules, account),
             self.outbox,
             limits=ConversationLimits(stream=StreamLimits(max_held_bytes=1000)),
             budget=self.budget,
@@ -353,3 +368,48 @@ async def test_usage_of_a_cancelled_answer_is_in_tokens_where_they_are_known(
     assert final.finish_reason is FinishReason.CANCELLED
     assert (final.usage.input_tokens, final.usage.output_tokens) == counted
     session.check_nothing_left()
+
+
+# Another engine
+
+
+def other(**changes: Any) -> ConfigurationRules:
+    """The rules of an engine that can do less."""
+    able = replace(CAPABILITIES, **{"sampling": frozenset(), "sampling_no_ops": frozenset(), **changes})
+    return ConfigurationRules(capabilities=able, model=ServedModel(("fake",)), output_formats=frozenset({"pcm16"}))
+
+
+async def test_what_another_engine_refuses_is_forgotten_and_the_rest_stays() -> None:
+    session = Session(EchoEngine())
+    told: list[SessionConfig] = []
+    session.conversation.followed = told.append
+    session.conversation.configure({"sampling": {"seed": 5}, "instructions": "Be brief."})
+    session.conversation.follow(other())
+    (config,) = told
+    assert (config.sampling.seed, config.instructions) == (None, "Be brief.")
+    assert session.conversation.configuration.wanted == {"instructions": "Be brief."}
+    assert session.conversation.configure({"instructions": "Be kind."}).instructions == "Be kind."
+    with pytest.raises(UnsupportedParameter) as refused:
+        session.conversation.configure({"sampling": {"seed": 6}})
+    assert refused.value.param == "sampling.seed"
+
+
+async def test_a_session_follows_another_engine_once_there_is_memory(caplog: pytest.LogCaptureFixture) -> None:
+    account = ByteBudget(1 << 20)
+    session = Session(EchoEngine(), account=account)
+    told: list[SessionConfig] = []
+    session.conversation.followed = told.append
+    session.conversation.configure({"instructions": "x" * 100_000})
+    account.take(taken := account.capacity - account.held)
+    with caplog.at_level("WARNING"):
+        session.conversation.follow(rules := other())
+    assert "a session does not follow the engine yet: " in caplog.text
+    assert told == []
+    account.give(taken)
+    session.chunk("hello", end=True)
+    running = asyncio.create_task(session.conversation.run())
+    await until(lambda: bool(session.take() and told))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert session.conversation.configuration.rules is rules
+    assert len(told[0].instructions or "") == 100_000
