@@ -638,7 +638,7 @@ class TtsStage(_EngineStage):
         A client that names both the voice and the language of the input has decided.
         """
         request = self._request
-        if request.voice is not None and request.language is not None:
+        if request.voice_named and request.language is not None:
             return None
         spoken_in = request.heard_language.now
         return spoken_in if spoken_in in self._engine.capabilities.speech_languages else None

@@ -127,6 +127,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     number: int
     config: SessionConfig
     options: AnswerOptions
+    voice_named: bool = False
     by_speech: bool
     turn_id: str | None
     greeting: str
@@ -182,6 +183,8 @@ class Request:
     media_room: MediaRoom
     lane: Lane = field(default_factory=Lane)
     options: AnswerOptions = field(default_factory=AnswerOptions)
+    #: Whether the client chose the voice of ``config``.
+    voice_named: bool = False
     #: The name of the API key that the session was opened with.
     owner: str | None = None
     #: Whether its client is on this machine.
@@ -394,6 +397,7 @@ class Request:
             number=self.number,
             config=self.config,
             options=self.options,
+            voice_named=self.voice_named,
             by_speech=self.timeline.by_speech,
             turn_id=self.turn_id,
             greeting=self.greeting,
@@ -422,6 +426,7 @@ class Request:
 
         Raises LookupError for an error that this server does not know.
         """
+        self.voice_named = saved.voice_named
         self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke = saved.only_speech, saved.spoke
@@ -744,6 +749,7 @@ class Request:
             heard_language=HeardLanguage(language or self.ledger.language),
             expected=expected_text(config.input_audio),
             voice=config.voice,
+            voice_named=self.voice_named,
             speed=config.speed,
             lexicon=config.tts.lexicon,
             instructions=config.instructions,
