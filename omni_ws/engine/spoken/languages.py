@@ -39,7 +39,7 @@ _TELEPHONE: Final = re.compile(r"(?<![\w+])\+\d[\d ()/.\-]{5,30}\d(?!\w)")
 _RANGE: Final = re.compile(rf"{_BEGIN}({_NUMBER}) ?([–—-]) ?(?=({_NUMBER}))")
 _FRACTION: Final = re.compile(rf"{_BEGIN}(\d{{1,2}})[/⁄](\d{{1,2}})(?![\w/])")
 _VULGAR: Final[Mapping[str, str]] = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4"}
-_ADDRESS: Final = re.compile(r"[\w.+-]*@?(?:[A-Za-z][\w-]*\.)+[a-z]{2,}(?!\w)")
+_ADDRESS: Final = re.compile(r"(?<![\w.+-])[\w.+-]*@?(?:[A-Za-z][\w-]*\.)+[a-z]{2,}(?!\w)")
 #: The ends of addresses without "@"; other words with a point inside are left alone.
 _TOP_LEVEL: Final = frozenset(
     ("com", "org", "net", "edu", "info", "io", "eu", "de", "at", "ch", "es", "mx", "ar", "fr", "be", "it", "pt", "br")
