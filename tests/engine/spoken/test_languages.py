@@ -121,16 +121,16 @@ def test_a_long_hostile_word_takes_little_longer_than_short_ones(language: str, 
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("unit", ["1.", "a.", "1 ", "1/", "€1", "-1 ", "1:1", "1,000", "a@a.", "+1 ", "½", "1. "])
+@pytest.mark.parametrize("unit", HOSTILE)
 def test_a_long_hostile_text_takes_linear_time(language: str, unit: str) -> None:
-    read("1", language)
-    took = []
-    for count in (1000, 4000):
-        began = time.process_time()
-        read(unit * count, language)
-        took.append(time.process_time() - began)
-    assert took[1] < 12 * took[0] + 0.1
-    assert took[1] < 5
+    word = unit * (190 // len(unit)) + " "
+    read(word, language)
+    ratios: list[float] = []
+    while len(ratios) < 6:  # the machine's speed changes
+        ratios.append(took(word * 24, language) / min(took(word * 3, language) for _ in range(3)))
+        if ratios[-1] < 16:  # quadratic work takes 64 times as long
+            return
+    pytest.fail(f"{unit!r} takes {ratios} times as long")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
