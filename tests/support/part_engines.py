@@ -278,7 +278,7 @@ class ReadingEngine(ToneEngine):
     """A ToneEngine whose voice reads English alone, and that tells the times of its words."""
 
     def __init__(self) -> None:
-        super().__init__(voice_languages={"tone": "en", "bell": "de"}, lexicon=True)
+        super().__init__(voice_languages={"tone": "en", "bell": "nl"}, lexicon=True)
 
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         await super().act(request, _TimedWords(out))

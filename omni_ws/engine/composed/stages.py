@@ -39,6 +39,7 @@ from omni_ws.engine.composed.parts import (
     run_part,
 )
 from omni_ws.engine.continued_input import EarlierParts
+from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.told_language import told_input
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
@@ -612,6 +613,7 @@ class TtsStage(_EngineStage):
             return
         # Only now is it known which language the user speaks.
         self._speech_language = self._language_to_speak()
+        await prepare(self._request.lexicon)
         speakable = SpeakableText(self._language, lexicon=self._request.lexicon)
         async with aclosing(_spoken_pieces(first, source, speakable)) as spoken:
             async for pieces in spoken:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
 from omni_ws.engine.spoken.languages import LanguageRules, SpokenRules, rules_of
-from omni_ws.engine.spoken.lexicon import UNSPACED, Lexicon, LexiconReader, Reading, TextWord
+from omni_ws.engine.spoken.lexicon import UNSPACED, LexiconReader, Reading, TextWord, lexicon_of
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
 AT_A_STRETCH: Final = 256
@@ -93,7 +93,7 @@ class SpeakableText:
     ) -> None:
         self._rules, self._phrases = _rules_and_phrases(language)
         self._literal = literal
-        self._lexicon = LexiconReader(Lexicon(lexicon)) if lexicon else None
+        self._lexicon = LexiconReader(lexicon_of(lexicon)) if lexicon else None
         self._markup = InlineMarkup(picture=self._phrases.get("picture", ""))
         self._table = SpokenTable(self._phrases)
         self._spoken: list[Spoken] = []
