@@ -597,8 +597,9 @@ _KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
 
 #: Amounts of money, and formulas that could be mistaken for one.
 _DOLLARS: Final = re.compile(r"\$[-−+]?\.?\d")
-#: An amount before its sign, and the sign of Brazil's currency.
-_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?|[^\w$]*R\$")
+#: An amount before its sign, and the sign of a certain dollar or of Brazil's currency; a sign by itself.
+_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?|[^\w$]*[A-Z]{1,3}\$")
+_BARE_DOLLAR: Final = re.compile(r"\$[^\w$]*")
 _FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC-JLN-SU-Z]")
 
 _LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
@@ -646,21 +647,28 @@ class InlineMarkup:
         self._in_code = False
         #: Whether a dollar sign in this line may have begun a formula, which the next dollar sign ends.
         self._dollar = False
+        #: Whether the word before is a number.
+        self._after_number = False
         #: The end of what is being skipped; None if nothing is.
         self._skipping: str | None = None
 
     def end_line(self) -> None:
         """Note the end of a line, after which only a comment continues."""
-        self._in_code = self._dollar = False
+        self._in_code = self._dollar = self._after_number = False
         if self._skipping != _COMMENT_ENDS:
             self._skipping = None
 
     def clean(self, word: str) -> str:
         """Return ``word`` without its markup; the result may be empty, or several words."""
+        cleaned = self._cleaned(word)
+        self._after_number = cleaned[-1:].isdecimal()
+        return cleaned
+
+    def _cleaned(self, word: str) -> str:
         if self._skipping is not None:
             if self._skipping == _TAG_ENDS and not _ATTRIBUTE.match(word):
                 self._skipping = None
-                return self.clean(word)
+                return self._cleaned(word)
             _, end, word = word.partition(self._skipping)
             if not end:
                 return ""
@@ -731,7 +739,8 @@ class InlineMarkup:
 
     def _without_dollars(self, word: str) -> str:
         """Return ``word`` without dollar signs around a formula; those of money stay."""
-        if not self._dollar and _DOLLARS_BEHIND.fullmatch(word):
+        behind = self._after_number and _BARE_DOLLAR.fullmatch(word)
+        if not self._dollar and (behind or _DOLLARS_BEHIND.fullmatch(word)):
             return word
         if word.count("$") % 2:
             self._dollar = not self._dollar
