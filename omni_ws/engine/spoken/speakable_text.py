@@ -343,7 +343,10 @@ class SpeakableText:
         for word, said in readings:
             if said:
                 self._flush_group()
-                self._say_word(self._joined(said), word.start, word.end, gap=word.gap, written=word.text)
+                text = self._joined(said)
+                beside = self._last + text[0]  # of two entries in a script without spaces
+                apart = beside.isalnum() and _WORD_END.search(beside) is None
+                self._say_word(text, word.start, word.end, gap=word.gap or apart, written=word.text)
                 self._remember(word.text)
             elif self._rules is not None and len(word.text) <= MAX_GROUP_CHARACTERS:
                 self._add(word)
@@ -355,7 +358,7 @@ class SpeakableText:
         """Return the parts of a word as they are read: "engine x two" for "nginx-2"."""
         joined = ""
         for by_entry, parts in groupby(said, itemgetter(1)):
-            text = "".join(part for part, _ in parts)
+            text = (" " if by_entry else "").join(part for part, _ in parts)
             if not by_entry:
                 if joined and text[0] == "-" and text[1:2].isalnum():
                     text = text[1:]

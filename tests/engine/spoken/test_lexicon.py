@@ -124,6 +124,8 @@ def test_a_sentence_looks_complete_with_a_word_that_is_held_back() -> None:
         ({".NET": "dott nett"}, "ASP.NET or .net", "ASP dott nett or dot net"),
         ({"C++": "see plus plus"}, "C++11", "see plus plus eleven"),
         ({"nginx": "nginx"}, "nginx", "nginx"),
+        ({"C": "see", "+": "plus"}, "C++", "see plus plus"),
+        ({"你好": "nee how", "世界": "shijie"}, "你好世界", "nee how shijie"),
     ],
 )
 def test_which_entry_counts(entries: dict[str, str], text: str, expected: str) -> None:
