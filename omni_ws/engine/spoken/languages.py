@@ -50,6 +50,8 @@ _OPENING: Final = "\"'“‘„«(¿¡["
 _CLOSING: Final = ".,;:!?…\"'”’“»)]"
 #: Between two numbers these are operators; each language has its words.
 _BETWEEN: Final = re.compile(r"(?<=\d) ?([+×x*÷=<>≈±≤≥]|(?<= )[-−](?= )) ?(?=[-−+]?\d)")
+#: An address of a computer, or the number of a version.
+_DOTTED_PARTS: Final = re.compile(r"(?<![\d.,])\d+(?:\.\d+){2,}(?!\w)")
 _DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?![\w.,])")
 
 
@@ -161,6 +163,7 @@ class LanguageRules:
             (_ISO_DATE, self._date),
             (_DATE, self._date),
             (re.compile(table["short_date"]) if "short_date" in table else _DAY_AND_MONTH, self._date),
+            (_DOTTED_PARTS, self._part_by_part),
             (re.compile(table["time"], re.VERBOSE), self._time),
             (_TELEPHONE, self._digits),
             (re.compile(rf"{_BEGIN}{_NUMBER}(?=[.,;:!?)]* |$)"), self._long_digits),
@@ -276,7 +279,12 @@ class LanguageRules:
     def _counted(self, found: re.Match[str]) -> str:
         noun = found["next"]
         kind = "numbering" if noun is None or self._is_named(found) else self._kind_before(noun)
-        return self._amount(found["number"], kind)[0]
+        return self._apart(found, self._amount(found["number"], kind)[0])
+
+    def _part_by_part(self, found: re.Match[str]) -> str:
+        if _THOUSANDS.fullmatch(found[0]):
+            return found[0]
+        return self._apart(found, f" {self.table['dot']} ".join(self._amount(part)[0] for part in found[0].split(".")))
 
     def _is_named(self, found: re.Match[str]) -> bool:
         """Whether the number is a name, such as a day of a month, after an article of its own: "el 21 ganó"."""
@@ -284,11 +292,14 @@ class LanguageRules:
         return (before[-1].lower() if before else self._before) in self.table["names_after"]
 
     def _plain(self, found: re.Match[str]) -> str:
-        """Read digits that are a part of a word, such as A4: apart from its letters."""
+        return self._apart(found, self._amount(found[0])[0])
+
+    def _apart(self, found: re.Match[str], said: str) -> str:
+        """Return what is said for a part of a word, such as the digits of A4 and 5G, apart from its letters."""
         text = found.string
         left = " " if found.start() and text[found.start() - 1].isalnum() else ""
         right = " " if found.end() < len(text) and text[found.end()].isalnum() else ""
-        return f"{left}{self._amount(found[0])[0]}{right}"
+        return f"{left}{said}{right}"
 
     def _digits(self, found: re.Match[str]) -> str:
         plus = self._signs["+"] if found[0].startswith("+") else ""
