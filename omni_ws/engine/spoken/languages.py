@@ -26,6 +26,7 @@ _NUMBER: Final = (
     r"(?:\d{1,3}(?:[.’'\u00a0\u202f ]\d{3})+(?!\d)(?:,\d+)?|\d{1,3}(?:,\d{3})+\.\d+|\d{1,3}(?:,\d{3}){2,}(?!\d)"
     r"|\d+(?:[.,]\d+)?)"
 )
+_TITLE: Final = re.compile(r"[A-ZÀ-Ý](?:[^\W\d_]*\.|[^\W\d_]*[a-zß-ÿ])")
 _AT_ENDS: Final = frozenset(("etc.", "usw.", "ecc."))
 _BEGIN: Final = r"(?<![\w.,])"
 _END: Final = r"(?![\w])"
@@ -143,13 +144,18 @@ class LanguageRules:
         self._months_by_word |= table["short_months"]
         self._units: Mapping[str, Sequence[str]] = table["units"]
         self._currencies: Mapping[str, Sequence[str]] = table["currencies"]
-        self._abbreviations: Mapping[str, str] = table["abbreviations"]
         self._signs: Mapping[str, str] = table["signs"]
         self._feminine = re.compile(table["feminine"])
         self._masculine = re.compile(table["masculine"])
         self._not_nouns = frozenset(table["not_nouns"])
         self._ordinal = re.compile(table["ordinal"]) if "ordinal" in table else None
         self._dotted: Mapping[str, Any] = table.get("dotted_ordinals", {})
+        written: Mapping[str, str] = table["abbreviations"]
+        #: As written, or with a capital at the beginning of a sentence.
+        self._abbreviations = {**{name[0].upper() + name[1:]: said for name, said in written.items()}, **written}
+        # "20 M." and "20 St." are no titles, but "20 v. Chr." is a year.
+        titles = {name for name in written if _TITLE.fullmatch(name)}
+        others = self._abbreviations.keys() - titles
         symbols = [name for name in self._currencies if not name.isalpha()]
         magnitudes = [*table["magnitudes"], *table["magnitude_signs"]]
         self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
@@ -157,7 +163,7 @@ class LanguageRules:
         amount = rf"(?P<number>{_NUMBER})"
         self._rules: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
             (_ADDRESS, self._address),
-            (re.compile(rf"(?<!\w)(?:{_one_of(self._abbreviations)})(?!\w)", re.IGNORECASE), self._abbreviation),
+            (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{_one_of(titles)})|{_one_of(others)})(?!\w)"), self._abbreviation),
             (re.compile(rf"(?<!\w)(?P<word>{_one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
             (re.compile("[½⅓⅔¼¾]"), lambda found: f" {_VULGAR[found[0]]}"),
             (_ISO_DATE, self._date),
@@ -445,10 +451,7 @@ class LanguageRules:
     # Words and signs.
 
     def _abbreviation(self, found: re.Match[str]) -> str:
-        said = self._abbreviations.get(found[0])
-        if said is None:
-            lowered = {name.lower(): words for name, words in self._abbreviations.items()}
-            said = lowered[found[0].lower()]
+        said = self._abbreviations[found[0]]
         # "usw." usually ends a sentence where it is not followed by a comma.
         ends = found[0].lower() in _AT_ENDS and found.end() == len(found.string)
         return f"{said}." if ends else said
