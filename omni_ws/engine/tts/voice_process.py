@@ -131,6 +131,8 @@ class VoiceProcess:
         self.reason = ""
         self._choice = choice
         self._default_voice = default_voice
+        #: Whether the operator named the default voice.
+        self.default_named = default_voice is not None
         self._file = file
         self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
         self._reader = reader or self._own_reader
