@@ -79,7 +79,7 @@ class LanguageVoices:
         self._capabilities = self._combined()
 
     async def stop(self) -> None:
-        for process in self._processes.values():
+        for process in reversed(self._processes.values()):  # a reader after those for which it reads
             await process.stop()
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:

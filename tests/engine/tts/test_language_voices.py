@@ -156,6 +156,19 @@ async def test_a_voice_that_the_operator_named_stays_the_default(argv: tuple[str
     assert engine.capabilities.voices[0] == "German"
 
 
+async def test_a_reader_stops_after_those_for_which_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    voices = LanguageVoices(VoiceProcess(VoiceChoice.HIBARI), {"es": ("kokoro:ef_dora",)})
+    voices._process(VoiceChoice.KOKORO)
+    stopped: list[VoiceChoice] = []
+
+    async def stop(process: VoiceProcess) -> None:
+        stopped.append(process.kind)
+
+    monkeypatch.setattr(VoiceProcess, "stop", stop)
+    await voices.stop()
+    assert stopped == [VoiceChoice.KOKORO, VoiceChoice.ESPEAK, VoiceChoice.HIBARI]
+
+
 async def test_numbers_are_read_in_the_language_and_keep_their_place(engine: SpeechEngine, voice: NotingVoice) -> None:
     outputs = await spoken(engine, asked("Es kostet 3,50 € am 15.03.2024.", speech_language="de"))
     said = "Es kostet drei Euro fünfzig am fünfzehnten März zweitausendvierundzwanzig."
