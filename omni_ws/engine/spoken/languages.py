@@ -211,6 +211,8 @@ class LanguageRules:
             return True
         if not before[-1:].isdecimal():
             return False
+        if bare in "x*≤≥":
+            return True
         if bare == "de" and self.table["of_month"] == "de" and before.rpartition(" ")[2] in ("1", "01"):
             return True
         return bare.rstrip(".").lower() in self._magnitudes or bare in self._after_numbers
