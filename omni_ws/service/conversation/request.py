@@ -183,8 +183,7 @@ class Request:
     media_room: MediaRoom
     lane: Lane = field(default_factory=Lane)
     options: AnswerOptions = field(default_factory=AnswerOptions)
-    #: Whether the client chose the voice of ``config``.
-    voice_named: bool = False
+    voice_named: bool = False  #: Whether the client chose the voice of ``config``.
     #: The name of the API key that the session was opened with.
     owner: str | None = None
     #: Whether its client is on this machine.
@@ -426,10 +425,9 @@ class Request:
 
         Raises LookupError for an error that this server does not know.
         """
-        self.voice_named = saved.voice_named
         self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
-        self.only_speech, self.spoke = saved.only_speech, saved.spoke
+        self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
         self.warnings = [one.restored() for one in saved.warnings]
         self.given, self.restored = [*saved.given], True
