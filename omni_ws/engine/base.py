@@ -342,6 +342,8 @@ class GenerationRequest:
     #: A text that could precede the speech, with the names and terms to expect in it; empty if there is none.
     expected: str = ""
     voice: str | None = None
+    #: Whether the client chose ``voice``; otherwise it is the default.
+    voice_named: bool = False
     #: The speed of speech, relative to the voice's own.
     speed: float = 1.0
     #: How words and names are said: from the word to the text that is read in its place, see ``engine.spoken.lexicon``.

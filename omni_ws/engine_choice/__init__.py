@@ -347,7 +347,11 @@ def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
     from omni_ws.engine.tts.voice_table import voice_table
 
     table = voice_table(config)
-    return SpeechEngine(LanguageVoices(voice, table, required=config.tts.voices) if table else voice)
+    if not table:
+        return SpeechEngine(voice)
+    without_english = config.languages and "en" not in config.languages and not voice.default_named
+    first = config.languages[0] if without_english else ""
+    return SpeechEngine(LanguageVoices(voice, table, required=config.tts.voices, first=first))
 
 
 def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:

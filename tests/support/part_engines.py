@@ -106,8 +106,8 @@ class WordEngine(ActingEngine):
     ``language``, and in guesses ``guessed_language``.
     """
 
-    def __init__(self) -> None:
-        super().__init__("words", **ASR, word_times=True, stage_params=frozenset({"words.beam"}))
+    def __init__(self, **changes: Any) -> None:
+        super().__init__("words", **{**ASR, "word_times": True, "stage_params": frozenset({"words.beam"}), **changes})
         self.wrong_guess: str | None = None
         self.language: str | None = None
         self.guessed_language: str | None = None

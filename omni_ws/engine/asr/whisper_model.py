@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -293,6 +294,10 @@ class _Decoded:
     score: float
 
 
+#: Letters of a word of a script without spaces, such as "はい"; longer ones may be sentences.
+_LONGEST_UNSPACED_WORD: Final = 4
+
+
 def _clearest(decoded: Sequence[_Decoded], possible: Mapping[str, float], before: str | None) -> _Decoded:
     """Return the text that makes most sense; ``possible`` has the probabilities of the languages.
 
@@ -305,9 +310,16 @@ def _clearest(decoded: Sequence[_Decoded], possible: Mapping[str, float], before
         return one.score + detected + (MARGIN_OF_CHANGE if one.language == before else 0)
 
     best = max(decoded, key=sense)
-    if best.language != before and estimate_tokens(best.text) <= 1:
+    if best.language != before and _is_word(best.text):
         return next((one for one in decoded if one.language == before), best)
     return best
+
+
+def _is_word(text: str) -> bool:
+    """Whether a text has no more than one word; up to four letters in a row of an unspaced script may be one."""
+    said = "".join(letter for letter in text if unicodedata.category(letter)[0] not in "PS").strip()
+    letters = sum(unicodedata.category(letter)[0] != "M" for letter in said)
+    return estimate_tokens(said) <= 1 or (letters <= _LONGEST_UNSPACED_WORD and len(said.split()) == 1)
 
 
 def possible_languages(

@@ -39,6 +39,8 @@ from omni_ws.engine.composed.parts import (
     run_part,
 )
 from omni_ws.engine.continued_input import EarlierParts
+from omni_ws.engine.spoken.languages import primary
+from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.told_language import told_input
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
@@ -612,6 +614,7 @@ class TtsStage(_EngineStage):
             return
         # Only now is it known which language the user speaks.
         self._speech_language = self._language_to_speak()
+        await prepare(self._request.lexicon)
         speakable = SpeakableText(self._language, lexicon=self._request.lexicon)
         async with aclosing(_spoken_pieces(first, source, speakable)) as spoken:
             async for pieces in spoken:
@@ -625,12 +628,17 @@ class TtsStage(_EngineStage):
 
     @property
     def _language(self) -> str:
-        """Return the only language that the voice reads; empty if it reads several, or if that is not known."""
+        """Return the only language that the voice reads; empty if it reads several, or if that is not known.
+
+        It is empty too if the user speaks a language that the TTS does not: the answer is in that, most likely.
+        """
         if self._speech_language is not None:
             return self._speech_language
         able = self._engine.capabilities
         voice = self._request.voice or next(iter(able.voices), "")
-        return able.voice_languages.get(voice, "")
+        reads, spoken_in = able.voice_languages.get(voice, ""), self._request.heard_language.now
+        foreign = spoken_in is not None and spoken_in not in able.speech_languages and spoken_in != primary(reads)
+        return "" if foreign else reads
 
     def _language_to_speak(self) -> str | None:
         """Return the language that the user speaks, if the TTS speaks it; None for that of the voice.
@@ -638,7 +646,7 @@ class TtsStage(_EngineStage):
         A client that names both the voice and the language of the input has decided.
         """
         request = self._request
-        if request.voice is not None and request.language is not None:
+        if request.voice_named and request.language is not None:
             return None
         spoken_in = request.heard_language.now
         return spoken_in if spoken_in in self._engine.capabilities.speech_languages else None

@@ -26,6 +26,7 @@ _NUMBER: Final = (
     r"(?:\d{1,3}(?:[.’'\u00a0\u202f ]\d{3})+(?!\d)(?:,\d+)?|\d{1,3}(?:,\d{3})+\.\d+|\d{1,3}(?:,\d{3}){2,}(?!\d)"
     r"|\d+(?:[.,]\d+)?)"
 )
+_TITLE: Final = re.compile(r"[A-ZÀ-Ý](?:[^\W\d_]*\.|[^\W\d_]*[a-zß-ÿ])")
 _AT_ENDS: Final = frozenset(("etc.", "usw.", "ecc."))
 _BEGIN: Final = r"(?<![\w.,])"
 _END: Final = r"(?![\w])"
@@ -39,7 +40,7 @@ _TELEPHONE: Final = re.compile(r"(?<![\w+])\+\d[\d ()/.\-]{5,30}\d(?!\w)")
 _RANGE: Final = re.compile(rf"{_BEGIN}({_NUMBER}) ?([–—-]) ?(?=({_NUMBER}))")
 _FRACTION: Final = re.compile(rf"{_BEGIN}(\d{{1,2}})[/⁄](\d{{1,2}})(?![\w/])")
 _VULGAR: Final[Mapping[str, str]] = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4"}
-_ADDRESS: Final = re.compile(r"[\w.+-]*@?(?:[A-Za-z][\w-]*\.)+[a-z]{2,}(?!\w)")
+_ADDRESS: Final = re.compile(r"(?<![\w.+-])[\w.+-]*@?(?:[A-Za-z][\w-]*\.)+[a-z]{2,}(?!\w)")
 #: The ends of addresses without "@"; other words with a point inside are left alone.
 _TOP_LEVEL: Final = frozenset(
     ("com", "org", "net", "edu", "info", "io", "eu", "de", "at", "ch", "es", "mx", "ar", "fr", "be", "it", "pt", "br")
@@ -50,6 +51,8 @@ _OPENING: Final = "\"'“‘„«(¿¡["
 _CLOSING: Final = ".,;:!?…\"'”’“»)]"
 #: Between two numbers these are operators; each language has its words.
 _BETWEEN: Final = re.compile(r"(?<=\d) ?([+×x*÷=<>≈±≤≥]|(?<= )[-−](?= )) ?(?=[-−+]?\d)")
+#: An address of a computer, or the number of a version.
+_DOTTED_PARTS: Final = re.compile(r"(?<![\d.,])\d+(?:\.\d+){2,}(?!\w)")
 _DOTTED_TIME: Final = re.compile(r"^(\d{1,2})\.(\d\d)(?![\w.,])")
 
 
@@ -141,13 +144,18 @@ class LanguageRules:
         self._months_by_word |= table["short_months"]
         self._units: Mapping[str, Sequence[str]] = table["units"]
         self._currencies: Mapping[str, Sequence[str]] = table["currencies"]
-        self._abbreviations: Mapping[str, str] = table["abbreviations"]
         self._signs: Mapping[str, str] = table["signs"]
         self._feminine = re.compile(table["feminine"])
         self._masculine = re.compile(table["masculine"])
         self._not_nouns = frozenset(table["not_nouns"])
         self._ordinal = re.compile(table["ordinal"]) if "ordinal" in table else None
         self._dotted: Mapping[str, Any] = table.get("dotted_ordinals", {})
+        written: Mapping[str, str] = table["abbreviations"]
+        #: As written, or with a capital at the beginning of a sentence.
+        self._abbreviations = {**{name[0].upper() + name[1:]: said for name, said in written.items()}, **written}
+        # "20 M." and "20 St." are no titles, but "20 v. Chr." is a year.
+        titles = {name for name in written if _TITLE.fullmatch(name)}
+        others = self._abbreviations.keys() - titles
         symbols = [name for name in self._currencies if not name.isalpha()]
         magnitudes = [*table["magnitudes"], *table["magnitude_signs"]]
         self._magnitudes = frozenset(name.rstrip(".").lower() for name in magnitudes)
@@ -155,12 +163,13 @@ class LanguageRules:
         amount = rf"(?P<number>{_NUMBER})"
         self._rules: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
             (_ADDRESS, self._address),
-            (re.compile(rf"(?<!\w)(?:{_one_of(self._abbreviations)})(?!\w)", re.IGNORECASE), self._abbreviation),
+            (re.compile(rf"(?<!\w)(?:(?<!\d )(?:{_one_of(titles)})|{_one_of(others)})(?!\w)"), self._abbreviation),
             (re.compile(rf"(?<!\w)(?P<word>{_one_of(table['numbered'])}) ?(?=\d)"), self._numbered),
             (re.compile("[½⅓⅔¼¾]"), lambda found: f" {_VULGAR[found[0]]}"),
             (_ISO_DATE, self._date),
             (_DATE, self._date),
             (re.compile(table["short_date"]) if "short_date" in table else _DAY_AND_MONTH, self._date),
+            (_DOTTED_PARTS, self._part_by_part),
             (re.compile(table["time"], re.VERBOSE), self._time),
             (_TELEPHONE, self._digits),
             (re.compile(rf"{_BEGIN}{_NUMBER}(?=[.,;:!?)]* |$)"), self._long_digits),
@@ -202,6 +211,8 @@ class LanguageRules:
             return True
         if not before[-1:].isdecimal():
             return False
+        if bare in "x*≤≥":
+            return True
         if bare == "de" and self.table["of_month"] == "de" and before.rpartition(" ")[2] in ("1", "01"):
             return True
         return bare.rstrip(".").lower() in self._magnitudes or bare in self._after_numbers
@@ -276,7 +287,12 @@ class LanguageRules:
     def _counted(self, found: re.Match[str]) -> str:
         noun = found["next"]
         kind = "numbering" if noun is None or self._is_named(found) else self._kind_before(noun)
-        return self._amount(found["number"], kind)[0]
+        return self._apart(found, self._amount(found["number"], kind)[0])
+
+    def _part_by_part(self, found: re.Match[str]) -> str:
+        if _THOUSANDS.fullmatch(found[0]):
+            return found[0]
+        return self._apart(found, f" {self.table['dot']} ".join(self._amount(part)[0] for part in found[0].split(".")))
 
     def _is_named(self, found: re.Match[str]) -> bool:
         """Whether the number is a name, such as a day of a month, after an article of its own: "el 21 ganó"."""
@@ -284,11 +300,14 @@ class LanguageRules:
         return (before[-1].lower() if before else self._before) in self.table["names_after"]
 
     def _plain(self, found: re.Match[str]) -> str:
-        """Read digits that are a part of a word, such as A4: apart from its letters."""
+        return self._apart(found, self._amount(found[0])[0])
+
+    def _apart(self, found: re.Match[str], said: str) -> str:
+        """Return what is said for a part of a word, such as the digits of A4 and 5G, apart from its letters."""
         text = found.string
         left = " " if found.start() and text[found.start() - 1].isalnum() else ""
         right = " " if found.end() < len(text) and text[found.end()].isalnum() else ""
-        return f"{left}{self._amount(found[0])[0]}{right}"
+        return f"{left}{said}{right}"
 
     def _digits(self, found: re.Match[str]) -> str:
         plus = self._signs["+"] if found[0].startswith("+") else ""
@@ -434,10 +453,7 @@ class LanguageRules:
     # Words and signs.
 
     def _abbreviation(self, found: re.Match[str]) -> str:
-        said = self._abbreviations.get(found[0])
-        if said is None:
-            lowered = {name.lower(): words for name, words in self._abbreviations.items()}
-            said = lowered[found[0].lower()]
+        said = self._abbreviations[found[0]]
         # "usw." usually ends a sentence where it is not followed by a comma.
         ends = found[0].lower() in _AT_ENDS and found.end() == len(found.string)
         return f"{said}." if ends else said

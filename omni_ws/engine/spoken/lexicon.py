@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 #: Scripts without white space between words: each of their letters is a word of its own.
 UNSPACED: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef"
 _IS_UNSPACED: Final = re.compile(f"[{UNSPACED}]")
 _ASCII_UNITS: Final = re.compile(r"\w+|\W", re.ASCII)
+_ANY_UNITS: Final = re.compile(rf"[^\W{UNSPACED}]+|.", re.DOTALL)
 #: Signs that are written in several ways.
 _SAME_SIGNS: Final = str.maketrans("‘’‐‑–", "''---")
 
@@ -35,16 +40,18 @@ class Reading(NamedTuple):
     said: tuple[tuple[str, bool], ...] = ()
 
 
-class _Node:
-    """A place in the tree of entries, reached by the units of their words."""
+class _Entry:
+    """What a lexicon says of some words, in whatever case."""
 
-    __slots__ = ("as_written", "in_any_case", "next")
+    __slots__ = ("as_written", "in_any_case", "units", "within")
 
-    def __init__(self) -> None:
-        self.next: dict[str, _Node] = {}
-        #: How the word is said that ends here; and words that are only meant with these very capitals.
+    def __init__(self, units: int) -> None:
+        self.units = units
+        #: How the words are said; and how they are said that are only meant with these very capitals.
         self.in_any_case: str | None = None
         self.as_written: dict[str, str] = {}
+        #: The place of the longest entry with which this one begins; -1 if there is none.
+        self.within = -1
 
 
 class Lexicon:
@@ -55,18 +62,87 @@ class Lexicon:
     """
 
     def __init__(self, entries: Mapping[str, str]) -> None:
-        self.root = _Node()
+        found: dict[str, _Entry] = {}
         for written, said in entries.items():
-            node, exact = self.root, False
-            word = " ".join(written.split())
-            for unit in _units(word):
-                node = node.next.setdefault(unit.casefold(), _Node())
-                exact = exact or unit[1:] != unit[1:].lower()
+            units = _units(" ".join(written.split()))
+            joined = _joined(units)
+            entry = found.setdefault(joined.casefold(), _Entry(len(units)))
             how = " ".join(said.split())
-            if exact:
-                node.as_written["".join(_units(word))] = how
+            if any([len(unit) > 1 and unit[1:] != unit[1:].lower() for unit in units]):
+                entry.as_written[joined] = how
             else:
-                node.in_any_case = how
+                entry.in_any_case = how
+        self._keys = sorted(found)
+        self._entries = [found[key] for key in self._keys]
+        #: The first units of all entries; the largest number of units.
+        self.firsts = frozenset(key.partition(_END)[0] for key in self._keys)
+        self._most = max((entry.units for entry in self._entries), default=0)
+        path: list[int] = []
+        for place, key in enumerate(self._keys):
+            while path and not key.startswith(self._keys[path[-1]]):
+                path.pop()
+            self._entries[place].within = path[-1] if path else -1
+            path.append(place)
+
+    def find(self, units: list[_Unit], begin: int, *, final: bool) -> tuple[int, str | None] | None:
+        """Return where the longest entry from ``begin`` on ends, and how it is said; None is how one unit is said.
+
+        Returns None while further units may make an entry of them, unless ``final``.
+        """
+        if units[begin].folded not in self.firsts:
+            return begin + 1, None
+        window = units[begin : begin + self._most]
+        folded = _joined([unit.folded for unit in window])
+        place = bisect_right(self._keys, folded)
+        goes_on = place < len(self._keys) and self._keys[place].startswith(folded)
+        if goes_on and not final and begin + len(window) == len(units):
+            return None
+        place -= 1
+        written, ends = "", list[int]()
+        while place >= 0:
+            entry = self._entries[place]
+            if folded.startswith(self._keys[place]):
+                how = entry.in_any_case
+                if entry.as_written:
+                    if not ends:
+                        written = _joined([unit.text for unit in window])
+                        ends = list(accumulate(len(unit.text) + 1 for unit in window))
+                    how = entry.as_written.get(written[: ends[entry.units - 1]], how)
+                if how is not None:
+                    return begin + entry.units, how
+            place = entry.within
+        return begin + 1, None
+
+
+#: Ends each unit of a key, so that no key begins within a unit of another. No word has it.
+_END: Final = "\n"
+
+
+def _joined(units: Sequence[str]) -> str:
+    return _END.join(units) + _END
+
+
+#: More entries than these may take more than 2 ms.
+_MANY: Final = 40
+
+
+@lru_cache(32)
+def _lexicon_of(entries: tuple[tuple[str, str], ...]) -> Lexicon:
+    return Lexicon(dict(entries))
+
+
+def lexicon_of(entries: Mapping[str, str]) -> Lexicon:
+    """Return the Lexicon of some entries, which is made once for all answers of a session, or of all sessions.
+
+    The longest takes some 20 ms and a megabyte; ``prepare`` it first.
+    """
+    return _lexicon_of(tuple(entries.items()))
+
+
+async def prepare(entries: Mapping[str, str]) -> None:
+    """Make the Lexicon of some entries, in a thread if there are many."""
+    if len(entries) > _MANY:
+        await asyncio.to_thread(lexicon_of, entries)
 
 
 class _Unit(NamedTuple):
@@ -90,12 +166,9 @@ class LexiconReader:
     """
 
     def __init__(self, lexicon: Lexicon) -> None:
-        self._root = self._node = lexicon.root
-        #: The units not yet given out; where the walk from the first of them has come to; the longest entry that the
-        #: walk has found: where it ends, and how it is said.
+        self._lexicon = lexicon
+        #: The units not yet given out.
         self._units: list[_Unit] = []
-        self._at = 0
-        self._found: tuple[int, str] | None = None
         #: The words of the reading that is being put together, and its parts.
         self._words: list[TextWord] = []
         self._parts: list[tuple[str, bool]] = []
@@ -109,7 +182,7 @@ class LexiconReader:
     def feed(self, word: TextWord) -> list[Reading]:
         """Return the readings that ``word`` completes."""
         units = [(unit.casefold(), unit) for unit in _units(word.text)]
-        if not self._units and not any(folded in self._root.next for folded, _ in units):
+        if not self._units and not any(folded in self._lexicon.firsts for folded, _ in units):
             return [Reading(word)]
         if self._units and word.gap:
             self._units.append(_SPACE)
@@ -123,26 +196,12 @@ class LexiconReader:
 
     def _read(self, *, final: bool) -> Iterator[Reading]:
         units, begin = self._units, 0
-        while begin < len(units):
-            while self._at < len(units) and (node := self._node.next.get(units[self._at].folded)) is not None:
-                self._at += 1
-                self._node = node
-                how = node.in_any_case
-                if node.as_written:
-                    how = node.as_written.get("".join(unit.text for unit in units[begin : self._at]), how)
-                if how is not None:
-                    self._found = self._at, how
-            if self._at == len(units) and self._node.next and not final:
-                break
-            end, how = self._found or (begin + 1, None)
+        while begin < len(units) and (found := self._lexicon.find(units, begin, final=final)) is not None:
+            end, how = found
             if (reading := self._take(units[begin:end], how)) is not None:
                 yield reading
-            begin = self._at = end
-            self._node, self._found = self._root, None
+            begin = end
         del units[:begin]
-        self._at -= begin
-        if self._found is not None:
-            self._found = self._found[0] - begin, self._found[1]
 
     def _take(self, units: list[_Unit], how: str | None) -> Reading | None:
         """Add units, which are said as ``how``, to the reading; return the reading if its last word is complete."""
@@ -169,13 +228,13 @@ def _units(text: str) -> list[str]:
         return _ASCII_UNITS.findall(text)
     units: list[str] = []
     in_run = False
-    for character in unicodedata.normalize("NFC", text).translate(_SAME_SIGNS):
+    for unit in _ANY_UNITS.findall(unicodedata.normalize("NFC", text).translate(_SAME_SIGNS)):
         # Vowel signs, as in Hindi, are no letters to Python.
-        runs = character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
-        runs = runs and not _IS_UNSPACED.match(character)
+        runs = unit[0].isalnum() or unit[0] == "_" or unicodedata.category(unit)[0] == "M"
+        runs = runs and (len(unit) > 1 or not _IS_UNSPACED.match(unit))
         if runs and in_run:
-            units[-1] += character
+            units[-1] += unit
         else:
-            units.append(character)
+            units.append(unit)
         in_run = runs
     return units

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from omni_ws.core.chunks import Word
 from omni_ws.engine.spoken import english
 from omni_ws.engine.spoken.languages import LanguageRules, SpokenRules, rules_of
-from omni_ws.engine.spoken.lexicon import UNSPACED, Lexicon, LexiconReader, Reading, TextWord
+from omni_ws.engine.spoken.lexicon import UNSPACED, LexiconReader, Reading, TextWord, lexicon_of
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
 AT_A_STRETCH: Final = 256
@@ -93,7 +93,7 @@ class SpeakableText:
     ) -> None:
         self._rules, self._phrases = _rules_and_phrases(language)
         self._literal = literal
-        self._lexicon = LexiconReader(Lexicon(lexicon)) if lexicon else None
+        self._lexicon = LexiconReader(lexicon_of(lexicon)) if lexicon else None
         self._markup = InlineMarkup(picture=self._phrases.get("picture", ""))
         self._table = SpokenTable(self._phrases)
         self._spoken: list[Spoken] = []
@@ -343,7 +343,10 @@ class SpeakableText:
         for word, said in readings:
             if said:
                 self._flush_group()
-                self._say_word(self._joined(said), word.start, word.end, gap=word.gap, written=word.text)
+                text = self._joined(said)
+                beside = self._last + text[0]  # of two entries in a script without spaces
+                apart = beside.isalnum() and _WORD_END.search(beside) is None
+                self._say_word(text, word.start, word.end, gap=word.gap or apart, written=word.text)
                 self._remember(word.text)
             elif self._rules is not None and len(word.text) <= MAX_GROUP_CHARACTERS:
                 self._add(word)
@@ -355,7 +358,7 @@ class SpeakableText:
         """Return the parts of a word as they are read: "engine x two" for "nginx-2"."""
         joined = ""
         for by_entry, parts in groupby(said, itemgetter(1)):
-            text = "".join(part for part, _ in parts)
+            text = (" " if by_entry else "").join(part for part, _ in parts)
             if not by_entry:
                 if joined and text[0] == "-" and text[1:2].isalnum():
                     text = text[1:]
@@ -597,8 +600,9 @@ _KEYCAP: Final = re.compile("([0-9])\ufe0f?\u20e3")
 
 #: Amounts of money, and formulas that could be mistaken for one.
 _DOLLARS: Final = re.compile(r"\$[-−+]?\.?\d")
-#: An amount before its sign, and the sign of Brazil's currency.
-_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?|[^\w$]*R\$")
+#: An amount before its sign, and the sign of a certain dollar or of Brazil's currency; a sign by itself.
+_DOLLARS_BEHIND: Final = re.compile(r"[^\w$]*\d[\d.,–-]*\$(?:[^\w$].*)?|[^\w$]*[A-Z]{1,3}\$")
+_BARE_DOLLAR: Final = re.compile(r"\$[^\w$]*")
 _FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC-JLN-SU-Z]")
 
 _LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
@@ -646,21 +650,28 @@ class InlineMarkup:
         self._in_code = False
         #: Whether a dollar sign in this line may have begun a formula, which the next dollar sign ends.
         self._dollar = False
+        #: Whether the word before is a number.
+        self._after_number = False
         #: The end of what is being skipped; None if nothing is.
         self._skipping: str | None = None
 
     def end_line(self) -> None:
         """Note the end of a line, after which only a comment continues."""
-        self._in_code = self._dollar = False
+        self._in_code = self._dollar = self._after_number = False
         if self._skipping != _COMMENT_ENDS:
             self._skipping = None
 
     def clean(self, word: str) -> str:
         """Return ``word`` without its markup; the result may be empty, or several words."""
+        cleaned = self._cleaned(word)
+        self._after_number = cleaned[-1:].isdecimal()
+        return cleaned
+
+    def _cleaned(self, word: str) -> str:
         if self._skipping is not None:
             if self._skipping == _TAG_ENDS and not _ATTRIBUTE.match(word):
                 self._skipping = None
-                return self.clean(word)
+                return self._cleaned(word)
             _, end, word = word.partition(self._skipping)
             if not end:
                 return ""
@@ -731,7 +742,8 @@ class InlineMarkup:
 
     def _without_dollars(self, word: str) -> str:
         """Return ``word`` without dollar signs around a formula; those of money stay."""
-        if not self._dollar and _DOLLARS_BEHIND.fullmatch(word):
+        behind = self._after_number and _BARE_DOLLAR.fullmatch(word)
+        if not self._dollar and (behind or _DOLLARS_BEHIND.fullmatch(word)):
             return word
         if word.count("$") % 2:
             self._dollar = not self._dollar

@@ -30,17 +30,20 @@ class LanguageVoices:
     ``base`` is the voice of the TTS, for all other languages. Processes start with it; one that only reads for another
     starts when it is first needed. A request with a ``speech_language`` is spoken by its ``voice`` if that speaks this
     language, else as the table says. The start fails without the voices of ``required`` languages, which the operator
-    has named.
+    has named. The speaker of the language ``first``, if it has one, speaks where no voice and no language is named.
     """
 
     hosts: tuple[str, ...] = ()
     measures_memory = False
 
-    def __init__(self, base: VoiceProcess, table: VoiceTable, *, required: Collection[str] = ()) -> None:
+    def __init__(
+        self, base: VoiceProcess, table: VoiceTable, *, required: Collection[str] = (), first: str = ""
+    ) -> None:
         self.name, self.model = base.name, base.model
         self._base = base
         self._table = table
         self._required = required
+        self._first = first
         self._processes = {base.kind: base}
         if base.reader is not None:
             self._processes[VoiceChoice.ESPEAK] = base.reader
@@ -76,11 +79,13 @@ class LanguageVoices:
         self._capabilities = self._combined()
 
     async def stop(self) -> None:
-        for process in self._processes.values():
+        for process in reversed(self._processes.values()):  # a reader after those for which it reads
             await process.stop()
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         """See Voice. Raises as VoiceProcess."""
+        if request.voice is None and request.speech_language is None and self._first in self._speakers:
+            request = replace(request, voice=self._speakers[self._first].voice)
         process = self._owner(request.voice)
         speaker = self._speakers.get(request.speech_language or "")
         if speaker is not None and not self._speaks(request.voice, request.speech_language):
@@ -142,7 +147,8 @@ class LanguageVoices:
             theirs = {name: its for name, its in speaker.process.languages.items() if primary(its) == language}
             languages |= {speaker.voice: theirs.get(speaker.voice, language), **theirs}
             aliases[language] = speaker.voice
-        voices = tuple(dict.fromkeys((*base.voices, *languages)))
+        first = [self._speakers[self._first].voice] if self._first in self._speakers else []
+        voices = tuple(dict.fromkeys((*first, *base.voices, *languages)))
         return replace(
             base,
             output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),

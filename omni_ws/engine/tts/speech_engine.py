@@ -30,6 +30,7 @@ from omni_ws.engine.clauses import (
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.spoken.languages import has_rules
+from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
@@ -207,6 +208,7 @@ async def clause_by_clause(
         comma_after = 0
     spoken = None
     if reads_numbers or request.lexicon:
+        await prepare(request.lexicon)
         spoken = SpokenClauses(language, request.lexicon, reads_numbers=reads_numbers, first_comma_after=comma_after)
     splitter = spoken or ClauseSplitter(language=language or "en", first_comma_after=comma_after)
     spoken_ms = 0.0

@@ -131,6 +131,8 @@ class VoiceProcess:
         self.reason = ""
         self._choice = choice
         self._default_voice = default_voice
+        #: Whether the operator named the default voice.
+        self.default_named = default_voice is not None
         self._file = file
         self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
         self._reader = reader or self._own_reader
@@ -327,6 +329,8 @@ class VoiceProcess:
         # Half of a surrogate pair, which a model may write, cannot be sent.
         text = text.encode(errors="replace").decode()
         words = await self._read(text, self.languages[chosen])
+        if self._keeper is None:
+            raise EngineFailed("the engine has stopped")  # while the other synthesiser read
         job = _Job(Speak(self._new_number(), chosen, speed, text, words))
         async with aclosing(self._outputs(job)) as outputs:
             async for spoken in outputs:

@@ -16,6 +16,7 @@ from omni_ws.engine.channel import Stage, StageLink, pipeline
 from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written
 from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames_link, whole_numbers
 from omni_ws.engine.omni.stages import OmniTalker, VocoderStage
+from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.vllm.code2wav import Code2Wav, CodecWindow, DecodeQueue
 from omni_ws.engine.vllm.talker import (
     FIRST_COMMA_AFTER,
@@ -159,6 +160,7 @@ class Speaker:
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         if self.state is not EngineState.OK:
             raise EngineFailed("the Talker is not running", fatal=True)
+        await prepare(request.lexicon)
         stages = self.stages(
             request.request_id,
             voice=request.voice,

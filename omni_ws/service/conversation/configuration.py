@@ -168,6 +168,13 @@ class Configuration:
         """All fields that the client has set. A new Configuration to which they are applied has the same result."""
         return self._wanted
 
+    def names_voice(self, config: SessionConfig) -> bool:
+        """Whether the client chose the voice of ``config``: not if it left it open, or named one that is not here."""
+        if config.voice != self.effective.voice:  # a configuration with a patch
+            return True
+        wanted = self._wanted.get("voice")
+        return wanted is not None and self.rules.capabilities.voice_aliases.get(wanted, wanted) == config.voice
+
     def close(self) -> None:
         """Refund all that is charged, and charge nothing from now on. Idempotent."""
         charged, self._charged, account, self._account = self._charged, {}, self._account, None

@@ -795,6 +795,7 @@ class Conversation:
             self._flow.taken,
             self.ledger,
             self._media_room,
+            voice_named=self.configuration.names_voice(config),
             lane=self._flow.lane,
             options=options,
             owner=self.observed.identity.owner,

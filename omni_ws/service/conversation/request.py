@@ -127,6 +127,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     number: int
     config: SessionConfig
     options: AnswerOptions
+    voice_named: bool = False
     by_speech: bool
     turn_id: str | None
     greeting: str
@@ -182,6 +183,7 @@ class Request:
     media_room: MediaRoom
     lane: Lane = field(default_factory=Lane)
     options: AnswerOptions = field(default_factory=AnswerOptions)
+    voice_named: bool = False  #: Whether the client chose the voice of ``config``.
     #: The name of the API key that the session was opened with.
     owner: str | None = None
     #: Whether its client is on this machine.
@@ -394,6 +396,7 @@ class Request:
             number=self.number,
             config=self.config,
             options=self.options,
+            voice_named=self.voice_named,
             by_speech=self.timeline.by_speech,
             turn_id=self.turn_id,
             greeting=self.greeting,
@@ -424,7 +427,7 @@ class Request:
         """
         self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
-        self.only_speech, self.spoke = saved.only_speech, saved.spoke
+        self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
         self.warnings = [one.restored() for one in saved.warnings]
         self.given, self.restored = [*saved.given], True
@@ -744,6 +747,7 @@ class Request:
             heard_language=HeardLanguage(language or self.ledger.language),
             expected=expected_text(config.input_audio),
             voice=config.voice,
+            voice_named=self.voice_named,
             speed=config.speed,
             lexicon=config.tts.lexicon,
             instructions=config.instructions,

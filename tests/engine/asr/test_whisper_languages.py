@@ -89,7 +89,14 @@ def test_what_was_detected_counts_beside_the_text() -> None:
     assert _clearest([spanish, english], {"es": 1.0, "en": 0.0}, "en") is spanish
 
 
-@pytest.mark.parametrize(("text", "changes"), [("Okay.", False), ("Okay then.", True), ("好", False), ("你好", True)])
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        *(("Okay.", False), ("It's.", False), ("Okay then.", True), ("…", False)),
+        *(("好", False), ("你好", False), ("はい。", False), ("สวัสดี!", False), ("안녕 하세요", True)),
+        *(("ごめんね", False), ("ごめんなさい", True), ("你好 我是", True)),
+    ],
+)
 def test_a_word_changes_nothing(text: str, changes: bool) -> None:
     spanish = decoded("es", -2.0)
     english = replace(decoded("en", -0.1), text=text)

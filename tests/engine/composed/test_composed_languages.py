@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.engine_answers import text as typed
 from support.live_server import live_server
 from support.native_client import native_client
 from support.part_engines import PAUSE, SILENCE, RetortEngine, ToneEngine, WordEngine, speech
+from support.realtime_client import realtime_client
 from support.until import until
 
 from omni_ws.engine.base import HeardLanguage
@@ -28,7 +30,7 @@ class Parts:
     def __init__(
         self, *, speaks: frozenset[str] = frozenset({"en", "es"}), llm: Any = None, ahead: bool = False
     ) -> None:
-        self.asr = WordEngine()
+        self.asr = WordEngine(languages=frozenset({"en", "es"}))
         self.asr.language = "es"
         self.llm = llm or RetortEngine("hola")
         self.tts = ToneEngine(speech_languages=speaks)
@@ -52,7 +54,8 @@ async def test_the_llm_is_told_and_the_voice_follows() -> None:
         ({}, {"en"}, None),  # a language that the voice does not speak
         ({"voice": "tones"}, {"es"}, "es"),
         ({"language": "es"}, {"es"}, "es"),
-        ({"language": "es", "voice": "tones"}, {"es"}, None),  # the client has decided both
+        ({"language": "es", "voice": "tone"}, {"es"}, "es"),  # the voice is the default
+        ({"language": "es", "voice": "tone", "voice_named": True}, {"es"}, None),  # the client has decided both
     ],
 )
 async def test_what_the_voice_is_asked_for(fields: dict[str, Any], speaks: set[str], spoken: str | None) -> None:
@@ -140,3 +143,23 @@ async def test_a_session_keeps_the_language_and_tells_it_in_the_history() -> Non
     assert histories == [[], ["uno." + SPANISH, "hola"], ["uno." + SPANISH, "hola", "dos.", "hola"]]
     assert [request.heard_language.before for request in parts.llm.requests] == [None, "es", "es"]
     assert parts.llm.read == "three.\n(The user speaks English.)"
+
+
+async def test_a_client_that_names_the_language_alone_is_answered_in_it() -> None:
+    parts = Parts()
+    parts.asr.language = None
+    async with live_server(parts.engine) as server, native_client(server) as client:
+        for fields in ({}, {"voice": "alloy"}, {"voice": "tone"}, {"voice": None}):
+            await client.configure(input_audio={"language": "es"}, **fields)
+            await client.chunk(speech("hola").payload, modality="audio", end=True)
+            await client.answer()
+        async with realtime_client(server) as realtime:
+            heard = {"transcription": {"language": "es"}, "turn_detection": None}
+            for voice in ({}, {"output": {"voice": "bell"}}):
+                await realtime.update(audio={"input": heard, **voice})
+                audio = base64.b64encode(speech("hola").payload).decode()
+                await realtime.send("input_audio_buffer.append", audio=audio)
+                await realtime.send("input_audio_buffer.commit")
+                await realtime.respond()
+    asked = [(request.voice, request.speech_language) for request in parts.tts.requests]
+    assert asked == [("tone", "es"), ("tone", "es"), ("tone", None), ("tone", "es"), ("tone", "es"), ("bell", None)]

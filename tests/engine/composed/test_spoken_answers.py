@@ -25,6 +25,7 @@ from omni_ws.engine.base import (
     Engine,
     EngineOutput,
     GenerationRequest,
+    HeardLanguage,
     InputSource,
     OutputWriter,
     TextOutput,
@@ -212,6 +213,15 @@ async def test_numbers_are_left_to_a_voice_of_another_language() -> None:
     tts = Telling()
     await answered(RetortEngine(REPLY), tts, voice="bell")
     assert tts.read.replace("\n", " ") == "Prices. It is $20 today. See here. "
+
+
+@pytest.mark.parametrize(("language", "read"), [("fi", "$20"), ("en", "twenty dollars"), (None, "twenty dollars")])
+async def test_numbers_are_left_alone_in_an_answer_in_a_language_that_no_voice_speaks(
+    language: str | None, read: str
+) -> None:
+    tts = Telling()
+    await answered(RetortEngine(REPLY), tts, heard_language=HeardLanguage(language))
+    assert f"It is {read} today." in tts.read
 
 
 @pytest.mark.parametrize("reply", ["🎉", "***", "```\n```", "\n\n"])

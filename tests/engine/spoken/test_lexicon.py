@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from threading import current_thread, main_thread
+
 import pytest
 
 from omni_ws.core.chunks import Word
+from omni_ws.engine.spoken import lexicon
+from omni_ws.engine.spoken.lexicon import lexicon_of
 from omni_ws.engine.spoken.speakable_text import SpeakableText, Spoken, WrittenWords
 
 LEXICON = {
@@ -110,7 +115,7 @@ def test_a_sentence_looks_complete_with_a_word_that_is_held_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lexicon", "text", "expected"),
+    ("entries", "text", "expected"),
     [
         ({"Us": "one", "US": "two"}, "us Us US", "one one two"),  # the capitals count before any case
         ({"Read": "one", "read": "two"}, "Read read READ", "two two two"),  # the last one counts
@@ -119,10 +124,12 @@ def test_a_sentence_looks_complete_with_a_word_that_is_held_back() -> None:
         ({".NET": "dott nett"}, "ASP.NET or .net", "ASP dott nett or dot net"),
         ({"C++": "see plus plus"}, "C++11", "see plus plus eleven"),
         ({"nginx": "nginx"}, "nginx", "nginx"),
+        ({"C": "see", "+": "plus"}, "C++", "see plus plus"),
+        ({"你好": "nee how", "世界": "shijie"}, "你好世界", "nee how shijie"),
     ],
 )
-def test_which_entry_counts(lexicon: dict[str, str], text: str, expected: str) -> None:
-    assert said(text, lexicon=lexicon) == expected
+def test_which_entry_counts(entries: dict[str, str], text: str, expected: str) -> None:
+    assert said(text, lexicon=entries) == expected
 
 
 def test_what_is_said_never_takes_the_place_of_what_is_written() -> None:
@@ -152,3 +159,25 @@ def test_words_that_are_said_long_are_placed_as_well() -> None:
     written.add(spoken(text, lexicon={"b": long}, by=256))
     placed = written.place([Word("a" * (63 + number % 2), number, number + 1) for number in range(256)])
     assert [word.text for word in placed] == ["b"] * 128
+
+
+def test_a_lexicon_is_made_once_for_all_answers() -> None:
+    assert lexicon_of({"nginx": "engine x"}) is lexicon_of({"nginx": "engine x"})
+    assert lexicon_of({"nginx": "engine x"}) is not lexicon_of({"nginx": "engine ex"})
+
+
+async def test_a_long_lexicon_is_made_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+    monkeypatch.setattr(lexicon, "lexicon_of", lambda entries: made.append(current_thread() is main_thread()))
+    await lexicon.prepare({str(number): "x" for number in range(40)})
+    assert made == []  # where it is first used
+    await lexicon.prepare({str(number): "x" for number in range(41)})
+    assert made == [False]
+
+
+@pytest.mark.parametrize("make", [lambda n: {"好" * n + "aB": "x"}, lambda n: {" ".join(["aB"] * n): "x"}])
+def test_entries_within_entries_are_told_apart(make: Callable[[int], dict[str, str]]) -> None:
+    entries = {word: str(number) for number in range(1, 12) for word in make(number)}
+    word = next(reversed(entries))
+    assert said(f"Say {word} now.", lexicon=entries) == "Say 11 now."
+    assert said(f"Say {word.lower()} now.", lexicon=entries) == f"Say {word.lower()} now."

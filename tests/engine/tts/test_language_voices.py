@@ -19,6 +19,7 @@ from omni_ws.config import ConfigurationError, load
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.engine.base import AudioOutput, GenerationRequest
+from omni_ws.engine.spoken.languages import primary
 from omni_ws.engine.tts import voice_process
 from omni_ws.engine.tts.language_voices import LanguageVoices
 from omni_ws.engine.tts.speech_engine import SpeechEngine
@@ -119,6 +120,53 @@ async def engine(voice: NotingVoice) -> AsyncIterator[SpeechEngine]:
 async def test_who_speaks(engine: SpeechEngine, voice: NotingVoice, fields: dict[str, str], chosen: str) -> None:
     assert await spoken(engine, asked("Ja.", **fields))
     assert voice.said[-1] == (chosen, "Ja.")
+
+
+@pytest.mark.parametrize(("argv", "default"), [("es,fr", "es"), ("fr,en", "en"), ("nl,es", "nl")])
+async def test_without_english_the_first_language_has_the_default_voice(argv: str, default: str) -> None:
+    engine = tts_of(load(("--languages", argv, "--tts", "espeak")).config)
+    assert isinstance(engine, SpeechEngine)
+    assert isinstance(engine.voice, LanguageVoices)
+    await engine.start()
+    try:
+        able, base = engine.capabilities, engine.voice._base
+        assert primary(able.voice_languages[able.voices[0]]) == default
+        said: list[str | None] = []
+
+        def say(text: str, *, voice: str | None = None, speed: float = 1.0) -> AsyncGenerator[AudioOutput, None]:
+            said.append(voice)
+            return VoiceProcess.say(base, text, voice=voice, speed=speed)
+
+        base.say = say  # type: ignore[method-assign]
+        for fields in ({}, {"speech_language": "es"}, {"voice": "English (Scotland)"}):
+            await spoken(engine, asked("Nada.", **fields))
+        assert [primary(base.languages[name or base.voices[0]]) for name in said] == [default, "es", "en"]
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize(
+    "argv", [("--tts", "espeak", "--tts.voice", "German"), ("--tts", "espeak", "--embedded.default-voice", "German")]
+)
+async def test_a_voice_that_the_operator_named_stays_the_default(argv: tuple[str, ...]) -> None:
+    engine = tts_of(load(("--languages", "es", *argv)).config)
+    assert isinstance(engine, SpeechEngine)
+    await engine.start()
+    await engine.stop()
+    assert engine.capabilities.voices[0] == "German"
+
+
+async def test_a_reader_stops_after_those_for_which_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    voices = LanguageVoices(VoiceProcess(VoiceChoice.HIBARI), {"es": ("kokoro:ef_dora",)})
+    voices._process(VoiceChoice.KOKORO)
+    stopped: list[VoiceChoice] = []
+
+    async def stop(process: VoiceProcess) -> None:
+        stopped.append(process.kind)
+
+    monkeypatch.setattr(VoiceProcess, "stop", stop)
+    await voices.stop()
+    assert stopped == [VoiceChoice.KOKORO, VoiceChoice.ESPEAK, VoiceChoice.HIBARI]
 
 
 async def test_numbers_are_read_in_the_language_and_keep_their_place(engine: SpeechEngine, voice: NotingVoice) -> None:

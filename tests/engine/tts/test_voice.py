@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.patience import PATIENCE_SEC
 from support.until import until
 
 from omni_ws.config.model import VoiceChoice
@@ -19,6 +20,7 @@ from omni_ws.core.chunks import Word
 from omni_ws.engine import child
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.tts import voice_process
+from omni_ws.engine.tts.synthesiser import PronouncedWord
 from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.installing import install_command
@@ -262,6 +264,20 @@ async def test_stopping_fails_who_still_waits(voice_alone: VoiceProcess) -> None
     await voice.stop()
     with pytest.raises(EngineFailed, match="no voice"):
         await spoken(voice, SENTENCE)
+
+
+async def test_stopping_fails_who_waits_for_the_reader(
+    voice_alone: VoiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stopped(text: str, language: str) -> list[PronouncedWord]:
+        await voice_alone.stop()
+        return []
+
+    monkeypatch.setattr(voice_alone, "_read", stopped)
+    async with asyncio.timeout(PATIENCE_SEC):
+        with pytest.raises(EngineFailed, match="has stopped"):
+            await anext(voice_alone.say("Hello."))
+    assert voice_alone.jobs == 0
 
 
 async def test_no_voice_is_told_with_the_way_to_get_one() -> None:

@@ -297,6 +297,19 @@ async def test_an_acknowledgement_is_english() -> None:
         assert (await cut_answer(client, request_id)).text == "Gut."
 
 
+@pytest.mark.parametrize(("language", "counts"), [("es", False), ("en", True)])
+async def test_an_acknowledgement_in_a_language_that_the_client_named(language: str, counts: bool) -> None:
+    heard = [TranscriptOutput("¡Ya!"), TextOutput("Vale.")]
+    async with conversation(hearing(heard=heard, languages=frozenset({"en", "es"}))) as (_, client):
+        await client.configure(input_audio={"language": language})
+        request_id = await played(client)
+        await cough(client)
+        if counts:
+            assert (await client.answer()).chunks == []
+        else:
+            assert (await cut_answer(client, request_id)).text == "Vale."
+
+
 async def test_what_was_passed_over_as_an_acknowledgement_is_told_with_the_words_behind_it() -> None:
     heard = [TranscriptOutput("Okay."), TranscriptOutput(" Stop now."), TextOutput("Very well.")]
     engine = hearing(heard=heard)
