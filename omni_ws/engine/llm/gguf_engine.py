@@ -73,8 +73,10 @@ class GgufSettings:
     #: Instructions with which most conversations begin. They are processed at the start, so that no first answer waits
     #: for them.
     instructions: str = ""
+    #: What a request with these instructions and with tools gets in their place.
+    instructions_with_tools: str = ""
     #: Pairs of words and answers with which a conversation with these instructions begins: a small model learns more
-    #: from them than from rules.
+    #: from them than from rules. They are left out where there are tools, which could do what an example refuses.
     examples: tuple[tuple[str, str], ...] = ()
     #: Sampling parameters for clients that set none of them.
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -327,10 +329,15 @@ def _checked_template(settings: GgufSettings) -> str | None:
 
 
 def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequest:
-    """Return ``request`` as the model gets it: with the examples before its history, and with our sampling."""
+    """Return ``request`` as the model gets it: with our sampling, and with the examples if it has our instructions.
+
+    With tools, other instructions take the place of ours, and there are no examples.
+    """
     sampling = _without_loops(replace(request, sampling={**settings.sampling, **request.sampling}))
     if not request.instructions or request.instructions != settings.instructions:
         return replace(request, sampling=sampling)
+    if request.tools:
+        return replace(request, sampling=sampling, instructions=settings.instructions_with_tools)
     examples = (
         Message(role, said)
         for pair in settings.examples

@@ -45,6 +45,7 @@ GREEDY = {"temperature": 0, "max_tokens": 8}
 CONTEXT = 256
 #: An answer that does not end by itself for a while.
 LONG = {"temperature": 0, "max_tokens": 180, "seed": 1}
+TOOLS = ({"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},)
 STORY = text("Tell a very long story about a fox.")
 
 
@@ -239,6 +240,22 @@ async def test_instructions_and_examples_are_computed_at_the_start() -> None:
     assert usage.cached_tokens is not None
     assert usage.cached_tokens > 0.6 * usage.input_tokens
     assert other.finished.usage.input_tokens < usage.input_tokens - 60
+
+
+async def test_a_request_with_tools_gets_other_instructions_and_no_examples() -> None:
+    """What says that the model cannot do something would keep it from the tool that can."""
+    own, with_tools = "You are a voice. You cannot know the weather.", "You are a voice."
+    example = ("Will it rain?", "I'm sorry, I can't see the weather. " * 12)
+    fields: dict[str, Any] = {"tools": TOOLS, "sampling": GREEDY}
+    begun = settings(
+        instructions=own, instructions_with_tools=with_tools, examples=(example,), chat_template=TOOLS_TEMPLATE
+    )
+    async with running(replace(begun, context=512)) as engine:
+        usual, wanted, other = [
+            (await answered(engine, QUESTION, instructions=given, **fields)).finished.usage.input_tokens
+            for given in (own, with_tools, f"{own} Be kind.")
+        ]
+    assert usual == wanted < other  # no client's instructions are changed
 
 
 async def test_sampling_for_who_sets_none() -> None:
