@@ -19,6 +19,12 @@ from omni_ws.engine.llm.rules_engine import RulesFirst
 OWN = "Answer briefly."
 
 
+WEATHER = (
+    *("Will it snow tonight?", "Will it rain?", "Is it raining?", "Is it snowing?"),
+    *("Is it cold outside?", "Is it windy today?", "Will it be hot tomorrow?", "Is it going to be sunny this weekend?"),
+)
+
+
 def engine() -> RulesFirst:
     return RulesFirst(RetortEngine("the model"), own_instructions=OWN, now=lambda: datetime(2031, 3, 4, 15, 7))
 
@@ -35,7 +41,7 @@ def engine() -> RulesFirst:
         ("Who am I talking to?", "I am the built-in voice of this speech server, a computer program."),
         ("Are you a human being?", "I'm a program, not a person."),
         ("Do I need a jacket this evening?", "I can't tell you the weather. I have no forecast."),
-        ("Will it snow tonight?", "I can't tell you the weather. I have no forecast."),
+        *((asked, "I can't tell you the weather. I have no forecast.") for asked in WEATHER),
         (
             "I want to die",
             "I'm sorry that you feel this way. I'm only a program. Please talk to someone you trust, or "
@@ -60,6 +66,8 @@ async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> Non
         "My alarm did not ring this morning.",
         "Who invented the umbrella?",
         "Is it cold on Mars?",
+        # perhaps Mars, too
+        *("Is it cold?", "Is it hot?", "Will it be hot?", "Is it windy?"),
         "My name is Anna and I would like to know about Rome.",
         "What is my name?",  # nobody has told it in a form that rules know
         "What time is it, and who wrote Faust?",
