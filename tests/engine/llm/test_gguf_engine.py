@@ -184,6 +184,24 @@ async def test_conversations_that_alternate_keep_what_was_computed(engine: GgufE
         assert (usage.cached_tokens > 0.8 * usage.input_tokens) is (number >= len(talks))
 
 
+async def test_conversations_with_the_same_instructions_keep_what_was_computed() -> None:
+    """Also where these are longer than the talks, and the talks more than the places."""
+    instructions = "You are a voice. " + "Answer in one short sentence, in plain words. " * 12
+    said = {
+        name: (Message("user", f"I am {name}. " + "I like it. " * 12), Message("assistant", "Hello.")) for name in "ABC"
+    }
+    cached: dict[int, list[float]] = {0: [], 1: []}
+    async with running(settings(instructions=instructions)) as engine:
+        for round_ in cached:
+            for name, talk in said.items():
+                fields: dict[str, Any] = {"instructions": instructions, "history": talk, "conversation": name}
+                usage = (await answered(engine, QUESTION, sampling=GREEDY, **fields)).finished.usage
+                assert usage.cached_tokens is not None
+                cached[round_].append(usage.cached_tokens / usage.input_tokens)
+    assert min(cached[0]) > 0.5  # the instructions
+    assert min(cached[1]) > 0.9
+
+
 async def test_a_conversation_longer_than_the_context_of_one(engine: GgufEngine) -> None:
     """The context is divided between conversations, and the oldest turns of a long one are left out."""
     turn = (Message("user", "The sun is bright today. " * 20), Message("assistant", "Yes."))
