@@ -27,13 +27,11 @@ from omni_ws.engine.base import (
     TextOutput,
     ToolCallOutput,
 )
-from omni_ws.errors import InvalidValue
 
 #: What stands before the arguments of a call, in the order of ``schema_of_calls``, and after the call before it.
 _HEAD: Final = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 #: Brackets and quotes of JSON, and escaped characters with their backslash.
 _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
-_DEFINITIONS: Final = "#/$defs/"
 
 #: The beginning of a call in a form that models write instead of their template's: JSON, perhaps in a fence or a tag,
 #: perhaps with two braces for one, as an often copied template of Qwen2.5 shows it.
@@ -55,18 +53,12 @@ def must_call(request: GenerationRequest) -> bool:
 
 
 def in_json(request: GenerationRequest) -> GenerationRequest:
-    """Return ``request`` with an answer of calls in JSON: at least one, of the named tool if there is one.
-
-    Raises InvalidValue for a schema that is nested too deeply.
-    """
+    """Return ``request`` with an answer of calls in JSON: at least one, of the named tool if there is one."""
     choice = request.tool_choice
     named = choice["function"]["name"] if isinstance(choice, Mapping) else None
     wanted = [_function(tool) for tool in request.tools if named in (None, _function(tool)["name"])]
     one = named is not None or not request.options.parallel_tool_calls
-    try:
-        structure = StructuredOutput(schema=schema_of_calls(wanted, one=one))
-    except RecursionError:
-        raise InvalidValue("the schema of a tool is nested too deeply", param="tools") from None
+    structure = StructuredOutput(schema=schema_of_calls(wanted, one=one))
     return replace(request, tool_choice=None, options=replace(request.options, structure=structure, logprobs=None))
 
 
@@ -75,16 +67,15 @@ def schema_of_calls(functions: list[Mapping[str, Any]], *, one: bool) -> dict[st
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for number, function in enumerate(functions):
-        # References begin at the root of a schema, which is elsewhere now.
-        parameters = _moved(function.get("parameters") or {}, f"{_DEFINITIONS}{number}.")
-        for name, definition in parameters.pop("$defs", {}).items():
-            definitions[f"{number}.{name}"] = definition
-        properties = {"name": {"const": function["name"]}, "arguments": {**parameters, "type": "object"}}
+        # References begin at the root of a schema, which is a definition now.
+        place = f"#/$defs/{number}"
+        definitions[str(number)] = {**_moved(function.get("parameters") or {}, place), "type": "object"}
+        properties = {"name": {"const": function["name"]}, "arguments": {"$ref": place}}
         call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
         calls.append(call)
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     most = {"maxItems": 1} if one else {}
-    return {"type": "array", "items": items, "minItems": 1, **most, **({"$defs": definitions} if definitions else {})}
+    return {"type": "array", "items": items, "minItems": 1, **most, "$defs": definitions}
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,14 +84,15 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _moved(value: Any, place: str) -> Any:
-    """Return a copy of a schema whose references to its definitions begin with ``place``."""
-    if isinstance(value, Mapping):
-        return {name: _moved(one, place) for name, one in value.items()}
+    """Return a copy of a schema whose references to parts of it begin with ``place``."""
     if isinstance(value, list):
         return [_moved(one, place) for one in value]
-    return (
-        place + value.removeprefix(_DEFINITIONS) if isinstance(value, str) and value.startswith(_DEFINITIONS) else value
-    )
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: place + one[1:] if name == "$ref" and isinstance(one, str) and one.startswith("#") else _moved(one, place)
+        for name, one in value.items()
+    }
 
 
 class CallsInJson(OutputFilter):

@@ -18,7 +18,7 @@ from support.patience import PATIENCE_SEC
 from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
 from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ToolCallOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, in_json, schema_of_calls
+from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, schema_of_calls
 from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.errors import InvalidValue
 
@@ -144,18 +144,30 @@ def test_a_tool_without_parameters() -> None:
     assert jsonschema.Draft202012Validator(schema).is_valid([{"name": "stop", "arguments": {}}])
 
 
-@pytest.mark.parametrize(("depth", "refused"), [(100, False), (5000, True)])
-def test_a_schema_that_is_nested_deeply(depth: int, refused: bool) -> None:
-    schema: dict[str, Any] = {"type": "object"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    request = request_of(Input(), tools=(tool,), tool_choice="required")
-    if refused:
-        with pytest.raises(InvalidValue, match="nested too deeply"):
-            in_json(request)
-    else:
-        assert in_json(request).options.structure is not None
+CITY = {"enum": ["Paris", "Tokyo"]}
+A = {"a": {"$ref": "#/definitions/City"}}
+REFERENCES: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
+    ({"properties": {"a": {"$ref": "#/$defs/City"}}, "$defs": {"City": CITY}}, {"a": "Tokyo"}, {"a": "Rome"}),
+    (
+        {"properties": {"a": {"$ref": "#/definitions/City"}}, "definitions": {"City": CITY}},
+        {"a": "Tokyo"},
+        {"a": "Rome"},
+    ),
+    ({"properties": {"a": CITY, "b": {"$ref": "#/properties/a"}}}, {"b": "Tokyo"}, {"b": "Rome"}),
+    ({"properties": {"a": CITY, "b": {"$ref": "#"}}}, {"b": {"b": {"a": "Tokyo"}}}, {"b": {"b": {"a": "Rome"}}}),
+    # These only look like references.
+    ({"properties": {"a": {"const": "#/$defs/City"}}}, {"a": "#/$defs/City"}, {"a": "#/$defs/0/$defs/City"}),
+    ({"properties": {"$ref": {"const": "#"}}}, {"$ref": "#"}, {"$ref": "#/$defs/0"}),
+)
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), REFERENCES)
+def test_references_of_a_schema(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+    functions = [{"name": name, "parameters": schema} for name in ("f", "g")]
+    valid = jsonschema.Draft202012Validator(schema_of_calls(functions, one=True)).is_valid
+    for name in ("f", "g"):
+        assert valid([{"name": name, "arguments": right}])
+        assert not valid([{"name": name, "arguments": wrong}])
 
 
 # Calls as text
@@ -307,6 +319,19 @@ async def test_a_call_and_its_result_over_http(server: LiveServer) -> None:
         messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "12:30"}]
         choice = (await client.post(url, json={**body, "tool_choice": "none"})).json()["choices"][0]
         assert choice["message"]["content"].strip()
+
+
+@pytest.mark.slow
+@of_the_model
+@pytest.mark.parametrize("schema", [schema for schema, *_ in REFERENCES[:2]])
+async def test_llama_cpp_holds_to_references(engine: GgufEngine, server: LiveServer, schema: dict[str, Any]) -> None:
+    wanted = [*schema["properties"]]
+    schema = {**schema, "type": "object", "required": wanted, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    answer = await answered(engine, text("Hello."), tools=(tool,), tool_choice="required", sampling=GREEDY)
+    assert calls_in(answer.outputs)
+    for _, arguments in calls_in(answer.outputs):
+        assert set(orjson.loads(arguments).values()) <= {*CITY["enum"]}
 
 
 @pytest.mark.slow
