@@ -10,7 +10,7 @@ import re
 import secrets
 import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -170,16 +170,16 @@ class GgufEngine:
             chat_template=template,
         )
         child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(child.end)
             served = await _loaded(child, order)
             llm = RemoteLlmEngine(_settings_of(settings, served.address, key, tools=served.tools))
+            undo.push_async_callback(llm.stop)
             await llm.start()
             running = RunningModel(child, served, llm)
             if settings.instructions:
                 await running.compute(settings, self.parallel)
-        except BaseException:
-            await child.end()
-            raise
+            undo.pop_all()
         self._running, self._capabilities = running, llm.capabilities
 
     async def _release(self) -> int | None:

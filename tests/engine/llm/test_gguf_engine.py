@@ -33,7 +33,7 @@ from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineState, Finished, StructuredOutput, TextOutput
 from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
+from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings, RunningModel
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
@@ -419,6 +419,24 @@ async def stopped_in_the_middle_of_an_answer(engine: GgufEngine) -> None:
         async for _ in answering:
             pass
     assert is_gone(process)
+    assert engine.state is EngineState.STARTING
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[RunningModel] = []
+
+    async def cancelled(model: RunningModel, *_: object) -> None:
+        begun.append(model)
+        assert model.llm.upstreams
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(RunningModel, "compute", cancelled)
+    engine = GgufEngine(settings(instructions="Be kind."))
+    with pytest.raises(asyncio.CancelledError):
+        await engine.start()
+    (model,) = begun
+    assert is_gone(model.pid)
+    assert not model.llm.upstreams
     assert engine.state is EngineState.STARTING
 
 
