@@ -25,6 +25,7 @@ from omni_ws.engine.base import (
     OutputWriter,
     StructuredOutput,
     TextOutput,
+    ThoughtOutput,
     ToolCallOutput,
 )
 
@@ -96,10 +97,15 @@ def _moved(value: Any, place: str) -> Any:
 
 
 class CallsInJson(OutputFilter):
-    """An OutputWriter that converts the text of calls in JSON to calls, in pieces."""
+    """An OutputWriter that converts the text of calls in JSON to calls, in pieces.
 
-    def __init__(self, out: OutputWriter) -> None:
+    ``before`` is given where the answer is begun again: the tokens that the first one had when it ended. They count in
+    the usage, as does the prompt, which both have; the thought, which the first one has written, is not written again.
+    """
+
+    def __init__(self, out: OutputWriter, *, before: int | None = None) -> None:
         super().__init__(out)
+        self._before = before
         self._count = 0
         #: The text that precedes arguments, as far as it has come.
         self._held = ""
@@ -112,8 +118,18 @@ class CallsInJson(OutputFilter):
             case TextOutput(text=text):
                 for fragment in self._read(text):
                     self._out.write(ToolCallOutput(fragment))
-            case Finished(reason=FinishReason.STOP) if self._count:
-                self._out.write(replace(output, reason=FinishReason.TOOL_CALLS))
+            case ThoughtOutput() if self._before is not None:
+                pass
+            case Finished(reason=reason, usage=usage):
+                if self._count and reason is FinishReason.STOP:
+                    reason = FinishReason.TOOL_CALLS
+                if self._before is not None:
+                    tokens = {
+                        "input_tokens": 2 * usage.input_tokens,
+                        "output_tokens": usage.output_tokens + self._before,
+                    }
+                    usage = replace(usage, **tokens)
+                self._out.write(replace(output, reason=reason, usage=usage))
             case _:
                 self._out.write(output)
 
@@ -163,9 +179,12 @@ class CallWatch(OutputFilter):
         self._names = frozenset(_function(tool)["name"] for tool in request.tools)
         self._one = not request.options.parallel_tool_calls
         self._waits = True
+        #: The pieces of the answer so far, of a token each.
+        self.tokens = 0
         self._held: list[TextOutput] = []
 
     def write(self, output: EngineOutput) -> None:
+        self.tokens += 1
         match output:
             case ToolCallOutput(call=call) if self._one and call.index > 0:
                 return

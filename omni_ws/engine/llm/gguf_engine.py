@@ -229,10 +229,12 @@ async def _answer(llm: RemoteLlmEngine, request: GenerationRequest, out: OutputW
         await llm.generate(in_json(request), CallsInJson(out))
     else:
         taken: list[InputChunk] = []
+        watch = CallWatch(out, request)
         try:
-            await llm.generate(replace(request, input=_noted(request.input, taken)), CallWatch(out, request))
+            await llm.generate(replace(request, input=_noted(request.input, taken)), watch)
         except CallWritten:
-            await llm.generate(in_json(replace(request, input=Chunks(tuple(taken)))), CallsInJson(out))
+            again = in_json(replace(request, input=Chunks(tuple(taken))))
+            await llm.generate(again, CallsInJson(out, before=watch.tokens))
 
 
 async def _noted(source: InputSource, taken: list[InputChunk]) -> AsyncIterator[InputChunk]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from support.llama_cpp_serve import smollm2_file
 from support.patience import PATIENCE_SEC
 
 from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
-from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ToolCallOutput
+from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, schema_of_calls
 from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
@@ -119,6 +120,20 @@ def test_no_call_is_no_reason() -> None:
     written = Written()
     CallsInJson(written).write(finished(FinishReason.STOP))
     assert written.outputs == [finished(FinishReason.STOP)]
+
+
+@pytest.mark.parametrize("before", [None, 7])
+def test_an_answer_that_is_begun_again(before: int | None) -> None:
+    """Both count, and the thought is written once."""
+    written, thought = Written(), ThoughtOutput("Hm.")
+    out = CallsInJson(written, before=before)
+    usage = Usage(input_tokens=10, output_tokens=5, cached_tokens=9)
+    for output in (thought, TextOutput(TWO), Finished(FinishReason.STOP, usage)):
+        out.write(output)
+    if before is not None:
+        usage = replace(usage, input_tokens=20, output_tokens=12)
+    assert written.outputs[-1] == Finished(FinishReason.TOOL_CALLS, usage)
+    assert (thought in written.outputs) is (before is None)
 
 
 @pytest.mark.parametrize("one", [True, False])
@@ -287,12 +302,15 @@ TAGGED = f"<call>\n{CALL}\n</call>"
 
 @pytest.mark.slow
 @of_the_model
-@pytest.mark.parametrize("form", [TAGGED, f"```json\n{CALL}\n```"])
+@pytest.mark.parametrize(("form", "answers"), [(TAGGED, 1), (f"```json\n{CALL}\n```", 2)])
 async def test_a_call_in_the_form_of_the_template_and_in_another(
-    engine: GgufEngine, server: LiveServer, form: str
+    engine: GgufEngine, server: LiveServer, form: str, answers: int
 ) -> None:
-    answer = await answered(engine, text(f"{REPEAT}{form}"), tools=TOOLS, sampling=GREEDY)
+    said = text(f"{REPEAT}{form}")
+    answer = await answered(engine, said, tools=TOOLS, sampling=GREEDY)
     check(answer, names={*SCHEMAS})
+    one = await answered(engine, said, tools=TOOLS, tool_choice="required", sampling={**GREEDY, "max_tokens": 1})
+    assert answer.finished.usage.input_tokens == answers * one.finished.usage.input_tokens
 
 
 @pytest.mark.slow
