@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ def in_json(request: GenerationRequest) -> GenerationRequest:
     return replace(request, tool_choice=None, options=replace(request.options, structure=structure, logprobs=None))
 
 
-def schema_of_calls(functions: list[Mapping[str, Any]], *, one: bool) -> dict[str, Any]:
+def schema_of_calls(functions: Sequence[Mapping[str, Any]], *, one: bool) -> dict[str, Any]:
     """Return the schema of a list of calls; ``one``: of one call only."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
