@@ -1,7 +1,7 @@
 """``python -m benchmarks.minds [URL] [--llm MIND]``: asks a mind all sentences, and prints what it answers.
 
-Each sentence is a conversation of its own. It asks the server at the URL, or starts one with ``--llm``, and gives the
-instructions that ``--llm`` has for spoken answers. A bare ``--llm rules`` has none.
+Each sentence is a conversation of its own. It asks a server that it starts with ``--llm``, or the one at the URL, whose
+``--llm`` has to be named: a mind gets the instructions that it has for spoken answers, but for rules, which take none.
 """
 
 from __future__ import annotations
@@ -62,14 +62,17 @@ def _model(url: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.minds", description=__doc__)
     parser.add_argument("url", nargs="?", help="a server that runs, such as http://127.0.0.1:8080/v1")
-    parser.add_argument("--llm", default="rules", help="the mind of the server that is started [rules]")
+    parser.add_argument("--llm", help="the mind of that server, or of the one that is started [rules]")
     options = parser.parse_args(arguments)
-    instructions = LlmConfig(use=options.llm).spoken_instructions
+    if options.url is not None and options.llm is None:
+        parser.error("name the mind of the server with --llm: it gets the instructions of that mind")
+    llm = options.llm or "rules"
+    instructions = "" if llm == "rules" else LlmConfig(use=llm).spoken_instructions
     if options.url is not None:
         ask(options.url, instructions)
         return
     port = free_port()
-    parts = ("--llm", options.llm, "--asr", "none", "--tts", "espeak", "--log-level", "warning")
+    parts = ("--llm", llm, "--asr", "none", "--tts", "espeak", "--log-level", "warning")
     with running("omni_ws", "serve", *parts, port=port):
         wait_until_ready(f"http://127.0.0.1:{port}/health")
         ask(f"http://127.0.0.1:{port}/v1", instructions)

@@ -319,7 +319,7 @@ def _required(value: T | UnsetType, name: str) -> T:
     return value
 
 
-def optional(value: str | UnsetType) -> str | None:
+def optional(value: T | UnsetType) -> T | None:
     """Return the value of a field of a frame; None if it is absent."""
     return None if isinstance(value, UnsetType) else value
 
@@ -331,6 +331,7 @@ def _usage(fields: UsageFields) -> Usage:
         input_audio_ms=fields.input_audio_ms,
         output_audio_ms=fields.output_audio_ms,
         input_after_start_bytes=fields.input_after_start_bytes,
+        cached_tokens=optional(fields.cached_tokens),
     )
 
 

@@ -138,13 +138,17 @@ SPOKEN_INSTRUCTIONS: Final = (
 )
 
 #: The same for small models, which follow few instructions, and tend to promise what they cannot do.
-_FOR_SMALL_MODELS: Final = (
+_SMALL_MODEL: Final = (
     "You are a friendly voice assistant, a computer program. Your answers are spoken aloud: answer in one or two "
     "short, plain sentences, in the user's language, without lists, Markdown, emoji or code. The user's words come "
-    "from speech recognition, which may mishear. You know much about the world, its history and everyday life, but you "
-    "cannot see, browse the internet, know today's weather or news, play music, call anybody or control devices: if "
-    "you are asked to, say so. Warn of what is dangerous."
+    "from speech recognition, which may mishear. You know much about the world, its history and everyday life"
 )
+_FOR_SMALL_MODELS: Final = (
+    f"{_SMALL_MODEL}, but you cannot see, browse the internet, know today's weather or news, play music, call anybody "
+    "or control devices: if you are asked to, say so. Warn of what is dangerous."
+)
+#: With tools, a model may be able to do what the other text denies.
+_FOR_SMALL_MODELS_WITH_TOOLS: Final = f"{_SMALL_MODEL}. Warn of what is dangerous."
 
 
 def _use(part: str, server: str, *, unset: str = "embedded, beside another part") -> Any:
@@ -272,10 +276,18 @@ class LlmConfig(PartConfig):
     @property
     def spoken_instructions(self) -> str:
         """The instructions for spoken answers; "" for none."""
+        return self._spoken(_FOR_SMALL_MODELS)
+
+    @property
+    def spoken_instructions_with_tools(self) -> str:
+        """The same where the model has tools."""
+        return self._spoken(_FOR_SMALL_MODELS_WITH_TOOLS)
+
+    def _spoken(self, for_small_models: str) -> str:
         if self.instructions is not None:
             return self.instructions
         small = self.use is None or self.choice.name == AUTO or self.choice.name.startswith("qwen")
-        return _FOR_SMALL_MODELS if small else SPOKEN_INSTRUCTIONS
+        return for_small_models if small else SPOKEN_INSTRUCTIONS
 
 
 #: What ``session_config`` takes, too.

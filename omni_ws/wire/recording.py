@@ -191,7 +191,7 @@ _HARMLESS: Final = frozenset(
         *("next_sequence_id", "buffered_chunks", "received_bytes", "credit_bytes", "trigger", "input_mode", "final"),
         *("finish_reason", "usage", "start_ms", "sample_rate", "interim", "audio_ms", "played_ms", "replayed", "code"),
         *("reason", "retryable", "retry_after_ms", "time_left_ms", "server_time_ms", "expires_in", "channels"),
-        *("input_tokens", "output_tokens", "total_tokens", "input_audio_ms", "output_audio_ms"),
+        *("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "input_audio_ms", "output_audio_ms"),
         *("input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy", "after_start"),
         *("input_audio", "output_audio", "modalities", "overlap", "task", "alignment", "alignment_window_ms"),
         *("out_of_order", "resume_token", "dropped_requests", "turn_id"),

@@ -5,7 +5,7 @@ Fields of frames that are not set are omitted.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import msgspec
 import orjson
@@ -20,6 +20,8 @@ from omni_ws.wire.session_config import (
     StartPolicyConfig,
     StartPolicyName,
 )
+
+T = TypeVar("T")
 
 # Frames of the native WebSocket.
 
@@ -190,7 +192,7 @@ class WordTime(Struct, frozen=True):
 
 
 class UsageFields(Struct, frozen=True, kw_only=True):
-    """What a request used."""
+    """What a request used. ``cached_tokens`` is absent where the engine does not report it."""
 
     input_tokens: int
     output_tokens: int
@@ -198,6 +200,7 @@ class UsageFields(Struct, frozen=True, kw_only=True):
     input_audio_ms: int
     output_audio_ms: int
     input_after_start_bytes: int
+    cached_tokens: int | UnsetType = UNSET
 
 
 class WarningFields(Struct, frozen=True, kw_only=True):
@@ -387,7 +390,7 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
     )
 
 
-def unset(value: str | None) -> str | UnsetType:
+def unset(value: T | None) -> T | UnsetType:
     """Return ``value``, or UNSET for None, which omits the field of a frame."""
     return UNSET if value is None else value
 

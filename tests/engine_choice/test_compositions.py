@@ -291,6 +291,9 @@ def test_qwen_has_a_template_and_examples(
     assert isinstance(first.llm, GgufEngine)
     settings = first.llm.settings
     assert (settings.chat_template, bool(settings.examples)) == (template, examples)
+    assert ("you cannot" in settings.instructions) is examples
+    assert "you cannot" not in settings.instructions_with_tools
+    assert settings.instructions_with_tools.startswith(settings.instructions[:20])
     assert settings.sampling == {"temperature": 0.2, "repetition_penalty": 1.0}
     assert first.of_itself is examples
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,15 +25,14 @@ from omni_ws.engine.base import (
     OutputWriter,
     StructuredOutput,
     TextOutput,
+    ThoughtOutput,
     ToolCallOutput,
 )
-from omni_ws.errors import InvalidValue
 
 #: What stands before the arguments of a call, in the order of ``schema_of_calls``, and after the call before it.
 _HEAD: Final = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 #: Brackets and quotes of JSON, and escaped characters with their backslash.
 _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
-_DEFINITIONS: Final = "#/$defs/"
 
 #: The beginning of a call in a form that models write instead of their template's: JSON, perhaps in a fence or a tag,
 #: perhaps with two braces for one, as an often copied template of Qwen2.5 shows it.
@@ -55,36 +54,29 @@ def must_call(request: GenerationRequest) -> bool:
 
 
 def in_json(request: GenerationRequest) -> GenerationRequest:
-    """Return ``request`` with an answer of calls in JSON: at least one, of the named tool if there is one.
-
-    Raises InvalidValue for a schema that is nested too deeply.
-    """
+    """Return ``request`` with an answer of calls in JSON: at least one, of the named tool if there is one."""
     choice = request.tool_choice
     named = choice["function"]["name"] if isinstance(choice, Mapping) else None
     wanted = [_function(tool) for tool in request.tools if named in (None, _function(tool)["name"])]
     one = named is not None or not request.options.parallel_tool_calls
-    try:
-        structure = StructuredOutput(schema=schema_of_calls(wanted, one=one))
-    except RecursionError:
-        raise InvalidValue("the schema of a tool is nested too deeply", param="tools") from None
+    structure = StructuredOutput(schema=schema_of_calls(wanted, one=one))
     return replace(request, tool_choice=None, options=replace(request.options, structure=structure, logprobs=None))
 
 
-def schema_of_calls(functions: list[Mapping[str, Any]], *, one: bool) -> dict[str, Any]:
+def schema_of_calls(functions: Sequence[Mapping[str, Any]], *, one: bool) -> dict[str, Any]:
     """Return the schema of a list of calls; ``one``: of one call only."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for number, function in enumerate(functions):
-        # References begin at the root of a schema, which is elsewhere now.
-        parameters = _moved(function.get("parameters") or {}, f"{_DEFINITIONS}{number}.")
-        for name, definition in parameters.pop("$defs", {}).items():
-            definitions[f"{number}.{name}"] = definition
-        properties = {"name": {"const": function["name"]}, "arguments": {**parameters, "type": "object"}}
+        # References begin at the root of a schema, which is a definition now.
+        place = f"#/$defs/{number}"
+        definitions[str(number)] = {**_moved(function.get("parameters") or {}, place), "type": "object"}
+        properties = {"name": {"const": function["name"]}, "arguments": {"$ref": place}}
         call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
         calls.append(call)
     items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     most = {"maxItems": 1} if one else {}
-    return {"type": "array", "items": items, "minItems": 1, **most, **({"$defs": definitions} if definitions else {})}
+    return {"type": "array", "items": items, "minItems": 1, **most, "$defs": definitions}
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,21 +85,27 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _moved(value: Any, place: str) -> Any:
-    """Return a copy of a schema whose references to its definitions begin with ``place``."""
-    if isinstance(value, Mapping):
-        return {name: _moved(one, place) for name, one in value.items()}
+    """Return a copy of a schema whose references to parts of it begin with ``place``."""
     if isinstance(value, list):
         return [_moved(one, place) for one in value]
-    return (
-        place + value.removeprefix(_DEFINITIONS) if isinstance(value, str) and value.startswith(_DEFINITIONS) else value
-    )
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: place + one[1:] if name == "$ref" and isinstance(one, str) and one.startswith("#") else _moved(one, place)
+        for name, one in value.items()
+    }
 
 
 class CallsInJson(OutputFilter):
-    """An OutputWriter that converts the text of calls in JSON to calls, in pieces."""
+    """An OutputWriter that converts the text of calls in JSON to calls, in pieces.
 
-    def __init__(self, out: OutputWriter) -> None:
+    ``before`` is given where the answer is begun again: the tokens that the first one had when it ended. They count in
+    the usage, as does the prompt, which both have; the thought, which the first one has written, is not written again.
+    """
+
+    def __init__(self, out: OutputWriter, *, before: int | None = None) -> None:
         super().__init__(out)
+        self._before = before
         self._count = 0
         #: The text that precedes arguments, as far as it has come.
         self._held = ""
@@ -120,8 +118,18 @@ class CallsInJson(OutputFilter):
             case TextOutput(text=text):
                 for fragment in self._read(text):
                     self._out.write(ToolCallOutput(fragment))
-            case Finished(reason=FinishReason.STOP) if self._count:
-                self._out.write(replace(output, reason=FinishReason.TOOL_CALLS))
+            case ThoughtOutput() if self._before is not None:
+                pass
+            case Finished(reason=reason, usage=usage):
+                if self._count and reason is FinishReason.STOP:
+                    reason = FinishReason.TOOL_CALLS
+                if self._before is not None:
+                    tokens = {
+                        "input_tokens": 2 * usage.input_tokens,
+                        "output_tokens": usage.output_tokens + self._before,
+                    }
+                    usage = replace(usage, **tokens)
+                self._out.write(replace(output, reason=reason, usage=usage))
             case _:
                 self._out.write(output)
 
@@ -171,9 +179,12 @@ class CallWatch(OutputFilter):
         self._names = frozenset(_function(tool)["name"] for tool in request.tools)
         self._one = not request.options.parallel_tool_calls
         self._waits = True
+        #: The pieces of the answer so far, of a token each.
+        self.tokens = 0
         self._held: list[TextOutput] = []
 
     def write(self, output: EngineOutput) -> None:
+        self.tokens += 1
         match output:
             case ToolCallOutput(call=call) if self._one and call.index > 0:
                 return

@@ -9,6 +9,7 @@ import re
 import secrets
 import struct
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,9 @@ QWEN_CODER_TEMPLATE: Final = Path(__file__).with_name("qwen_coder.jinja")
 #: The repetition penalty if the client sets none; llama.cpp applies it to the last 64 tokens.
 REPETITION_PENALTY: Final = 1.1
 
+#: llama.cpp's field of a request for the slot that processes it.
+_SLOT: Final = "id_slot"
+
 #: How many answers run at the same time: with more, each would be slower than speech.
 _FEWEST_PARALLEL: Final = 2
 _MOST_PARALLEL: Final = 4
@@ -71,8 +75,10 @@ class GgufSettings:
     #: Instructions with which most conversations begin. They are processed at the start, so that no first answer waits
     #: for them.
     instructions: str = ""
+    #: What a request with these instructions and with tools gets in their place.
+    instructions_with_tools: str = ""
     #: Pairs of words and answers with which a conversation with these instructions begins: a small model learns more
-    #: from them than from rules.
+    #: from them than from rules. They are left out where there are tools, which could do what an example refuses.
     examples: tuple[tuple[str, str], ...] = ()
     #: Sampling parameters for clients that set none of them.
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +104,7 @@ class GgufEngine:
         self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(cores() // 2, _MOST_PARALLEL))
         #: The remaining cores are for the ASR and the TTS.
         self.threads = settings.threads or max(1, cores() // 2)
-        self._places = asyncio.Semaphore(self.parallel)
+        self._places = _Places(self.parallel)
         self._running: RunningModel | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._capabilities = RemoteLlmEngine(_settings_of(settings, "", "", tools=False)).capabilities
@@ -163,16 +169,16 @@ class GgufEngine:
             chat_template=template,
         )
         child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(child.end)
             served = await _loaded(child, order)
             llm = RemoteLlmEngine(_settings_of(settings, served.address, key, tools=served.tools))
+            undo.push_async_callback(llm.stop)
             await llm.start()
             running = RunningModel(child, served, llm)
             if settings.instructions:
-                await running.compute(settings)
-        except BaseException:
-            await child.end()
-            raise
+                await running.compute(settings, self.parallel)
+            undo.pop_all()
         self._running, self._capabilities = running, llm.capabilities
 
     async def _release(self) -> int | None:
@@ -196,10 +202,12 @@ class GgufEngine:
         running = self._running
         if running is None:
             raise EngineFailed("the process of the model has died, and is being started again", fatal=True)
-        place = _Place(self._places, self.parallel)
+        place = _Place(self._places, request)
         self.active_requests += 1
         try:
-            asked = replace(_begun(request, self.settings), input=place.after(request.input))
+            begun = _begun(request, self.settings)
+            fields = dict(begun.sampling)
+            asked = replace(begun, sampling=fields, input=place.after(request.input, fields))
             await _answer(running.llm, asked, out)
         except EngineFailed:
             if await running.has_ended():
@@ -220,10 +228,12 @@ async def _answer(llm: RemoteLlmEngine, request: GenerationRequest, out: OutputW
         await llm.generate(in_json(request), CallsInJson(out))
     else:
         taken: list[InputChunk] = []
+        watch = CallWatch(out, request)
         try:
-            await llm.generate(replace(request, input=_noted(request.input, taken)), CallWatch(out, request))
+            await llm.generate(replace(request, input=_noted(request.input, taken)), watch)
         except CallWritten:
-            await llm.generate(in_json(replace(request, input=Chunks(tuple(taken)))), CallsInJson(out))
+            again = in_json(replace(request, input=Chunks(tuple(taken))))
+            await llm.generate(again, CallsInJson(out, before=watch.tokens))
 
 
 async def _noted(source: InputSource, taken: list[InputChunk]) -> AsyncIterator[InputChunk]:
@@ -245,8 +255,11 @@ class RunningModel:
     def pid(self) -> int:
         return self.child.pid
 
-    async def compute(self, settings: GgufSettings) -> None:
-        """Have llama.cpp process the instructions and the examples, and keep them for conversations that begin so."""
+    async def compute(self, settings: GgufSettings, parallel: int) -> None:
+        """Have llama.cpp process the instructions and the examples, and keep them for conversations that begin so.
+
+        They are in the first slot. Each other one gets a short prompt: an empty slot takes nothing from the cache.
+        """
         request = GenerationRequest(
             request_id="start",
             task=Task.CHAT,
@@ -258,7 +271,9 @@ class RunningModel:
             sampling={"max_tokens": 1},
         )
         try:
-            await self.llm.generate(_begun(request, settings), _Unread())
+            for slot in range(parallel):
+                begun = _begun(request if not slot else replace(request, instructions=""), settings)
+                await self.llm.generate(replace(begun, sampling={**begun.sampling, _SLOT: slot}), _Unread())
         except OmniError as error:  # the first answer will begin later, and report the error
             logger.warning("the instructions were not computed ahead: %s", error)
 
@@ -284,32 +299,67 @@ class _Unread:
         pass
 
 
+class _Places:
+    """The places for concurrent answers: the slots of llama.cpp, each of which keeps what it computed last."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._free = asyncio.Semaphore(number)
+        #: What conversation each free slot had last; the slot that was unused longest is the first.
+        self._slots: dict[int, str | None] = dict.fromkeys(range(number))
+
+    async def take(self, conversation: str | None) -> tuple[int, bool]:
+        """Wait for a free slot; return it, and whether it is the one that the conversation had.
+
+        Otherwise it is the one unused longest, which llama.cpp takes by itself, too, after it has put what is there
+        into its cache. It would not do that with a slot that a request names.
+        """
+        await self._free.acquire()
+        had = (slot for slot, last in self._slots.items() if last == conversation is not None)
+        slot = next(had, None)
+        taken = next(iter(self._slots)) if slot is None else slot
+        del self._slots[taken]
+        return taken, slot is not None
+
+    def give_back(self, slot: int, conversation: str | None) -> None:
+        self._slots[slot] = conversation
+        self._free.release()
+
+
 class _Place:
     """A request's claim to one of the places for concurrent answers, which it takes at the end of its input."""
 
-    def __init__(self, places: asyncio.Semaphore, number: int) -> None:
+    def __init__(self, places: _Places, request: GenerationRequest) -> None:
         self._places = places
-        self._number = number
-        self._taken = False
+        #: The conversation; over HTTP, where it has no ID, the words with which it began.
+        self._conversation = request.conversation or (request.history[0].text if request.history else None)
+        self._slot: int | None = None
 
-    async def after(self, source: InputSource) -> AsyncIterator[InputChunk]:
-        """Yield the whole input, then wait for a place before ending. Raises EngineOverloaded if none becomes free."""
+    async def after(self, source: InputSource, fields: dict[str, Any]) -> AsyncIterator[InputChunk]:
+        """Yield the whole input, then wait for a place before ending, and add its slot to ``fields`` of the request.
+
+        Raises EngineOverloaded if none becomes free.
+        """
         async for chunk in source:
+            if self._conversation is None and chunk.modality is Modality.TEXT:
+                self._conversation = chunk.payload.decode(errors="replace")
             yield chunk
         try:
             async with asyncio.timeout(PLACE_SEC):
-                await self._places.acquire()
+                self._slot, is_own = await self._places.take(self._conversation)
         except TimeoutError:
             raise EngineOverloaded(
-                f"the model answers {_count(self._number, 'conversation')} at a time; retry later", retry_after_ms=1000
+                f"the model answers {_count(self._places.number, 'conversation')} at a time; retry later",
+                retry_after_ms=1000,
             ) from None
-        self._taken = True
+        if is_own:
+            fields[_SLOT] = self._slot
 
     def leave(self) -> None:
         """Free the place, if it was taken. Idempotent."""
-        if self._taken:
-            self._taken = False
-            self._places.release()
+        if self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._places.give_back(slot, self._conversation)
 
 
 def _checked_template(settings: GgufSettings) -> str | None:
@@ -325,10 +375,15 @@ def _checked_template(settings: GgufSettings) -> str | None:
 
 
 def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequest:
-    """Return ``request`` as the model gets it: with the examples before its history, and with our sampling."""
+    """Return ``request`` as the model gets it: with our sampling, and with the examples if it has our instructions.
+
+    With tools, other instructions take the place of ours, and there are no examples.
+    """
     sampling = _without_loops(replace(request, sampling={**settings.sampling, **request.sampling}))
     if not request.instructions or request.instructions != settings.instructions:
         return replace(request, sampling=sampling)
+    if request.tools:
+        return replace(request, sampling=sampling, instructions=settings.instructions_with_tools)
     examples = (
         Message(role, said)
         for pair in settings.examples

@@ -29,6 +29,9 @@ _READ_WHOLE: Final = 0
 _AS_THE_MODEL_DOES: Final = -1
 #: The limit on the cache of prompts of earlier conversations. llama.cpp's default is 8 GiB.
 _CACHE_MIB: Final = 256
+#: Requests without a slot get the one unused longest, and what it had goes to the cache. By default they get that with
+#: the longest common beginning, and overwrite the history of another conversation with the same instructions.
+_OLDEST_SLOT: Final = 0.0
 #: Connections besides those of answers, for health checks.
 _SPARE_THREADS: Final = 2
 _PROPERTIES_SEC: Final = 60.0
@@ -112,6 +115,7 @@ def _server(order: Order) -> Any:
     parameters.n_threads_http = order.parallel + _SPARE_THREADS
     parameters.load_mode = _READ_WHOLE
     parameters.n_gpu_layers, parameters.cache_ram_mib = 0, _CACHE_MIB
+    parameters.slot_prompt_similarity = _OLDEST_SLOT
     parameters.use_jinja, parameters.ui, parameters.endpoint_slots = True, False, False
     parameters.enable_reasoning = _AS_THE_MODEL_DOES if order.think else 0
     parameters.verbosity = _ERRORS_ALONE

@@ -486,4 +486,5 @@ def usage_fields(usage: Usage) -> UsageFields:
         input_audio_ms=usage.input_audio_ms,
         output_audio_ms=usage.output_audio_ms,
         input_after_start_bytes=usage.input_after_start_bytes,
+        cached_tokens=unset(usage.cached_tokens),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,9 +17,9 @@ from support.llama_cpp_serve import smollm2_file
 from support.patience import PATIENCE_SEC
 
 from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
-from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ToolCallOutput
+from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, in_json, schema_of_calls
+from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, schema_of_calls
 from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.errors import InvalidValue
 
@@ -121,6 +122,20 @@ def test_no_call_is_no_reason() -> None:
     assert written.outputs == [finished(FinishReason.STOP)]
 
 
+@pytest.mark.parametrize("before", [None, 7])
+def test_an_answer_that_is_begun_again(before: int | None) -> None:
+    """Both count, and the thought is written once."""
+    written, thought = Written(), ThoughtOutput("Hm.")
+    out = CallsInJson(written, before=before)
+    usage = Usage(input_tokens=10, output_tokens=5, cached_tokens=9)
+    for output in (thought, TextOutput(TWO), Finished(FinishReason.STOP, usage)):
+        out.write(output)
+    if before is not None:
+        usage = replace(usage, input_tokens=20, output_tokens=12)
+    assert written.outputs[-1] == Finished(FinishReason.TOOL_CALLS, usage)
+    assert (thought in written.outputs) is (before is None)
+
+
 @pytest.mark.parametrize("one", [True, False])
 def test_the_schema_of_calls(one: bool) -> None:
     schema = schema_of_calls([tool["function"] for tool in TOOLS], one=one)
@@ -144,18 +159,30 @@ def test_a_tool_without_parameters() -> None:
     assert jsonschema.Draft202012Validator(schema).is_valid([{"name": "stop", "arguments": {}}])
 
 
-@pytest.mark.parametrize(("depth", "refused"), [(100, False), (5000, True)])
-def test_a_schema_that_is_nested_deeply(depth: int, refused: bool) -> None:
-    schema: dict[str, Any] = {"type": "object"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    request = request_of(Input(), tools=(tool,), tool_choice="required")
-    if refused:
-        with pytest.raises(InvalidValue, match="nested too deeply"):
-            in_json(request)
-    else:
-        assert in_json(request).options.structure is not None
+CITY = {"enum": ["Paris", "Tokyo"]}
+A = {"a": {"$ref": "#/definitions/City"}}
+REFERENCES: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
+    ({"properties": {"a": {"$ref": "#/$defs/City"}}, "$defs": {"City": CITY}}, {"a": "Tokyo"}, {"a": "Rome"}),
+    (
+        {"properties": {"a": {"$ref": "#/definitions/City"}}, "definitions": {"City": CITY}},
+        {"a": "Tokyo"},
+        {"a": "Rome"},
+    ),
+    ({"properties": {"a": CITY, "b": {"$ref": "#/properties/a"}}}, {"b": "Tokyo"}, {"b": "Rome"}),
+    ({"properties": {"a": CITY, "b": {"$ref": "#"}}}, {"b": {"b": {"a": "Tokyo"}}}, {"b": {"b": {"a": "Rome"}}}),
+    # These only look like references.
+    ({"properties": {"a": {"const": "#/$defs/City"}}}, {"a": "#/$defs/City"}, {"a": "#/$defs/0/$defs/City"}),
+    ({"properties": {"$ref": {"const": "#"}}}, {"$ref": "#"}, {"$ref": "#/$defs/0"}),
+)
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), REFERENCES)
+def test_references_of_a_schema(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+    functions = [{"name": name, "parameters": schema} for name in ("f", "g")]
+    valid = jsonschema.Draft202012Validator(schema_of_calls(functions, one=True)).is_valid
+    for name in ("f", "g"):
+        assert valid([{"name": name, "arguments": right}])
+        assert not valid([{"name": name, "arguments": wrong}])
 
 
 # Calls as text
@@ -275,12 +302,15 @@ TAGGED = f"<call>\n{CALL}\n</call>"
 
 @pytest.mark.slow
 @of_the_model
-@pytest.mark.parametrize("form", [TAGGED, f"```json\n{CALL}\n```"])
+@pytest.mark.parametrize(("form", "answers"), [(TAGGED, 1), (f"```json\n{CALL}\n```", 2)])
 async def test_a_call_in_the_form_of_the_template_and_in_another(
-    engine: GgufEngine, server: LiveServer, form: str
+    engine: GgufEngine, server: LiveServer, form: str, answers: int
 ) -> None:
-    answer = await answered(engine, text(f"{REPEAT}{form}"), tools=TOOLS, sampling=GREEDY)
+    said = text(f"{REPEAT}{form}")
+    answer = await answered(engine, said, tools=TOOLS, sampling=GREEDY)
     check(answer, names={*SCHEMAS})
+    one = await answered(engine, said, tools=TOOLS, tool_choice="required", sampling={**GREEDY, "max_tokens": 1})
+    assert answer.finished.usage.input_tokens == answers * one.finished.usage.input_tokens
 
 
 @pytest.mark.slow
@@ -307,6 +337,19 @@ async def test_a_call_and_its_result_over_http(server: LiveServer) -> None:
         messages += [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "12:30"}]
         choice = (await client.post(url, json={**body, "tool_choice": "none"})).json()["choices"][0]
         assert choice["message"]["content"].strip()
+
+
+@pytest.mark.slow
+@of_the_model
+@pytest.mark.parametrize("schema", [schema for schema, *_ in REFERENCES[:2]])
+async def test_llama_cpp_holds_to_references(engine: GgufEngine, server: LiveServer, schema: dict[str, Any]) -> None:
+    wanted = [*schema["properties"]]
+    schema = {**schema, "type": "object", "required": wanted, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    answer = await answered(engine, text("Hello."), tools=(tool,), tool_choice="required", sampling=GREEDY)
+    assert calls_in(answer.outputs)
+    for _, arguments in calls_in(answer.outputs):
+        assert set(orjson.loads(arguments).values()) <= {*CITY["enum"]}
 
 
 @pytest.mark.slow

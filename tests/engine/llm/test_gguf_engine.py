@@ -33,7 +33,7 @@ from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, EngineState, Finished, StructuredOutput, TextOutput
 from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
+from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings, RunningModel
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
@@ -45,6 +45,7 @@ GREEDY = {"temperature": 0, "max_tokens": 8}
 CONTEXT = 256
 #: An answer that does not end by itself for a while.
 LONG = {"temperature": 0, "max_tokens": 180, "seed": 1}
+TOOLS = ({"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},)
 STORY = text("Tell a very long story about a fox.")
 
 
@@ -183,6 +184,24 @@ async def test_conversations_that_alternate_keep_what_was_computed(engine: GgufE
         assert (usage.cached_tokens > 0.8 * usage.input_tokens) is (number >= len(talks))
 
 
+async def test_conversations_with_the_same_instructions_keep_what_was_computed() -> None:
+    """Also where these are longer than the talks, and the talks more than the places."""
+    instructions = "You are a voice. " + "Answer in one short sentence, in plain words. " * 12
+    said = {
+        name: (Message("user", f"I am {name}. " + "I like it. " * 12), Message("assistant", "Hello.")) for name in "ABC"
+    }
+    cached: dict[int, list[float]] = {0: [], 1: []}
+    async with running(settings(instructions=instructions)) as engine:
+        for round_ in cached:
+            for name, talk in said.items():
+                fields: dict[str, Any] = {"instructions": instructions, "history": talk, "conversation": name}
+                usage = (await answered(engine, QUESTION, sampling=GREEDY, **fields)).finished.usage
+                assert usage.cached_tokens is not None
+                cached[round_].append(usage.cached_tokens / usage.input_tokens)
+    assert min(cached[0]) > 0.5  # the instructions
+    assert min(cached[1]) > 0.9
+
+
 async def test_a_conversation_longer_than_the_context_of_one(engine: GgufEngine) -> None:
     """The context is divided between conversations, and the oldest turns of a long one are left out."""
     turn = (Message("user", "The sun is bright today. " * 20), Message("assistant", "Yes."))
@@ -239,6 +258,22 @@ async def test_instructions_and_examples_are_computed_at_the_start() -> None:
     assert usage.cached_tokens is not None
     assert usage.cached_tokens > 0.6 * usage.input_tokens
     assert other.finished.usage.input_tokens < usage.input_tokens - 60
+
+
+async def test_a_request_with_tools_gets_other_instructions_and_no_examples() -> None:
+    """What says that the model cannot do something would keep it from the tool that can."""
+    own, with_tools = "You are a voice. You cannot know the weather.", "You are a voice."
+    example = ("Will it rain?", "I'm sorry, I can't see the weather. " * 12)
+    fields: dict[str, Any] = {"tools": TOOLS, "sampling": GREEDY}
+    begun = settings(
+        instructions=own, instructions_with_tools=with_tools, examples=(example,), chat_template=TOOLS_TEMPLATE
+    )
+    async with running(replace(begun, context=512)) as engine:
+        usual, wanted, other = [
+            (await answered(engine, QUESTION, instructions=given, **fields)).finished.usage.input_tokens
+            for given in (own, with_tools, f"{own} Be kind.")
+        ]
+    assert usual == wanted < other  # no client's instructions are changed
 
 
 async def test_sampling_for_who_sets_none() -> None:
@@ -384,6 +419,24 @@ async def stopped_in_the_middle_of_an_answer(engine: GgufEngine) -> None:
         async for _ in answering:
             pass
     assert is_gone(process)
+    assert engine.state is EngineState.STARTING
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[RunningModel] = []
+
+    async def cancelled(model: RunningModel, *_: object) -> None:
+        begun.append(model)
+        assert model.llm.upstreams
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(RunningModel, "compute", cancelled)
+    engine = GgufEngine(settings(instructions="Be kind."))
+    with pytest.raises(asyncio.CancelledError):
+        await engine.start()
+    (model,) = begun
+    assert is_gone(model.pid)
+    assert not model.llm.upstreams
     assert engine.state is EngineState.STARTING
 
 

@@ -19,6 +19,19 @@ from omni_ws.engine.llm.rules_engine import RulesFirst
 OWN = "Answer briefly."
 
 
+WEATHER = (
+    *("Will it snow tonight?", "Will it rain?", "Is it raining?", "Is it snowing?"),
+    *("Is it cold outside?", "Is it windy today?", "Will it be hot tomorrow?", "Is it going to be sunny this weekend?"),
+)
+TIMERS = (
+    *("Create a timer.", "Make a timer for ten minutes.", "Set an alarm for 7 am tomorrow.", "Cancel my alarm."),
+    *("Remind me to call Bob.", "Remind me in half an hour.", "Remind me about the meeting.", "Remind me at six."),
+    *("Set a reminder to water the plants.", "Set an alarm for tomorrow morning.", "Wake me up at seven."),
+)
+CALLS = ("Email my landlord.", "Call my mom.", "Call him back, please.", "Text my wife that I'm late.")
+DEVICES = ("Put on the light.", "Turn off the kitchen light.", "Switch the heating on.")
+
+
 def engine() -> RulesFirst:
     return RulesFirst(RetortEngine("the model"), own_instructions=OWN, now=lambda: datetime(2031, 3, 4, 15, 7))
 
@@ -35,7 +48,10 @@ def engine() -> RulesFirst:
         ("Who am I talking to?", "I am the built-in voice of this speech server, a computer program."),
         ("Are you a human being?", "I'm a program, not a person."),
         ("Do I need a jacket this evening?", "I can't tell you the weather. I have no forecast."),
-        ("Will it snow tonight?", "I can't tell you the weather. I have no forecast."),
+        *((asked, "I can't set timers or reminders. I only speak when I'm spoken to.") for asked in TIMERS),
+        *((asked, "I can't send messages or call anyone.") for asked in CALLS),
+        *((asked, "I can't control any devices. I'm only a voice.") for asked in DEVICES),
+        *((asked, "I can't tell you the weather. I have no forecast.") for asked in WEATHER),
         (
             "I want to die",
             "I'm sorry that you feel this way. I'm only a program. Please talk to someone you trust, or "
@@ -60,6 +76,12 @@ async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> Non
         "My alarm did not ring this morning.",
         "Who invented the umbrella?",
         "Is it cold on Mars?",
+        # these a model can do, or talk of
+        *("Create a timer in Python", "Make a timer app in JavaScript", "Remind me who wrote Faust"),
+        *("remind me what we talked about", "Remind me in one sentence who wrote Faust"),
+        *("Email my landlord: draft it politely", "Call my bluff.", "Put on your thinking cap"),
+        # perhaps Mars, too
+        *("Is it cold?", "Is it hot?", "Will it be hot?", "Is it windy?"),
         "My name is Anna and I would like to know about Rome.",
         "What is my name?",  # nobody has told it in a form that rules know
         "What time is it, and who wrote Faust?",

@@ -86,6 +86,18 @@ async def test_text_comes_back() -> None:
         }
 
 
+@pytest.mark.parametrize("cached", [0, 2, None])
+async def test_usage_tells_what_was_cached(cached: int | None) -> None:
+    """It is left out where the engine does not tell it."""
+    usage = Usage(input_tokens=3, output_tokens=1, cached_tokens=cached)
+    engine = ScriptedEngine((TextOutput("hello"), Finished(FinishReason.STOP, usage)))
+    async with live_server(engine) as server, native_client(server) as client:
+        await client.say("hello")
+        assert (await client.answer()).final["usage"].get("cached_tokens") == cached
+        async with connect(server.websocket_url, config={"modalities": ["text"]}) as session:
+            assert (await session.ask_text("hello")).usage == usage
+
+
 @pytest.mark.parametrize("binary", [False, True])
 async def test_audio_comes_back(binary: bool) -> None:
     async with live_server() as server, native_client(server) as client:

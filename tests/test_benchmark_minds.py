@@ -1,0 +1,25 @@
+"""What ``python -m benchmarks.minds`` gives a server that runs already."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.minds import __main__ as minds
+from omni_ws.config.parts import LlmConfig
+
+URL = "http://127.0.0.1:1/v1"
+
+
+@pytest.mark.parametrize(("mind", "instructions"), [("rules", ""), ("qwen", LlmConfig(use="qwen").spoken_instructions)])
+def test_a_mind_gets_its_own_instructions(mind: str, instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(minds, "ask", lambda *given: asked.append(given))
+    minds.main([URL, "--llm", mind])
+    assert asked == [(URL, instructions)]
+
+
+def test_the_mind_of_a_server_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        minds.main([URL])
+    assert ended.value.code == 2
+    assert "name the mind of the server with --llm" in capsys.readouterr().err
