@@ -241,6 +241,7 @@ def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         think=True,
         chat_template=Path("t.jinja"),
         instructions=SPOKEN_INSTRUCTIONS,
+        instructions_with_tools=SPOKEN_INSTRUCTIONS,
         first_byte_timeout=7,
     )
 
