@@ -466,7 +466,7 @@ async def test_a_voice_can_be_tried_out() -> None:
         voice = demo.page.locator("select[name=voice]")
         await voice.locator("option").first.wait_for(state="attached")
         names = await voice.locator("option").all_inner_texts()
-        assert names == ["Default: Tone (English)", "Bell (German)", "Tone (English)"]
+        assert names == ["Default: Tone (English)", "Bell (Dutch)", "Tone (English)"]
         await voice.select_option("bell")
         await demo.page.evaluate(
             """() => {
