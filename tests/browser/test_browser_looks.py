@@ -481,7 +481,7 @@ async def test_a_voice_can_be_tried_out() -> None:
         answer = await answered.value
         assert answer.status == 200
         assert answer.request.post_data_json == {
-            "input": "Guten Tag. So klinge ich.",
+            "input": "Hallo. Zo klink ik.",
             "response_format": "wav",
             "voice": "bell",
         }
