@@ -124,7 +124,7 @@ def test_what_is_asked_in_the_usual_forms(asked: str, said: str | None, book: En
         ("What's the news?", "I don't get any news. I only know what I was built with."),
         ("What is your name?", "I have no name. I am the voice of this speech server."),
         ("What is three plus four?", "That makes 7."),
-        ("Who are you?", "I am the built-in voice of this speech server, a computer program."),
+        ("Who are you?", "I'm a voice assistant, a computer program."),
     ],
 )
 def test_what_the_rules_know_comes_first(asked: str, said: str, book: Encyclopedia) -> None:

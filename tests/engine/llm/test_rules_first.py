@@ -45,7 +45,7 @@ def engine() -> RulesFirst:
         ("Spell banana.", "B, A, N, A, N, A."),
         ("What day is tomorrow and what is two plus two?", "Tomorrow is Wednesday, March 5, 2031. That makes 4."),
         ("Set a timer for five minutes.", "I can't set timers or reminders. I only speak when I'm spoken to."),
-        ("Who am I talking to?", "I am the built-in voice of this speech server, a computer program."),
+        ("Who am I talking to?", "I'm a voice assistant, a computer program."),
         ("Are you a human being?", "I'm a program, not a person."),
         ("Do I need a jacket this evening?", "I can't tell you the weather. I have no forecast."),
         *((asked, "I can't set timers or reminders. I only speak when I'm spoken to.") for asked in TIMERS),
