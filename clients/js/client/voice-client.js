@@ -136,6 +136,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     const mode = capabilities.turn_detection ? this.wantedMode : "hold";
     if (talk.mode !== mode && talk.phase !== "off") talk.stop();
     talk.mode = mode;
+    /** @type {Record<string, any>[]} */
     const [defaults, chosen] = [this.#defaults(capabilities), this.config(capabilities)];
     const heard = { ...defaults.input_audio, ...chosen.input_audio };
     this.session.configure({ ...defaults, ...chosen, input_audio: heard });
