@@ -102,8 +102,8 @@ class GgufEngine:
         self.active_requests = 0
         self.settings = settings
         self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(cores() // 2, _MOST_PARALLEL))
-        #: The remaining cores are for the ASR and the TTS.
-        self.threads = settings.threads or max(1, cores() // 2)
+        #: The remaining cores are for the ASR and the TTS. Of two cores none remains; the ASR and the TTS go first.
+        self.threads = settings.threads or min(cores(), max(2, cores() // 2))
         self._places = _Places(self.parallel)
         self._running: RunningModel | None = None
         self._keeper: asyncio.Task[None] | None = None
