@@ -680,7 +680,16 @@ class ServerConfig(Section):
     @property
     def spoken_instructions(self) -> str:
         """The instructions for spoken answers; "" for none, as for an engine that was chosen as a whole."""
-        return self.llm.spoken_instructions if self.llm.use is not None or self.chooses_llm else ""
+        return self.llm.spoken_instructions if self._instructs else ""
+
+    @property
+    def spoken_instructions_with_tools(self) -> str:
+        """The same for sessions with tools."""
+        return self.llm.spoken_instructions_with_tools if self._instructs else ""
+
+    @property
+    def _instructs(self) -> bool:
+        return self.llm.use is not None or self.chooses_llm
 
     @property
     def on_vllm(self) -> bool:

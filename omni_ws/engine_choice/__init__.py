@@ -271,7 +271,6 @@ def _gguf(config: ServerConfig, file: Path, **fields: Any) -> Engine:
         "think": llm.think,
         "chat_template": llm.chat_template,
         "instructions": "" if config.tts.choice.name == "none" else llm.spoken_instructions,
-        "instructions_with_tools": llm.spoken_instructions_with_tools,
         "first_byte_timeout": llm.first_byte_timeout_sec,
     }
     return GgufEngine(GgufSettings(file=file, **{**of_config, **fields}))

@@ -230,7 +230,8 @@ def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         "t.jinja",
         "--llm.think",
     )
-    engine = llm_of(configured("--llm", "gguf:~/a.b.gguf", *flags, "--llm.first-byte-timeout-sec", "7"))
+    config = configured("--llm", "gguf:~/a.b.gguf", *flags, "--llm.first-byte-timeout-sec", "7")
+    engine = llm_of(config)
     assert isinstance(engine, GgufEngine)
     assert engine.settings == GgufSettings(
         file=Path("/home/me/a.b.gguf"),
@@ -241,9 +242,9 @@ def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         think=True,
         chat_template=Path("t.jinja"),
         instructions=SPOKEN_INSTRUCTIONS,
-        instructions_with_tools=SPOKEN_INSTRUCTIONS,
         first_byte_timeout=7,
     )
+    assert config.spoken_instructions_with_tools == SPOKEN_INSTRUCTIONS
 
 
 @pytest.mark.parametrize("name", FETCHED_LLMS)
@@ -287,14 +288,15 @@ def test_qwen_has_a_template_and_examples(
 ) -> None:
     """Whoever gives other instructions does not get examples for ours."""
     monkeypatch.setattr("omni_ws.weights.cache.fetched_file", lambda name: Path(f"{name}.gguf"))
-    first = llm_of(configured("--llm", "qwen", *flags))
+    config = configured("--llm", "qwen", *flags)
+    first = llm_of(config)
     assert isinstance(first, RulesFirst)
     assert isinstance(first.llm, GgufEngine)
     settings = first.llm.settings
     assert (settings.chat_template, bool(settings.examples)) == (template, examples)
     assert ("you cannot" in settings.instructions) is examples
-    assert "you cannot" not in settings.instructions_with_tools
-    assert settings.instructions_with_tools.startswith(settings.instructions[:20])
+    assert "you cannot" not in config.spoken_instructions_with_tools
+    assert config.spoken_instructions_with_tools.startswith(settings.instructions[:20])
     assert settings.sampling == {"temperature": 0.2, "repetition_penalty": 1.0}
     assert first.of_itself is examples
 

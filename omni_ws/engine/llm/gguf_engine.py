@@ -75,8 +75,6 @@ class GgufSettings:
     #: Instructions with which most conversations begin. They are processed at the start, so that no first answer waits
     #: for them.
     instructions: str = ""
-    #: What a request with these instructions and with tools gets in their place.
-    instructions_with_tools: str = ""
     #: Pairs of words and answers with which a conversation with these instructions begins: a small model learns more
     #: from them than from rules. They are left out where there are tools, which could do what an example refuses.
     examples: tuple[tuple[str, str], ...] = ()
@@ -377,13 +375,11 @@ def _checked_template(settings: GgufSettings) -> str | None:
 def _begun(request: GenerationRequest, settings: GgufSettings) -> GenerationRequest:
     """Return ``request`` as the model gets it: with our sampling, and with the examples if it has our instructions.
 
-    With tools, other instructions take the place of ours, and there are no examples.
+    With tools there are no examples.
     """
     sampling = _without_loops(replace(request, sampling={**settings.sampling, **request.sampling}))
-    if not request.instructions or request.instructions != settings.instructions:
+    if not request.instructions or request.tools or request.instructions != settings.instructions:
         return replace(request, sampling=sampling)
-    if request.tools:
-        return replace(request, sampling=sampling, instructions=settings.instructions_with_tools)
     examples = (
         Message(role, said)
         for pair in settings.examples

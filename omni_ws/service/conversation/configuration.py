@@ -97,6 +97,8 @@ class ConfigurationRules:
     greeting: bool = False
     #: The default of ``instructions`` if answers are spoken.
     spoken_instructions: str = ""
+    #: The same if there are tools.
+    spoken_instructions_with_tools: str = ""
 
 
 class Configuration:
@@ -284,7 +286,10 @@ class Configuration:
             changes["modalities"] = [name for name in ("text", "audio") if name in capabilities.output_modalities]
         spoken = config.task is Task.CHAT and "audio" in changes.get("modalities", config.modalities)
         if spoken and "instructions" not in wanted:
-            changes["instructions"] = config.instructions or rules.spoken_instructions
+            # Tools that did not change were left out of ``config`` above.
+            with_tools = bool(changes.get("tools", config.tools))
+            own = rules.spoken_instructions_with_tools if with_tools else rules.spoken_instructions
+            changes["instructions"] = config.instructions or own
         if config.greeting and not rules.greeting:
             raise UnsupportedParameter("greeting is not supported in a session of one request", param="greeting")
         if config.turn_detection is not None:

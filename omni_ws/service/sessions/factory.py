@@ -298,6 +298,7 @@ class SessionFactory:
             turn_detection_types=() if single_request else self.speech_workers.turn_detection_types,
             greeting=not single_request,
             spoken_instructions=self.config.spoken_instructions,
+            spoken_instructions_with_tools=self.config.spoken_instructions_with_tools,
         )
         kind = (output_formats, any_model, single_request)
         if self._rules_of.get(kind) != rules:  # as the engine has started

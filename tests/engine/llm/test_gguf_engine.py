@@ -260,20 +260,18 @@ async def test_instructions_and_examples_are_computed_at_the_start() -> None:
     assert other.finished.usage.input_tokens < usage.input_tokens - 60
 
 
-async def test_a_request_with_tools_gets_other_instructions_and_no_examples() -> None:
+async def test_a_request_with_tools_gets_no_examples() -> None:
     """What says that the model cannot do something would keep it from the tool that can."""
-    own, with_tools = "You are a voice. You cannot know the weather.", "You are a voice."
+    own = "You are a voice. You cannot know the weather."
     example = ("Will it rain?", "I'm sorry, I can't see the weather. " * 12)
     fields: dict[str, Any] = {"tools": TOOLS, "sampling": GREEDY}
-    begun = settings(
-        instructions=own, instructions_with_tools=with_tools, examples=(example,), chat_template=TOOLS_TEMPLATE
-    )
+    begun = settings(instructions=own, examples=(example,), chat_template=TOOLS_TEMPLATE)
     async with running(replace(begun, context=512)) as engine:
-        usual, wanted, other = [
+        shorter, usual, longer = [
             (await answered(engine, QUESTION, instructions=given, **fields)).finished.usage.input_tokens
-            for given in (own, with_tools, f"{own} Be kind.")
+            for given in ("You are a voice.", own, f"{own} Be kind.")
         ]
-    assert usual == wanted < other  # no client's instructions are changed
+    assert shorter < usual < longer  # nobody's instructions are changed
 
 
 async def test_sampling_for_who_sets_none() -> None:

@@ -17,6 +17,7 @@ from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesFirst
 
 OWN = "Answer briefly."
+TOOLS = ({"type": "function", "function": {"name": "clock"}},)
 
 
 WEATHER = (
@@ -102,7 +103,7 @@ async def test_who_was_told_to_be_somebody_says_so() -> None:
     [
         {"instructions": "Answer in French."},
         {"history": (Message("system", "Answer in French."),)},
-        {"tools": ({"type": "function", "function": {"name": "clock"}},)},
+        *({"tools": TOOLS, "instructions": given} for given in ("", OWN)),
         {"options": AnswerOptions(structure=StructuredOutput())},
     ],
 )

@@ -16,14 +16,17 @@ WRONG = {"type": "function", "function": {"name": "look up"}}
 FORCED = {"type": "function", "function": {"name": "look_up"}}
 
 
-def configuration(**defaults: Any) -> Configuration:
-    rules = ConfigurationRules(
+def rules(**fields: Any) -> ConfigurationRules:
+    return ConfigurationRules(
         capabilities=replace(CAPABILITIES, tools=True),
         model=ServedModel(("fake",)),
         output_formats=frozenset({"pcm16"}),
-        defaults=defaults,
+        **fields,
     )
-    return Configuration(rules)
+
+
+def configuration(**defaults: Any) -> Configuration:
+    return Configuration(rules(defaults=defaults))
 
 
 @pytest.mark.parametrize("defaults", [{}, {"tools": [LOOK_UP], "tool_choice": FORCED}])
@@ -65,3 +68,22 @@ def test_each_change_of_them_is_checked(patch: dict[str, Any], param: str) -> No
 def test_tools_of_the_operator_are_checked() -> None:
     with pytest.raises(InvalidValue):
         configuration(tools=[WRONG])
+
+
+@pytest.mark.parametrize("defaults", [{}, {"tools": [LOOK_UP]}], ids=["of the client", "of the operator"])
+def test_a_spoken_session_with_tools_has_other_instructions(defaults: dict[str, Any]) -> None:
+    """What says that the model cannot do something would keep it from the tool that can."""
+    told = {"spoken_instructions": "You cannot look up.", "spoken_instructions_with_tools": "You are a voice."}
+    session = Configuration(rules(defaults=defaults, **told))
+    if not defaults:
+        assert session.effective.instructions == "You cannot look up."
+        assert session.with_patch({"tools": [LOOK_UP]}).instructions == "You are a voice."
+        session.apply({"tools": [LOOK_UP]})
+    assert session.effective.instructions == "You are a voice."
+    assert session.with_patch({"tools": []}).instructions == "You cannot look up."
+    assert session.with_patch({"modalities": ["text"]}).instructions == ""
+    assert session.apply({"sampling": {"max_tokens": 5}}).instructions == "You are a voice."
+    assert session.follow(rules(defaults=defaults, **told)).instructions == "You are a voice."
+    # Those of a client are its own.
+    assert session.apply({"instructions": "You cannot look up."}).instructions == "You cannot look up."
+    assert session.apply({"instructions": None, "tools": []}).instructions == "You cannot look up."

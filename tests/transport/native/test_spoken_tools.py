@@ -122,6 +122,8 @@ async def test_a_result_that_comes_while_the_user_writes_belongs_to_that() -> No
 # what a model is told where it is heard
 
 LLM: dict[str, Any] = {"use": "rules"}
+AUTO: dict[str, Any] = {"use": "auto"}
+TOOLS = [{"type": "function", "function": {"name": "local_time"}}]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,10 @@ LLM: dict[str, Any] = {"use": "rules"}
         (LLM, {"modalities": ["text"]}, ""),
         (LLM, {"modalities": ["audio"]}, SPOKEN_INSTRUCTIONS),
         (LLM, {"task": "speech"}, ""),
+        (LLM, {"tools": TOOLS}, SPOKEN_INSTRUCTIONS),
+        (AUTO, {}, LlmConfig(**AUTO).spoken_instructions),
+        (AUTO, {"tools": TOOLS}, LlmConfig(**AUTO).spoken_instructions_with_tools),
+        ({}, {"tools": TOOLS}, ""),
     ],
 )
 async def test_instructions_for_spoken_answers(llm: dict[str, Any], fields: dict[str, Any], expected: str) -> None:
