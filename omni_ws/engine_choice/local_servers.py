@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple
     """Return the servers on loopback that serve a model that chats; takes ``timeout`` (LOOK_SEC) seconds at most."""
     end = asyncio.get_running_loop().time() + (LOOK_SEC if timeout is None else timeout)
     looks = (_until(end, _look_at(server)) for server in LOCAL_SERVERS if server.port != own_port)
-    # Whose they are is looked up meanwhile: one that says nothing takes all the time there is.
+    # Whose they are is looked up meanwhile: a server that does not answer uses up the time-out.
     uids, looked = await asyncio.gather(_until(end, asyncio.to_thread(listener_owners)), asyncio.gather(*looks))
     return tuple(_judged(one, uids) for one in looked if one is not None)
 
@@ -150,11 +150,10 @@ async def _look_at(server: LocalServer) -> FoundServer | None:
         return await _ollama(server)
     if server.use == "lmstudio":
         return await _lm_studio(server)
-    models = [one for one in _listed(await _get_json(server.port, "/v1/models"), "data") if _chats(_name(one, "id"))]
-    if not models or any(one.get("owned_by") == _OWN_KIND for one in models):
+    if not (models := await _chatting(server)):
         return None
     owner = models[0].get("owned_by")
-    expected = {"llamacpp": ("llamacpp",)}.get(server.use, ("vllm", "sglang"))
+    expected = ("llamacpp",) if server.use == "llamacpp" else ("vllm", "sglang")
     return FoundServer(server, _name(models[0], "id"), "" if owner in expected else "it is not told what it is")
 
 
@@ -202,10 +201,14 @@ async def _lm_studio(server: LocalServer) -> FoundServer | None:
 
 async def _any_model(server: LocalServer) -> FoundServer | None:
     """Return the first model of what is no such server, or an old one: it is named, and not used."""
+    models = await _chatting(server)
+    return FoundServer(server, _name(models[0], "id"), f"it is not known to be {server.kind}") if models else None
+
+
+async def _chatting(server: LocalServer) -> list[dict[str, Any]]:
+    """Return the models of ``/v1/models`` that chat; none if they are of a server of this package."""
     models = [one for one in _listed(await _get_json(server.port, "/v1/models"), "data") if _chats(_name(one, "id"))]
-    if not models or any(one.get("owned_by") == _OWN_KIND for one in models):
-        return None
-    return FoundServer(server, _name(models[0], "id"), f"it is not known to be {server.kind}")
+    return [] if any(one.get("owned_by") == _OWN_KIND for one in models) else models
 
 
 def _listed(content: Any, key: str) -> list[dict[str, Any]]:
@@ -216,12 +219,13 @@ def _listed(content: Any, key: str) -> list[dict[str, Any]]:
 def _name(model: dict[str, Any], key: str) -> str:
     """Return the name of a model; empty if it has none that can be shown, and asked for."""
     name = model.get(key)
-    usable = isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME_CHARACTERS
-    return name if usable else ""  # type: ignore[return-value]
+    if isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME_CHARACTERS:
+        return name
+    return ""
 
 
-def _chats(name: str, words: Collection[str] = _NO_CHAT) -> bool:
-    return bool(name) and not any(word in name.lower() for word in words)
+def _chats(name: str) -> bool:
+    return bool(name) and not any(word in name.lower() for word in _NO_CHAT)
 
 
 async def _get_json(port: int, path: str) -> Any:
