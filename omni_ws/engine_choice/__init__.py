@@ -19,7 +19,6 @@ from omni_ws.config.parts import (
     OPENAI_KEY,
     REMOTE_PARTS,
     SERVER,
-    LlmConfig,
     PartConfig,
 )
 from omni_ws.config.plugins import ENGINES, made
@@ -207,10 +206,7 @@ def _auto_llm(config: ServerConfig) -> Engine:
         usable = next((one for one in servers if not one.why_not), None)
         if usable is None:
             return Found(lines=tuple(one.suggestion for one in servers))
-        use = f"{usable.server.use}:{usable.model}" if usable.server.use in LOCAL_PORTS else usable.server.use
-        chosen = LlmConfig.model_validate({**dict(config.llm), "use": use, "model": None, "api_key": None})
-        if usable.server.use not in LOCAL_PORTS:
-            chosen = chosen.model_copy(update={"model": usable.model})
+        chosen = config.llm.model_copy(update={"use": usable.server.use, "model": usable.model, "api_key": None})
         llm = _remote_llm(config.model_copy(update={"llm": chosen}))
         kind, alone = usable.server.kind, "to keep rules alone: make serve LLM=rules, or --llm rules"
         line = f"{kind} on this machine answers, with {usable.model}; {alone}"
