@@ -195,12 +195,11 @@ def _with_rules(llm: Engine, config: ServerConfig) -> Engine:
 def _auto_llm(config: ServerConfig) -> Engine:
     """Create the LLM that answers by rules until a language model was found or fetched."""
     from omni_ws.engine.llm.auto_llm import AutoLlm, Found
-    from omni_ws.engine.llm.fetched_mind import FetchedMind
+    from omni_ws.engine.llm.fetched_mind import RULES_ALONE, FetchedMind, why_none
     from omni_ws.engine_choice.local_servers import local_servers
 
     async def find() -> Found:
-        # Several workers would each decide for itself, and clients talk with one model now, and with another one then.
-        if os.environ.get("CI") or config.workers > 1 or find_spec("httpx") is None:
+        if why_none(config, os.environ) or find_spec("httpx") is None:
             return Found()
         servers = await local_servers(config.port)
         usable = next((one for one in servers if not one.why_not), None)
@@ -208,8 +207,7 @@ def _auto_llm(config: ServerConfig) -> Engine:
             return Found(lines=tuple(one.suggestion for one in servers))
         chosen = config.llm.model_copy(update={"use": usable.server.use, "model": usable.model, "api_key": None})
         llm = _remote_llm(config.model_copy(update={"llm": chosen}))
-        kind, alone = usable.server.kind, "to keep rules alone: make serve LLM=rules, or --llm rules"
-        line = f"{kind} on this machine answers, with {usable.model}; {alone}"
+        line = f"{usable.server.kind} on this machine answers, with {usable.model}; {RULES_ALONE}"
         return Found(_with_rules(llm, config), (line,))
 
     titles = {name: title for name, (title, _) in _FETCHED_LLMS.items()}

@@ -35,7 +35,8 @@ _PACKAGE: Final = "xllamacpp"
 _CLIENT: Final = "httpx"
 _EXTRA: Final = "gguf"
 _INSTALL_SEC: Final = 900
-_NONE_OF_IT: Final = "to keep rules alone: make serve LLM=rules, or --llm rules"
+#: How to have no language model.
+RULES_ALONE: Final = "to keep rules alone: make serve LLM=rules, or --llm rules"
 _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10", "--quiet"),
     "--only-binary=:all:",  # a package is never built here
@@ -108,17 +109,15 @@ class FetchedMind:
         self._name = next(self._there(), FETCHED)
         fetches = not self._is_fetched
         line = f"to talk with the language model {self.model}, start with --llm {self._name}"
-        if self._environ.get("CI"):
-            return Plan(False, False, f"{line}; with CI in the environment none is chosen")
-        if self._config.workers > 1:
-            return Plan(False, False, f"{line}; several workers choose none")
+        if why := why_none(self._config, self._environ):
+            return Plan(False, False, f"{line}; {why}")
         if lacking := [*self._lacking()]:
             return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
         installed = not missing()
         if not installed and not is_environment():
             return Plan(False, False, f"{line}, after: {install_command(_EXTRA)}")
         if self._is_fetched and installed:
-            why = f"{self.model}, which was fetched before, is being loaded, and answers soon; {_NONE_OF_IT}"
+            why = f"{self.model}, which was fetched before, is being loaded, and answers soon; {RULES_ALONE}"
             return Plan(True, True, why)
         size = f"{self._weights.download / 1e9:.1f} GB"
         if self._config.api_key is not None or self._config.auth.keys_file is not None:
@@ -129,7 +128,7 @@ class FetchedMind:
         what = f"it is fetched ({size}, in the background, once)"
         if not fetches:
             what = "the package that runs it is installed (in the background, once)"
-        why = f"rules answer at once, and {self.model} as soon as {what}; {_NONE_OF_IT}"
+        why = f"rules answer at once, and {self.model} as soon as {what}; {RULES_ALONE}"
         return Plan(True, True, why, fetches)
 
     def _lacking(self) -> Iterator[str]:
@@ -170,6 +169,14 @@ class FetchedMind:
     def engine(self) -> Engine:
         """Create the engine of the fetched model, which is to be started. Blocks."""
         return self._make(self._name)
+
+
+def why_none(config: ServerConfig, environ: Mapping[str, str]) -> str:
+    """Return why the server chooses no language model by itself, whatever there is; empty if it may choose one."""
+    if environ.get("CI"):
+        return "with CI in the environment none is chosen"
+    # Several workers would each decide for itself, and clients talk with one model now, and with another one then.
+    return "several workers choose none" if config.workers > 1 else ""
 
 
 def is_environment() -> bool:
