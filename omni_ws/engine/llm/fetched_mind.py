@@ -41,7 +41,7 @@ _PIP_OPTIONS: Final = (
     *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10", "--quiet"),
     "--only-binary=:all:",  # a package is never built here
 )
-#: What an installation that was killed has left is written over.
+#: Options that overwrite what a killed installation has left.
 _WHOLE: Final = ("--ignore-installed", "--no-deps")
 
 
@@ -81,20 +81,16 @@ class FetchedMind:
         self._cache = cache or weights_cache()
         #: Models whose files are here, and are not those that were pinned.
         self._changed: set[str] = set()
-        self._name = next(self._there(), FETCHED)
+        self._name = FETCHED
 
     @property
     def model(self) -> str:
-        """The name of the model."""
+        """The name of the model, which ``plan`` chooses."""
         return self._titles[self._name]
 
     @property
     def _weights(self) -> PinnedWeights:
         return pinned_weights()[self._name]
-
-    @property
-    def _is_fetched(self) -> bool:
-        return self._name in self._there()
 
     def _there(self) -> Iterator[str]:
         """Yield the models that were fetched before, the best first. What their files hold is not read."""
@@ -106,24 +102,24 @@ class FetchedMind:
 
     def plan(self) -> Plan:
         """Look at what there is, and what this machine can do. Blocks a little; reads no weights."""
-        self._name = next(self._there(), FETCHED)
-        fetches = not self._is_fetched
+        found = next(self._there(), None)
+        self._name, fetches = found or FETCHED, found is None
         line = f"to talk with the language model {self.model}, start with --llm {self._name}"
         if why := why_none(self._config, self._environ):
             return Plan(False, False, f"{line}; {why}")
-        if lacking := [*self._lacking()]:
+        if lacking := [*self._lacking(fetches=fetches)]:
             return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
         installed = not missing()
         if not installed and not is_environment():
             return Plan(False, False, f"{line}, after: {install_command(_EXTRA)}")
-        if self._is_fetched and installed:
+        if installed and not fetches:
             why = f"{self.model}, which was fetched before, is being loaded, and answers soon; {RULES_ALONE}"
             return Plan(True, True, why)
         size = f"{self._weights.download / 1e9:.1f} GB"
         if self._config.api_key is not None or self._config.auth.keys_file is not None:
             return Plan(False, False, f"{line} ({size}); with keys configured nothing is fetched")
         if not self._config.llm.fetch:
-            how = f", after: {install_command(_EXTRA)}" if self._is_fetched else f" ({size}), or with --fetch"
+            how = f" ({size}), or with --fetch" if fetches else f", after: {install_command(_EXTRA)}"
             return Plan(False, True, f"{line}{how}", fetches)
         what = f"it is fetched ({size}, in the background, once)"
         if not fetches:
@@ -131,14 +127,13 @@ class FetchedMind:
         why = f"rules answer at once, and {self.model} as soon as {what}; {RULES_ALONE}"
         return Plan(True, True, why, fetches)
 
-    def _lacking(self) -> Iterator[str]:
+    def _lacking(self, *, fetches: bool) -> Iterator[str]:
         memory = available_memory()
         if memory is not None and memory < LEAST_MEMORY:
             yield f"{LEAST_MEMORY / 1e9:.0f} GB of free memory"
         if cores() < LEAST_CORES:
             yield f"{LEAST_CORES} cores"
-        free = _free_disk(self._cache.folder) + self._cache.kept(self._weights)
-        if not self._is_fetched and free < LEAST_DISK:
+        if fetches and _free_disk(self._cache.folder) + self._cache.kept(self._weights) < LEAST_DISK:
             yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
 
     def fetch(self, fetching: Fetching, *, weights: bool) -> None:

@@ -159,8 +159,8 @@ def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tm
     for name, model in (("qwen3-0.6b", "Qwen3-0.6B"), ("qwen3-1.7b", "Qwen3-1.7B")):
         keep(tmp_path, name)
         found = mind(tmp_path, "--api-key", "secret", fetch=False)
-        assert found.model == model
         plan = found.plan()
+        assert found.model == model
         assert plan.begins
         assert plan.why == f"{model}, which was fetched before, is being loaded, and answers soon; {NONE_OF_IT}"
 
@@ -222,10 +222,10 @@ def test_the_bytes_are_checked_before_they_are_used(server: FileServer, tmp_path
     server.files["/model.gguf"] = b"other" + MODEL[5:]
     with pytest.raises(WeightsError, match="not the file that was pinned"):
         mind(tmp_path).fetch(Fetching(), weights=True)
-    assert not mind(tmp_path)._is_fetched
+    assert mind(tmp_path).plan().fetches
     server.files["/model.gguf"] = MODEL
     mind(tmp_path).fetch(Fetching(), weights=True)
-    assert mind(tmp_path)._is_fetched
+    assert "which was fetched before" in mind(tmp_path).plan().why
     # Damage is noticed, and what was damaged is fetched again.
     file = tmp_path / pinned(server.url)["qwen"].key / "model.gguf"
     file.write_bytes(b"other" + MODEL[5:])
@@ -265,13 +265,13 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
         [sys.executable, str(script)], env={**os.environ, "no_proxy": "*"}, capture_output=True, check=False
     )
     assert killed.returncode == -9, killed.stderr.decode()
-    assert not mind(tmp_path / "cache")._is_fetched
+    assert mind(tmp_path / "cache").plan().fetches
     server.asked.clear()
     mind(tmp_path / "cache").fetch(Fetching(), weights=True)
     ((_, range_),) = server.asked
     assert range_ is not None
     assert half <= int(range_.removeprefix("bytes=").removesuffix("-")) < len(MODEL)
-    assert mind(tmp_path / "cache")._is_fetched
+    assert "which was fetched before" in mind(tmp_path / "cache").plan().why
 
 
 # The package
