@@ -19,7 +19,7 @@ from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
-from omni_ws.engine.llm.coming import growing_llms
+from omni_ws.engine.llm.coming import growing_llm
 from omni_ws.engine.tts.voice_table import voice_table
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
@@ -155,4 +155,5 @@ def advice(engine: Engine, config: ServerConfig) -> str | None:
         return None
     if shortcomings := getattr(engine, "shortcomings", ()):
         return str(shortcomings[0])
-    return next((line for llm in growing_llms(engine) for line in llm.advice), None)
+    llm = growing_llm(engine)
+    return None if llm is None else next(iter(llm.advice), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
@@ -57,8 +56,7 @@ class GrowingLlm:
         raise SessionConflict("there is no model to fetch")
 
 
-def growing_llms(engine: object) -> Iterator[GrowingLlm]:
-    """Yield the GrowingLlm that ``engine`` is, or that is its LLM, if there is one."""
+def growing_llm(engine: object) -> GrowingLlm | None:
+    """Return the GrowingLlm that ``engine`` is, or that is its LLM; None if there is none."""
     llm = getattr(engine, "llm_part", engine)
-    if isinstance(llm, GrowingLlm):
-        yield llm
+    return llm if isinstance(llm, GrowingLlm) else None

@@ -31,6 +31,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_input import unanswered
 from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
+from omni_ws.engine.llm.coming import RULES
 from omni_ws.engine.llm.encyclopedia import CREDIT, LICENSE, Cited, Encyclopedia, load_encyclopedia
 from omni_ws.engine.llm.rules import (
     NOTHING_HEARD,
@@ -61,10 +62,10 @@ class RulesEngine:
     fetched file of the encyclopedia.
     """
 
-    name = "rules"
+    name = RULES
 
     def __init__(self, *, summaries: Path | None = None, now: Callable[[], datetime] = datetime.now) -> None:
-        self.model = "rules"
+        self.model = RULES
         self.active_requests = 0
         self._now = now
         self._summaries = summaries

@@ -23,7 +23,7 @@ from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget, DailyUse, SessionAccount
 from omni_ws.engine.base import Engine, EngineState
 from omni_ws.engine.composed.parts import HasParts
-from omni_ws.engine.llm.coming import RULES, growing_llms
+from omni_ws.engine.llm.coming import RULES, growing_llm
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.metrics import Metrics
@@ -119,9 +119,10 @@ class SessionFactory:
     def model(self) -> ServedModel:
         """The served model. An engine in front of another server knows its name only once it has started."""
         names = self.config.served_model_name or (self.engine.model,)
-        # Where the server chooses its LLM, the model had the name of the rules before there was a choice.
-        before = {RULES for _ in growing_llms(self.engine) if not self.config.served_model_name}
-        return ServedModel(names, frozenset({*self.config.served_model_alias, LOCAL_MODEL, *before}))
+        aliases = {*self.config.served_model_alias, LOCAL_MODEL}
+        if growing_llm(self.engine) is not None and not self.config.served_model_name:
+            aliases.add(RULES)  # clients may know the model by the name of the rules, which answered first
+        return ServedModel(names, frozenset(aliases))
 
     @property
     def any_model(self) -> ServedModel:

@@ -20,7 +20,7 @@ from omni_ws import __version__
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.composed.parts import parts_of
-from omni_ws.engine.llm.coming import growing_llms
+from omni_ws.engine.llm.coming import growing_llm
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import (
     InvalidValue,
@@ -73,12 +73,12 @@ class OperationsRoutes(FrontEnd):
         parts: dict[str, Any] = {
             role: part and {"name": part.name, "model": part.model} for role, part in parts_of(engine).items()
         }
-        for llm in growing_llms(engine):
-            if llm.coming is not None:
-                parts["llm"]["coming"] = coming = msgspec.to_builtins(llm.coming)
-                # It names commands and folders of this machine.
-                if self._authenticator.has_keys or not is_own_machine(exchange.request):
-                    del coming["why"]
+        llm = growing_llm(engine)
+        if llm is not None and llm.coming is not None:
+            parts["llm"]["coming"] = coming = msgspec.to_builtins(llm.coming)
+            # It names commands and folders of this machine.
+            if self._authenticator.has_keys or not is_own_machine(exchange.request):
+                del coming["why"]
         await exchange.respond_json(
             200 if status in _SERVING else 503,
             {
@@ -108,10 +108,9 @@ class OperationsRoutes(FrontEnd):
             raise Unauthenticated("a model is only fetched for a client on the server's own machine")
         if not is_allowed_origin(request, ()):
             raise OriginNotAllowed("no page but the server's own can have a model fetched")
-        for llm in growing_llms(self._sessions.engine):
-            await exchange.respond_json(202, {"coming": msgspec.to_builtins(await llm.fetch())})
-            return
-        raise SessionConflict("this server chooses no language model by itself (--llm auto)")
+        if (llm := growing_llm(self._sessions.engine)) is None:
+            raise SessionConflict("this server chooses no language model by itself (--llm auto)")
+        await exchange.respond_json(202, {"coming": msgspec.to_builtins(await llm.fetch())})
 
     async def metrics(self, exchange: HttpExchange) -> None:
         """Respond with the metrics, in the exposition format that ``Accept`` prefers."""
