@@ -265,7 +265,7 @@ incoming_trace: ContextVar[Mapping[str, str] | None] = ContextVar("incoming_trac
 near_client: ContextVar[bool] = ContextVar("near_client", default=False)
 
 #: Header fields that proxies add: the client behind a proxy may be on any machine.
-FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+_FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _FIELDS: Final = ("traceparent", "tracestate")
 
 
@@ -279,8 +279,13 @@ def take_trace(header: Callable[[str], str | None]) -> None:
 
 
 def take_place(client: str, header: Callable[[str], str | None]) -> None:
-    """Note for sessions that the running task opens whether the client with this address is on this machine.
+    """Note for sessions that the running task opens whether its client is on this machine; see ``is_near``."""
+    near_client.set(is_near(client, header))
 
-    ``header`` returns the value of a header field, or None.
+
+def is_near(client: str, header: Callable[[str], str | None]) -> bool:
+    """Whether a client is on this machine, behind no proxy that names itself or its client.
+
+    ``client`` is its address; ``header`` returns the value of a header field, or None.
     """
-    near_client.set(is_loopback(client) and all(header(name) is None for name in FORWARDING))
+    return is_loopback(client) and all(header(name) is None for name in _FORWARDING)

@@ -17,7 +17,6 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws import __version__
-from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.composed.parts import parts_of
 from omni_ws.engine.llm.coming import growing_llm
@@ -31,7 +30,7 @@ from omni_ws.errors import (
     Unauthenticated,
 )
 from omni_ws.metrics import rendered
-from omni_ws.service.observing.accounts import FORWARDING
+from omni_ws.service.observing.accounts import is_near
 from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
@@ -77,7 +76,7 @@ class OperationsRoutes(FrontEnd):
         if llm is not None and llm.coming is not None:
             parts["llm"]["coming"] = coming = msgspec.to_builtins(llm.coming)
             # It names commands and folders of this machine.
-            if self._authenticator.has_keys or not is_own_machine(exchange.request):
+            if self._authenticator.has_keys or not is_near(exchange.request.client, exchange.request.headers.get):
                 del coming["why"]
         await exchange.respond_json(
             200 if status in _SERVING else 503,
@@ -104,7 +103,7 @@ class OperationsRoutes(FrontEnd):
         request = exchange.request
         if self._authenticator.has_keys:
             raise Unauthenticated("with API keys configured, no client can have a model fetched")
-        if not is_own_machine(request):
+        if not is_near(request.client, request.headers.get):
             raise Unauthenticated("a model is only fetched for a client on the server's own machine")
         if not is_allowed_origin(request, ()):
             raise OriginNotAllowed("no page but the server's own can have a model fetched")
@@ -275,13 +274,8 @@ def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> Non
     if authenticator.has_keys:
         if key is None or not key.admin:
             raise Unauthenticated("profiling requires an API key with admin = true")
-    elif not is_own_machine(request):
+    elif not is_near(request.client, request.headers.get):
         raise Unauthenticated("without API keys, profiling is only allowed from the server's own machine")
-
-
-def is_own_machine(request: HttpRequest) -> bool:
-    """Return whether a client is on the server's own machine, behind no proxy that names itself or its client."""
-    return is_loopback(request.client) and not any(name in request.headers for name in FORWARDING)
 
 
 def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None:
