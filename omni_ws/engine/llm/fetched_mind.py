@@ -20,7 +20,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.threads import available_memory, cores
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.weights.cache import WeightsCache, locked, weights_cache
-from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, pinned_weights
+from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, error_in, pinned_weights
 
 #: What this machine must have free for a model in this server: bytes of memory, cores, and bytes of disk for the fetch.
 LEAST_MEMORY: Final = 4_000_000_000
@@ -204,11 +204,7 @@ def _install(package: str, fetching: Fetching) -> None:
             running.kill()
             raise
     if running.returncode != 0 or package in missing():
-        lines = [line for line in said.splitlines() if line.strip()]
-        # A Python without pip says so without "ERROR: ".
-        last = lines[-1] if lines else "pip failed"
-        reason = next((line for line in reversed(lines) if line.startswith("ERROR: ")), last)
-        raise WeightsError(f"{wanted} cannot be installed: {reason.removeprefix('ERROR: ')[:300]}")
+        raise WeightsError(f"{wanted} cannot be installed: {error_in(said) or 'pip failed'}")
 
 
 def _watched(running: subprocess.Popen[str], fetching: Fetching) -> str:
