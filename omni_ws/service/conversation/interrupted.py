@@ -26,7 +26,6 @@ from omni_ws.engine.base import (
 from omni_ws.engine.continued_input import EarlierParts, apart
 from omni_ws.service.conversation.mere_acknowledgements import is_acknowledgement
 from omni_ws.service.conversation.request import Request
-from omni_ws.wire.session_config import spoken_language
 
 #: How long an answer is held at most: speech that goes on for longer counts as having words.
 MAX_HOLD_SEC: Final = 10.0
@@ -83,8 +82,7 @@ class HeldAnswer:
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
         """Return whether the turn so far is a mere acknowledgement; if it is and is settled, keep the transcript."""
-        heard = None if transcript.hearing is None else transcript.hearing.code
-        if (heard or spoken_language(self.by.config.input_audio)) not in (None, "en"):
+        if self.by.language_of(transcript) not in (None, "en"):
             return False  # the list of acknowledgements is English
         said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])
         if not is_acknowledgement(said) or self.request.asks:

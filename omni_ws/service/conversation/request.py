@@ -90,13 +90,7 @@ _TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
         {RequestState.ANSWERING, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
     ),
     RequestState.ANSWERING: frozenset(
-        {
-            RequestState.HELD,
-            RequestState.ANSWERED,
-            RequestState.FAILED,
-            RequestState.CANCELLED,
-            RequestState.FINISHED,
-        }
+        {RequestState.HELD, RequestState.ANSWERED, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
     ),
     RequestState.HELD: frozenset({RequestState.ANSWERING, RequestState.CANCELLED, RequestState.FINISHED}),
     RequestState.ANSWERED: frozenset({RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}),
@@ -556,9 +550,13 @@ class Request:
             self.interim = transcript
             return
         self.interim = None
-        found = None if transcript.hearing is None else transcript.hearing.code
-        self.ledger.hear(self.entry, transcript.text, language=found or spoken_language(self.config.input_audio))
+        self.ledger.hear(self.entry, transcript.text, language=self.language_of(transcript))
         self.unsent.append(transcript)
+
+    def language_of(self, transcript: TranscriptOutput) -> str | None:
+        """Return the language of a transcript of the input: the one that was heard, or that the client named."""
+        heard = None if transcript.hearing is None else transcript.hearing.code
+        return heard or spoken_language(self.config.input_audio)
 
     def settle(self) -> None:
         """Settle the interim transcript, if there is one: no better one follows."""
