@@ -35,7 +35,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
-from omni_ws.transport.native.session import WebSocketSession
+from omni_ws.transport.native.session import WebSocketSession, updated_frame
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.server_frames import (
@@ -44,7 +44,6 @@ from omni_ws.wire.server_frames import (
     Parts,
     SessionCreatedFrame,
     SessionLimits,
-    SessionUpdatedFrame,
     encode_frame,
     error_frame,
 )
@@ -253,8 +252,8 @@ class StreamingInput(SessionFrontEnd):
         if not session.is_open:
             return
         session.outbox.put_nowait(
-            SessionUpdatedFrame(
-                **{field: getattr(config, field) for field in config.__struct_fields__},
+            updated_frame(
+                config,
                 parts=self._parts(),
                 advice=self._sessions.advise(),
                 capabilities=self._capabilities(session),

@@ -66,6 +66,7 @@ from omni_ws.wire.server_frames import (
     error_frame,
     unset,
 )
+from omni_ws.wire.session_config import SessionConfig
 
 #: Close codes of a client that does not resume its session (RFC 6455, 7.4.1).
 _FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
@@ -255,7 +256,7 @@ class WebSocketSession(Attachment):
         except EngineOverloaded as refusal:  # elsewhere it ends a session
             self._outbox.put_nowait(refusal)
             return
-        self._outbox.put_nowait(SessionUpdatedFrame(**{f: getattr(config, f) for f in config.__struct_fields__}))
+        self._outbox.put_nowait(updated_frame(config))
         self._conversation.greet()
 
     def _truncate_history(self, request_id: str) -> None:
@@ -430,6 +431,11 @@ def _ended_by_client(connection: StreamConnection) -> bool:
 
 
 # Messages as frames.
+
+
+def updated_frame(config: SessionConfig, **more: Any) -> SessionUpdatedFrame:
+    """Return the frame that tells a client its configuration, with ``more`` fields."""
+    return SessionUpdatedFrame(**{name: getattr(config, name) for name in config.__struct_fields__}, **more)
 
 
 def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes, bool]:
