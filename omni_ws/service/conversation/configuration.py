@@ -112,7 +112,6 @@ class Configuration:
         self._account = account
         #: By ``id()`` of each configuration in use: a weak reference to it, and the bytes that it is charged with.
         self._charged: dict[int, tuple[weakref.ref[SessionConfig], int]] = {}
-        self._modalities = rules.capabilities.input_modalities
         self._wanted: dict[str, Any] = {}
         self.effective = self._resolve({}, first=True)
 
@@ -141,7 +140,7 @@ class Configuration:
         except OmniError:
             self.rules = before
             raise
-        self._wanted, self.effective, self._modalities = wanted, resolved, rules.capabilities.input_modalities
+        self._wanted, self.effective = wanted, resolved
         return resolved
 
     def _accepted(self, wanted: dict[str, Any]) -> tuple[SessionConfig, dict[str, Any]]:
@@ -154,7 +153,7 @@ class Configuration:
                 if not wanted:
                     raise
                 # An error that names none of them is about what several of them make together.
-                wanted = {name: value for name, value in wanted.items() if name != refused and refused in wanted}
+                wanted = {name: value for name, value in wanted.items() if name != refused} if refused in wanted else {}
 
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises."""
@@ -225,7 +224,7 @@ class Configuration:
         Raises UnsupportedModality, UnsupportedParameter, UnsupportedFormat or InvalidValue.
         """
         # A bare end of input has the modality audio for lack of a better one, and every engine takes it.
-        if chunk.modality not in self._modalities and chunk.payload:
+        if chunk.modality not in self.rules.capabilities.input_modalities and chunk.payload:
             raise UnsupportedModality(
                 f"{chunk.modality} input is not supported by this engine",
                 param="modality",
