@@ -83,7 +83,7 @@ class AutoLlm(GrowingLlm):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """Those of the engine that answers. What the rules can do besides for any client stays as it was."""
+        """Those of the engine that answers. Growing input and raw prompts stay, since the rules can take them."""
         if self._llm is None:
             return self._rules.capabilities
         return replace(self._llm.capabilities, extend=True, raw_prompts=True)
@@ -91,7 +91,7 @@ class AutoLlm(GrowingLlm):
     def describe(self) -> tuple[str, ...]:
         if self._llm is not None:
             return (*self._lines, *self._llm.describe())
-        # What is under way was said as it began, before all else.
+        # `_begin` has logged what is under way.
         return self._lines if self._growing is not None else self.advice
 
     @property
@@ -239,7 +239,7 @@ class AutoLlm(GrowingLlm):
         before = self.coming
         if before is None or before.state is not ComingState.FETCHING:
             return
-        # The steps of a fetch count from 0, and only one of them is the download of most of the bytes.
+        # Each step counts its own bytes; only the download has most of them.
         if progress.done is None or progress.total is None:
             logger.info("%s: %s", before.model, progress.doing)
             return

@@ -29,7 +29,7 @@ from omni_ws.engine.base import (
     ToolCallOutput,
 )
 
-#: What stands before the arguments of a call, in the order of ``schema_of_calls``, and after the call before it.
+#: The text from the end of one call to the arguments of the next; ``name`` comes first, as in ``schema_of_calls``.
 _HEAD: Final = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 #: Brackets and quotes of JSON, and escaped characters with their backslash.
 _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
@@ -99,8 +99,8 @@ def _moved(value: Any, place: str) -> Any:
 class CallsInJson(OutputFilter):
     """An OutputWriter that converts the text of calls in JSON to calls, in pieces.
 
-    ``before`` is given where the answer is begun again: the tokens that the first one had when it ended. They count in
-    the usage, as does the prompt, which both have; the thought, which the first one has written, is not written again.
+    ``before`` is given where the answer is begun again: the tokens that the first one had when it ended. The usage
+    counts both answers, so the prompt twice. The thought was written already, and is dropped.
     """
 
     def __init__(self, out: OutputWriter, *, before: int | None = None) -> None:

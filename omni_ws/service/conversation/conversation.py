@@ -601,7 +601,7 @@ class Conversation:
         self.ledger.close()
         self._configurations.clear()
         self.configuration.close()
-        self._stop_watching()  # at last: a request that ends may have set the timer
+        self._stop_watching()  # last, since a request that ends may set the timer
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
