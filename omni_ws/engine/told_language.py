@@ -42,8 +42,6 @@ def language_note(language: str) -> str:
 
 def _noted(history: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
     """Return the history with a note wherever the language changes, and its last language."""
-    if not any(message.language is not None for message in history):
-        return history, _FIRST
     noted, told = [], _FIRST
     for message in history:
         spoken_in = message.parts[-1].language
