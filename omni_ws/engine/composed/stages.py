@@ -42,7 +42,7 @@ from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.languages import primary
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
-from omni_ws.engine.told_language import told_input
+from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
 
@@ -427,11 +427,10 @@ class LlmStage(_EngineStage):
         self._outputs, self._sink = outputs, sink
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
-        told, history = told_input(given, self._request, self._engine)
-        fields: dict[str, Any] = {"input": told, "history": history, "input_mode": mode_of(self._engine)}
+        fields: dict[str, Any] = {"input": given, "input_mode": mode_of(self._engine)}
         if self._spoken:
             fields |= {"modalities": frozenset({OutputModality.TEXT}), "voice": None, "speed": 1.0, "lexicon": {}}
-        request = replace(self._request, **fields)
+        request = told_language(replace(self._request, **fields), self._engine)
         try:
             async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
                 with failures_of(Role.LLM, self._engine, request_id=request.request_id):
