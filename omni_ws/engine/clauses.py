@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Final, NamedTuple, Self
 
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import own_part
@@ -115,7 +116,7 @@ class ClauseSplitter:
     def __init__(
         self, *, language: str = "en", first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE
     ) -> None:
-        english = language.partition("-")[0].lower() == "en"
+        english = primary_subtag(language) == "en"
         self._abbreviations, self._before_numbers = (
             (_ABBREVIATIONS, _BEFORE_NUMBERS) if english else abbreviations_of(language)
         )

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage, Word
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.answer_limit import SpokenLimit, count_history, count_words
 from omni_ws.engine.base import (
     AudioOutput,
@@ -39,7 +40,6 @@ from omni_ws.engine.composed.parts import (
     run_part,
 )
 from omni_ws.engine.continued_input import EarlierParts
-from omni_ws.engine.spoken.languages import primary
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.told_language import told_language
@@ -636,7 +636,9 @@ class TtsStage(_EngineStage):
         able = self._engine.capabilities
         voice = self._request.voice or next(iter(able.voices), "")
         reads, spoken_in = able.voice_languages.get(voice, ""), self._request.heard_language.now
-        foreign = spoken_in is not None and spoken_in not in able.speech_languages and spoken_in != primary(reads)
+        foreign = (
+            spoken_in is not None and spoken_in not in able.speech_languages and spoken_in != primary_subtag(reads)
+        )
         return "" if foreign else reads
 
     def _language_to_speak(self) -> str | None:

@@ -15,6 +15,8 @@ from importlib import import_module, resources
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
+from omni_ws.core.json_values import primary_subtag
+
 #: The languages with rules of their own here (RFC 5646); English has a module of its own.
 LANGUAGES: Final = ("de", "es", "fr", "it", "pt")
 #: The digits of a longer number are read one by one: it is no quantity.
@@ -72,14 +74,9 @@ class SpokenRules(Protocol):
         ...
 
 
-def primary(language: str) -> str:
-    """Return the primary subtag of a language (RFC 5646): "pt" of "pt-BR"."""
-    return language.partition("-")[0].lower()
-
-
 def has_rules(language: str) -> bool:
     """Whether numbers and signs of a language are put into words here."""
-    return primary(language) == "en" or rules_of(language) is not None
+    return primary_subtag(language) == "en" or rules_of(language) is not None
 
 
 def rules_of(language: str) -> LanguageRules | None:
@@ -87,7 +84,7 @@ def rules_of(language: str) -> LanguageRules | None:
 
     Loading a language takes some 15 ms the first time.
     """
-    return _loaded(primary(language)) if primary(language) in LANGUAGES else None
+    return _loaded(primary_subtag(language)) if primary_subtag(language) in LANGUAGES else None
 
 
 def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -95,9 +92,9 @@ def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
 
     Both are empty for a language without a table.
     """
-    if primary(language) not in LANGUAGES:
+    if primary_subtag(language) not in LANGUAGES:
         return frozenset(), frozenset()
-    table = _table(primary(language))
+    table = _table(primary_subtag(language))
     words = (name for name in table["abbreviations"] if name.endswith("."))
     usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
     return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])

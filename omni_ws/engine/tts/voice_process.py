@@ -17,10 +17,11 @@ from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_by
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Modality, OutputModality, Task, Word
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
-from omni_ws.engine.spoken.languages import primary, rules_of
+from omni_ws.engine.spoken.languages import rules_of
 from omni_ws.engine.tts.speech_engine import clause_by_clause
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
@@ -174,7 +175,7 @@ class VoiceProcess:
             voices=voices,
             voice_aliases=self.aliases,
             voice_languages=self.languages,
-            speech_languages=frozenset(map(primary, self.languages.values())),
+            speech_languages=frozenset(map(primary_subtag, self.languages.values())),
             speed=bool(voices),
             lexicon=bool(voices),
             sampling=frozenset({"max_tokens", "stop"}),
@@ -198,7 +199,7 @@ class VoiceProcess:
     def aliases(self) -> Mapping[str, str]:
         """The first voice of each language, by the language with its region ("en-us") and without ("en")."""
         first = {language: voice for voice, language in reversed(list(self.languages.items()))}
-        wider = {primary(language): voice for language, voice in first.items()}
+        wider = {primary_subtag(language): voice for language, voice in first.items()}
         # French is that of France.
         own = {language[:2]: voice for language, voice in first.items() if language == f"{language[:2]}-{language[:2]}"}
         return {**wider, **own, **first}
@@ -284,7 +285,11 @@ class VoiceProcess:
         """Return the name of the voice that speaks a request. Raises InvalidValue if it names none of these."""
         voice = self.voices[0] if request.voice is None else self.check(request.voice)
         language = request.speech_language
-        return voice if language in (None, primary(self.languages[voice])) else self.aliases.get(language or "", voice)
+        return (
+            voice
+            if language in (None, primary_subtag(self.languages[voice]))
+            else self.aliases.get(language or "", voice)
+        )
 
     def check(self, voice: str) -> str:
         """Return the name of ``voice``. Raises InvalidValue if there is no such voice."""
@@ -300,7 +305,7 @@ class VoiceProcess:
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
         voice = self.voice_for(request)
         language = self.languages[voice]
-        if primary(language) != "en":
+        if primary_subtag(language) != "en":
             await asyncio.to_thread(rules_of, language)  # which loads them the first time
         await clause_by_clause(
             request,
@@ -308,7 +313,7 @@ class VoiceProcess:
             out,
             lambda clause: self.say(clause, voice=voice, speed=request.speed),
             language=language,
-            latin_only=self.facts.latin_only and primary(language) == "en",
+            latin_only=self.facts.latin_only and primary_subtag(language) == "en",
             tells_words=True,
             slow=self.facts.pace > 0,
         )
@@ -347,7 +352,7 @@ class VoiceProcess:
 
     async def _read(self, text: str, language: str) -> list[PronouncedWord]:
         """Return the words of a text whose language the synthesiser cannot read itself."""
-        if self._reader is None or primary(language) == "en":
+        if self._reader is None or primary_subtag(language) == "en":
             return []
         return await self._reader.pronounced(text, language)
 
