@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from omni_ws.audio.container import media_type
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import InputChunk, Modality, heard_language
 from omni_ws.core.history import Message
 from omni_ws.engine.base import (
     AudioOutput,
@@ -83,7 +83,7 @@ class HeldAnswer:
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
         """Return whether the turn so far is a mere acknowledgement; if it is and is settled, keep the transcript."""
-        heard = None if transcript.hearing is None else transcript.hearing.code
+        heard = heard_language(transcript.hearing)
         if (heard or spoken_language(self.by.config.input_audio)) not in (None, "en"):
             return False  # the list of acknowledgements is English
         said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])

@@ -26,6 +26,7 @@ from omni_ws.core.chunks import (
     ToolCall,
     Usage,
     WordsKnown,
+    heard_language,
 )
 from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Message, Speech
 from omni_ws.core.ledger import Ledger
@@ -556,7 +557,7 @@ class Request:
             self.interim = transcript
             return
         self.interim = None
-        found = None if transcript.hearing is None else transcript.hearing.code
+        found = heard_language(transcript.hearing)
         self.ledger.hear(self.entry, transcript.text, language=found or spoken_language(self.config.input_audio))
         self.unsent.append(transcript)
 
