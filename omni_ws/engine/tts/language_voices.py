@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.core.chunks import OutputModality, Task
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.spoken.languages import rules_of
-from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.engine.tts.voice_process import VoiceProcess, voice_capabilities
 from omni_ws.engine.tts.voice_table import VoiceTable
 from omni_ws.errors import EngineFailed
 
@@ -150,13 +149,4 @@ class LanguageVoices:
             aliases[language] = speaker.voice
         first = [self._speakers[self._first].voice] if self._first in self._speakers else []
         voices = tuple(dict.fromkeys((*first, *base.voices, *languages)))
-        return replace(
-            base,
-            output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
-            tasks=frozenset({Task.SPEECH} if voices else ()),
-            voices=voices,
-            voice_aliases=aliases,
-            voice_languages=languages,
-            speech_languages=base.speech_languages | {primary_subtag(language) for language in languages.values()},
-            speed=bool(voices),
-        )
+        return voice_capabilities(voices, aliases, languages)

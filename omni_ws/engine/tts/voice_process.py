@@ -101,6 +101,26 @@ class _Job:
         self.output.close()
 
 
+def voice_capabilities(
+    voices: tuple[str, ...], aliases: Mapping[str, str], languages: Mapping[str, str]
+) -> EngineCapabilities:
+    """Return the capabilities of a Voice of one or more processes, which has ``voices`` of ``languages``."""
+    return EngineCapabilities(
+        input_modalities=frozenset({Modality.TEXT}),
+        output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
+        tasks=frozenset({Task.SPEECH} if voices else ()),
+        extend=True,
+        voices=voices,
+        voice_aliases=aliases,
+        voice_languages=languages,
+        speech_languages=frozenset(map(primary_subtag, languages.values())),
+        speed=bool(voices),
+        lexicon=bool(voices),
+        sampling=frozenset({"max_tokens", "stop"}),
+        sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+    )
+
+
 class VoiceProcess:
     """A Voice (hibari, Kokoro or espeak-ng): gives its worker process one job at a time, and restarts it if it dies.
 
@@ -166,21 +186,7 @@ class VoiceProcess:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        voices = self.voices
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
-            tasks=frozenset({Task.SPEECH} if voices else ()),
-            extend=True,
-            voices=voices,
-            voice_aliases=self.aliases,
-            voice_languages=self.languages,
-            speech_languages=frozenset(map(primary_subtag, self.languages.values())),
-            speed=bool(voices),
-            lexicon=bool(voices),
-            sampling=frozenset({"max_tokens", "stop"}),
-            sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
-        )
+        return voice_capabilities(self.voices, self.aliases, self.languages)
 
     @property
     def voices(self) -> tuple[str, ...]:

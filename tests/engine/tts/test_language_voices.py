@@ -222,6 +222,16 @@ async def test_a_language_that_espeak_does_not_speak() -> None:
     await required.stop()
 
 
+async def test_a_lexicon_is_read_where_only_the_table_has_voices() -> None:
+    voices = LanguageVoices(VoiceProcess(VoiceChoice.NONE), {"es": ("espeak:es",)})
+    assert not voices.capabilities.lexicon
+    await voices.start()
+    try:
+        assert voices.capabilities.lexicon
+    finally:
+        await voices.stop()
+
+
 @pytest.mark.slow
 async def test_kokoro_speaks_spanish_with_the_phonemes_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("hibari", "onnxruntime"):
