@@ -156,7 +156,8 @@ class VoiceProcess:
         self.default_named = default_voice is not None
         self._file = file
         self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
-        self._reader = reader or self._own_reader
+        #: The process that reads other languages than English for this one; None if it reads all that it speaks.
+        self.reader = reader or self._own_reader
         self._starting = asyncio.Lock()
         self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
         self._waiting: deque[_Job] = deque()
@@ -174,11 +175,6 @@ class VoiceProcess:
     def kind(self) -> VoiceChoice:
         """The kind of synthesiser."""
         return VoiceChoice.ESPEAK if self._choice is VoiceChoice.AUTO else self._choice
-
-    @property
-    def reader(self) -> VoiceProcess | None:
-        """The process that reads other languages than English for this one; None if it reads all that it speaks."""
-        return self._reader
 
     @property
     def state(self) -> EngineState:
@@ -207,7 +203,7 @@ class VoiceProcess:
         first = {language: voice for voice, language in reversed(list(self.languages.items()))}
         wider = {primary_subtag(language): voice for language, voice in first.items()}
         # French is that of France.
-        own = {language[:2]: voice for language, voice in first.items() if language == f"{language[:2]}-{language[:2]}"}
+        own = {code: first[f"{code}-{code}"] for code in wider if f"{code}-{code}" in first}
         return {**wider, **own, **first}
 
     def named(self, voice: str) -> str:
@@ -358,9 +354,9 @@ class VoiceProcess:
 
     async def _read(self, text: str, language: str) -> list[PronouncedWord]:
         """Return the words of a text whose language the synthesiser cannot read itself."""
-        if self._reader is None or primary_subtag(language) == "en":
+        if self.reader is None or primary_subtag(language) == "en":
             return []
-        return await self._reader.pronounced(text, language)
+        return await self.reader.pronounced(text, language)
 
     def _new_number(self) -> int:
         number, self._next_number = self._next_number, self._next_number % 0xFFFF_FFFF + 1
