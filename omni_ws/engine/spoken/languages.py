@@ -19,6 +19,15 @@ from omni_ws.core.json_values import primary_subtag
 
 #: The languages with rules of their own here (RFC 5646); English has a module of its own.
 LANGUAGES: Final = ("de", "es", "fr", "it", "pt")
+#: Words of English whose full stop does not end a sentence, in lower case.
+_ABBREVIATIONS: Final = frozenset(
+    (
+        *("mr", "mrs", "ms", "dr", "prof", "rev", "hon", "gen", "col", "capt", "sgt", "lt"),
+        *("st", "mt", "jr", "sr", "ph.d", "inc", "ltd", "co", "corp", "dept", "vs", "etc", "approx"),
+    )
+)
+#: Words that are abbreviations only before a number: "No. 5", but not "No. I did not."
+_BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
 #: The digits of a longer number are read one by one: it is no quantity.
 _MAX_DIGITS: Final = 15
 _KEPT_NUMBERS: Final = 4096
@@ -87,14 +96,18 @@ def rules_of(language: str) -> LanguageRules | None:
     return _loaded(primary_subtag(language)) if primary_subtag(language) in LANGUAGES else None
 
 
+@lru_cache
 def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the words of a language whose full stop ends no sentence, in lower case; the second only before numbers.
 
-    Both are empty for a language without a table.
+    Both are empty for a language other than English and LANGUAGES.
     """
-    if primary_subtag(language) not in LANGUAGES:
+    code = primary_subtag(language)
+    if code == "en":
+        return _ABBREVIATIONS, _BEFORE_NUMBERS
+    if code not in LANGUAGES:
         return frozenset(), frozenset()
-    table = _table(primary_subtag(language))
+    table = _table(code)
     words = (name for name in table["abbreviations"] if name.endswith("."))
     usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
     return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])
