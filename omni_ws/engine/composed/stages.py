@@ -40,6 +40,7 @@ from omni_ws.engine.composed.parts import (
     run_part,
 )
 from omni_ws.engine.continued_input import EarlierParts
+from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.told_language import told_language
@@ -614,7 +615,9 @@ class TtsStage(_EngineStage):
         # Only now is it known which language the user speaks.
         self._speech_language = self._language_to_speak()
         await prepare(self._request.lexicon)
-        speakable = SpeakableText(self._language, lexicon=self._request.lexicon)
+        language = self._language
+        await load_rules(language)
+        speakable = SpeakableText(language, lexicon=self._request.lexicon)
         async with aclosing(_spoken_pieces(first, source, speakable)) as spoken:
             async for pieces in spoken:
                 self._words.add(pieces)

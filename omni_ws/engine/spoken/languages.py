@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
 from omni_ws.core.json_values import primary_subtag
+from omni_ws.engine.threads import Work, run_work
 
 #: The languages with rules of their own here (RFC 5646); English has a module of its own.
 LANGUAGES: Final = ("de", "es", "fr", "it", "pt")
@@ -94,6 +95,18 @@ def rules_of(language: str) -> LanguageRules | None:
     Loading a language takes some 15 ms the first time.
     """
     return _loaded(primary_subtag(language)) if primary_subtag(language) in LANGUAGES else None
+
+
+#: The languages whose rules have been loaded.
+_in_use: Final[set[str]] = set()
+
+
+async def load_rules(language: str) -> None:
+    """Load the rules of a language in a thread, unless they are loaded."""
+    code = primary_subtag(language)
+    if code in LANGUAGES and code not in _in_use:
+        await run_work(Work.FILES, rules_of, code)
+        _in_use.add(code)
 
 
 @lru_cache

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest, OutputWriter
-from omni_ws.engine.spoken.languages import rules_of
+from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.tts.voice_process import VoiceProcess, voice_capabilities
 from omni_ws.engine.tts.voice_table import VoiceTable
 from omni_ws.errors import EngineFailed
@@ -75,7 +74,7 @@ class LanguageVoices:
         self.name, self.model = self._base.name, self._base.model
         for language, choices in self._table.items():
             await self._find_speaker(language, choices)
-            await asyncio.to_thread(rules_of, language)  # which loads them
+            await load_rules(language)
         self._capabilities = self._combined()
 
     async def stop(self) -> None:

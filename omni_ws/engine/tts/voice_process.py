@@ -21,7 +21,6 @@ from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
-from omni_ws.engine.spoken.languages import rules_of
 from omni_ws.engine.tts.speech_engine import clause_by_clause
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
@@ -307,8 +306,6 @@ class VoiceProcess:
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
         voice = self.voice_for(request)
         language = self.languages[voice]
-        if primary_subtag(language) != "en":
-            await asyncio.to_thread(rules_of, language)  # which loads them the first time
         await clause_by_clause(
             request,
             text,
