@@ -12,7 +12,7 @@ import numpy as np
 from support.engine_answers import streamed
 
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
-from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task, heard_language
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
@@ -49,7 +49,7 @@ async def hear(engine: RecogniserEngine, samples: Samples, **fields: Any) -> Hea
         async for output in outputs:
             if isinstance(output, TranscriptOutput) and not output.interim:
                 settled.append(output.text)
-                language = output.hearing.code if output.hearing is not None else language
+                language = heard_language(output.hearing) if output.hearing is not None else language
     return Heard("".join(settled).strip(), time.process_time() - began, len(samples) / SAMPLE_RATE, language)
 
 

@@ -172,11 +172,11 @@ class Hearing:
         moved = (replace(one, start_ms=one.start_ms + by_ms, end_ms=one.end_ms + by_ms) for one in self.segments)
         return self if not by_ms else Hearing(self.language, tuple(moved))
 
-    @property
-    def code(self) -> str | None:
-        """The language as a primary subtag of RFC 5646; None if it is not known, such as a name that we do not have."""
-        code = None if self.language is None else language_code(self.language)
-        return code if code in WHISPER_LANGUAGES else None
+
+def heard_language(hearing: Hearing | None) -> str | None:
+    """Return the language as a primary subtag of RFC 5646; None if it is not known, such as a name we do not have."""
+    code = None if hearing is None or hearing.language is None else language_code(hearing.language)
+    return code if code in WHISPER_LANGUAGES else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,3 +93,8 @@ def language_name(code: str) -> str:
 def language_code(name: str) -> str:
     """Return the code of a language by its English name, in any case; an unknown name is returned unchanged."""
     return _CODE_OF.get(" ".join(name.lower().split()), name)
+
+
+def primary_subtag(language: str) -> str:
+    """Return the primary subtag of a language tag (RFC 5646) in small letters: ``de`` of ``de-AT``."""
+    return language.lower().partition("-")[0]

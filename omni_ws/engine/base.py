@@ -50,6 +50,7 @@ from omni_ws.core.chunks import (
     UrlCitation,
     Usage,
     Word,
+    heard_language,
 )
 from omni_ws.core.history import Message
 from omni_ws.core.token_session import TokenImage, TokenRanges, VisionTokens
@@ -282,7 +283,7 @@ class HeardLanguage:
 
     def note(self, hearing: Hearing | None, *, named: str | None) -> None:
         """Note how a settled transcript was recognised; ``named`` is the language that the client named."""
-        self.code = (None if hearing is None else hearing.code) or named or self.code
+        self.code = heard_language(hearing) or named or self.code
 
 
 class Cut:

@@ -64,15 +64,6 @@ COMMA_AFTER = 60
 #: The maximum length of a clause, in characters: about 20 s of speech, which bounds the memory for its audio.
 MAX_CLAUSE = 300
 
-#: Words whose full stop does not end a sentence, in lower case.
-_ABBREVIATIONS: Final = frozenset(
-    (
-        *("mr", "mrs", "ms", "dr", "prof", "rev", "hon", "gen", "col", "capt", "sgt", "lt"),
-        *("st", "mt", "jr", "sr", "ph.d", "inc", "ltd", "co", "corp", "dept", "vs", "etc", "approx"),
-    )
-)
-#: Words that are abbreviations only before a number: "No. 5", but not "No. I did not."
-_BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
 _INITIALS: Final = re.compile(r"(?:[a-z]\.)+[a-z]")
 _NUMBERING: Final = re.compile(r"\d{1,3}")
 
@@ -115,10 +106,7 @@ class ClauseSplitter:
     def __init__(
         self, *, language: str = "en", first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE
     ) -> None:
-        english = language.partition("-")[0].lower() == "en"
-        self._abbreviations, self._before_numbers = (
-            (_ABBREVIATIONS, _BEFORE_NUMBERS) if english else abbreviations_of(language)
-        )
+        self._abbreviations, self._before_numbers = abbreviations_of(language)
         #: The clause in progress; its length may exceed the limit by one character.
         self._waiting = ""
         #: The length of the whole text so far.
@@ -345,7 +333,7 @@ def _word_before(text: str, end: int) -> str:
     return before.split()[-1].lstrip("\"'“‘([").lower()
 
 
-def _is_abbreviation(word: str, abbreviations: frozenset[str] = _ABBREVIATIONS) -> bool:
+def _is_abbreviation(word: str, abbreviations: frozenset[str]) -> bool:
     """Whether ``word`` is usually written with a full stop."""
     if word in abbreviations or _INITIALS.fullmatch(word):
         return True

@@ -14,7 +14,7 @@ from typing import Final
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.core.json_values import language_name
-from omni_ws.engine.base import Engine, GenerationRequest, HeardLanguage, InputSource
+from omni_ws.engine.base import Engine, GenerationRequest, HeardLanguage
 
 #: The language of a conversation before anybody speaks: nothing is said of it until it changes.
 _FIRST: Final = "en"
@@ -22,17 +22,12 @@ _FIRST: Final = "en"
 
 def told_language(request: GenerationRequest, llm: Engine) -> GenerationRequest:
     """Return ``request`` with notes about the language for ``llm``, unless it hears, or reads ``heard_language``."""
-    source, history = told_input(request.input, request, llm)
-    return request if source is request.input else replace(request, input=source, history=history)
-
-
-def told_input(source: InputSource, request: GenerationRequest, llm: Engine) -> tuple[InputSource, tuple[Message, ...]]:
-    """Return the input and the history of such a request, whose input is ``source``."""
     able = llm.capabilities
     if able.reads_language or Modality.AUDIO in able.input_modalities:
-        return source, request.history
+        return request
     history, told = _noted(request.history)
-    return _NotedInput(aiter(source), request.heard_language, told=told), history
+    source = _NotedInput(aiter(request.input), request.heard_language, told=told)
+    return replace(request, input=source, history=history)
 
 
 def language_note(language: str) -> str:
@@ -42,8 +37,6 @@ def language_note(language: str) -> str:
 
 def _noted(history: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
     """Return the history with a note wherever the language changes, and its last language."""
-    if not any(message.language is not None for message in history):
-        return history, _FIRST
     noted, told = [], _FIRST
     for message in history:
         spoken_in = message.parts[-1].language

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import AudioEncoding, InputChunk, Modality, ToolCall
 from omni_ws.core.file_heads import encoding_by_head
-from omni_ws.core.json_values import language_code
+from omni_ws.core.json_values import language_code, primary_subtag
 from omni_ws.errors import EmptyInput, InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.openai_fields import (
     MAX_CHOICES,
@@ -735,7 +735,7 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
         names |= {f"input_audio.{name}": name for name in spoken}
     return TranscriptionRequest(
         patch=ConfigurationPatch(patch, names, frozenset(body), input_field),
-        language=None if language is None else language.lower().partition("-")[0],
+        language=None if language is None else primary_subtag(language),
         response_format=fields.response_format,
         granularities=granularities or frozenset({"segment"}),
         stream=fields.stream,

@@ -27,6 +27,7 @@ from omni_ws.core.chunks import (
     ToolCallFragment,
     Usage,
     Word,
+    heard_language,
 )
 from omni_ws.wire.openai_requests import TranscriptionRequest
 
@@ -260,7 +261,7 @@ class ChatCompletion:
                 self._audio += chunk.payload
             case OutputModality.TRANSCRIPT if not chunk.interim:
                 self._transcript.append(chunk.text)
-                self._language = self._language if chunk.hearing is None else chunk.hearing.code
+                self._language = self._language if chunk.hearing is None else heard_language(chunk.hearing)
 
     def final(self, chunk: FinalChunk, *, audio: bytes | None = None) -> dict[str, Any]:
         """Return the response. ``audio`` replaces the accumulated audio: a file whose header has the true length."""
@@ -337,7 +338,7 @@ class Base64Stream:
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
     """Return the ``input_transcript`` of a chunk for a transcript of the input."""
-    language = None if chunk.hearing is None else chunk.hearing.code
+    language = heard_language(chunk.hearing)
     told = {} if language is None else {"language": language}
     return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms, **told}
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from omni_ws.core.chunks import AudioEncoding
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.realtime_events import MAX_METADATA, read
 from omni_ws.wire.session_config import SessionConfig, converted
@@ -227,7 +228,7 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
         detection["interrupt_response"] = False  # a turn must not cut short the transcript of the turn before
     input_audio = _format(given.format, "session.audio.input.format")
     language = given.transcription.language if given.transcription else None
-    known = str(language or "").lower().partition("-")[0] in abilities.languages
+    known = primary_subtag(str(language or "")) in abilities.languages
     input_audio["language"] = language if known else None  # it is detected
     if abilities.keywords:
         input_audio["prompt"] = (given.transcription.prompt or None) if given.transcription else None

@@ -11,7 +11,7 @@ import msgspec
 import orjson
 from msgspec import UNSET, Struct, UnsetType
 
-from omni_ws.core.chunks import OutputChunk, OutputModality
+from omni_ws.core.chunks import OutputChunk, OutputModality, heard_language
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.session_config import (
     InputAudioConfig,
@@ -381,7 +381,7 @@ def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
         fields["late"] = True
     if chunk.turn_id is not None:
         fields["turn_id"] = chunk.turn_id
-    if chunk.hearing is not None and (language := chunk.hearing.code) is not None:
+    if (language := heard_language(chunk.hearing)) is not None:
         fields["language"] = language
     if chunk.words:
         fields["words"] = [WordTime(word.text, word.start_ms, word.end_ms) for word in chunk.words]

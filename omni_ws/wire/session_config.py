@@ -20,6 +20,7 @@ from omni_ws.core.chunks import (
     StartTrigger,
     Task,
 )
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.core.request_input import ALIGNMENT_WINDOW_MS, MAX_ALIGNMENT_WINDOW_MS, Alignment
 from omni_ws.core.start_policy import DEFAULT_MIN_LENGTH, ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.errors import InvalidValue
@@ -102,11 +103,6 @@ def spoken_language(audio: InputAudioConfig) -> str | None:
 def spoken_languages(audio: InputAudioConfig) -> frozenset[str]:
     """Return the primary subtags of the languages among which the client has the spoken one detected; empty: all."""
     return frozenset(() if isinstance(audio.languages, UnsetType) else map(primary_subtag, audio.languages))
-
-
-def primary_subtag(language: str) -> str:
-    """Return the primary subtag of a language tag (RFC 5646) in small letters: ``de`` of ``de-AT``."""
-    return language.lower().partition("-")[0]
 
 
 def expected_text(audio: InputAudioConfig) -> str:

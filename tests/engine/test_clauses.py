@@ -24,7 +24,9 @@ from omni_ws.engine.clauses import (
     first_clause_of,
     is_speakable,
 )
+from omni_ws.engine.spoken.languages import abbreviations_of
 
+ENGLISH, _ = abbreviations_of("en")
 #: Words between which the splitter has to decide: abbreviations, numbers, list numbers, quotes, long words.
 PIECES = ("Dr.", "No.", "e.g.", "3.5", "1,000", "5", "1.", "so,", 'end."', "what?!", "ok:", "\n", "好。", "w" * 70, "a")
 
@@ -188,7 +190,7 @@ def end_of_first_clause(text: str, comma_after: int, longest: int) -> int | None
             continue
         word = re.split(r"\s", text[max(0, start - 20) : start])[-1].lstrip("\"'“‘([").lower()
         word = word if text[start] == "." else ""
-        if _is_abbreviation(word) or re.fullmatch(r"\d{1,3}", text[:start]):
+        if _is_abbreviation(word, ENGLISH) or re.fullmatch(r"\d{1,3}", text[:start]):
             continue
         if word in BEFORE_NUMBERS:
             following = text[end:].lstrip()

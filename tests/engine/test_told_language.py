@@ -59,9 +59,10 @@ async def test_what_was_told_once_is_told_in_the_same_words_for_ever() -> None:
         history += (Message("user", "hola", language=language), Message("assistant", "sí"))
 
 
-async def test_the_note_follows_the_last_part_of_a_message() -> None:
+@pytest.mark.parametrize("first", ["es", None])
+async def test_the_note_follows_the_last_part_of_a_message(first: str | None) -> None:
     more = (Message("user", "segundo", language="es"),)
-    request = request_of(Input("hola"), history=(Message("user", "primero", language="es", more=more),))
+    request = request_of(Input("hola"), history=(Message("user", "primero", language=first, more=more),))
     request = told_language(request, RetortEngine())
     assert [part.text for part in request.history[0].parts] == ["primero", "segundo" + SPANISH]
 

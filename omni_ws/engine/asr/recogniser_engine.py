@@ -16,7 +16,7 @@ import numpy as np
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.speech_watch import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, load_detector
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word, heard_language
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
@@ -245,7 +245,7 @@ class Listener:
                             yield transcript
         await self._guess_if_free()
         if self._tells_guesses and (guess := self._transcript) is not None and (heard := guess.guessed()).text:
-            language = None if heard.hearing is None else heard.hearing.code
+            language = heard_language(heard.hearing)
             yield TranscriptGuess(self._separator + heard.text, language)
 
     def input_over(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage, Word
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.answer_limit import SpokenLimit, count_history, count_words
 from omni_ws.engine.base import (
     AudioOutput,
@@ -39,10 +40,10 @@ from omni_ws.engine.composed.parts import (
     run_part,
 )
 from omni_ws.engine.continued_input import EarlierParts
-from omni_ws.engine.spoken.languages import primary
+from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
-from omni_ws.engine.told_language import told_input
+from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
 
@@ -427,11 +428,10 @@ class LlmStage(_EngineStage):
         self._outputs, self._sink = outputs, sink
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
-        told, history = told_input(given, self._request, self._engine)
-        fields: dict[str, Any] = {"input": told, "history": history, "input_mode": mode_of(self._engine)}
+        fields: dict[str, Any] = {"input": given, "input_mode": mode_of(self._engine)}
         if self._spoken:
             fields |= {"modalities": frozenset({OutputModality.TEXT}), "voice": None, "speed": 1.0, "lexicon": {}}
-        request = replace(self._request, **fields)
+        request = told_language(replace(self._request, **fields), self._engine)
         try:
             async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
                 with failures_of(Role.LLM, self._engine, request_id=request.request_id):
@@ -615,7 +615,9 @@ class TtsStage(_EngineStage):
         # Only now is it known which language the user speaks.
         self._speech_language = self._language_to_speak()
         await prepare(self._request.lexicon)
-        speakable = SpeakableText(self._language, lexicon=self._request.lexicon)
+        language = self._language
+        await load_rules(language)
+        speakable = SpeakableText(language, lexicon=self._request.lexicon)
         async with aclosing(_spoken_pieces(first, source, speakable)) as spoken:
             async for pieces in spoken:
                 self._words.add(pieces)
@@ -637,7 +639,9 @@ class TtsStage(_EngineStage):
         able = self._engine.capabilities
         voice = self._request.voice or next(iter(able.voices), "")
         reads, spoken_in = able.voice_languages.get(voice, ""), self._request.heard_language.now
-        foreign = spoken_in is not None and spoken_in not in able.speech_languages and spoken_in != primary(reads)
+        foreign = (
+            spoken_in is not None and spoken_in not in able.speech_languages and spoken_in != primary_subtag(reads)
+        )
         return "" if foreign else reads
 
     def _language_to_speak(self) -> str | None:

@@ -15,8 +15,20 @@ from importlib import import_module, resources
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
+from omni_ws.core.json_values import primary_subtag
+from omni_ws.engine.threads import Work, run_work
+
 #: The languages with rules of their own here (RFC 5646); English has a module of its own.
 LANGUAGES: Final = ("de", "es", "fr", "it", "pt")
+#: Words of English whose full stop does not end a sentence, in lower case.
+_ABBREVIATIONS: Final = frozenset(
+    (
+        *("mr", "mrs", "ms", "dr", "prof", "rev", "hon", "gen", "col", "capt", "sgt", "lt"),
+        *("st", "mt", "jr", "sr", "ph.d", "inc", "ltd", "co", "corp", "dept", "vs", "etc", "approx"),
+    )
+)
+#: Words that are abbreviations only before a number: "No. 5", but not "No. I did not."
+_BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
 #: The digits of a longer number are read one by one: it is no quantity.
 _MAX_DIGITS: Final = 15
 _KEPT_NUMBERS: Final = 4096
@@ -72,14 +84,9 @@ class SpokenRules(Protocol):
         ...
 
 
-def primary(language: str) -> str:
-    """Return the primary subtag of a language (RFC 5646): "pt" of "pt-BR"."""
-    return language.partition("-")[0].lower()
-
-
 def has_rules(language: str) -> bool:
     """Whether numbers and signs of a language are put into words here."""
-    return primary(language) == "en" or rules_of(language) is not None
+    return primary_subtag(language) == "en" or rules_of(language) is not None
 
 
 def rules_of(language: str) -> LanguageRules | None:
@@ -87,17 +94,33 @@ def rules_of(language: str) -> LanguageRules | None:
 
     Loading a language takes some 15 ms the first time.
     """
-    return _loaded(primary(language)) if primary(language) in LANGUAGES else None
+    return _loaded(primary_subtag(language)) if primary_subtag(language) in LANGUAGES else None
 
 
+#: The languages whose rules have been loaded.
+_in_use: Final[set[str]] = set()
+
+
+async def load_rules(language: str) -> None:
+    """Load the rules of a language in a thread, unless they are loaded."""
+    code = primary_subtag(language)
+    if code in LANGUAGES and code not in _in_use:
+        await run_work(Work.FILES, rules_of, code)
+        _in_use.add(code)
+
+
+@lru_cache
 def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the words of a language whose full stop ends no sentence, in lower case; the second only before numbers.
 
-    Both are empty for a language without a table.
+    Both are empty for a language other than English and LANGUAGES.
     """
-    if primary(language) not in LANGUAGES:
+    code = primary_subtag(language)
+    if code == "en":
+        return _ABBREVIATIONS, _BEFORE_NUMBERS
+    if code not in LANGUAGES:
         return frozenset(), frozenset()
-    table = _table(primary(language))
+    table = _table(code)
     words = (name for name in table["abbreviations"] if name.endswith("."))
     usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
     return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from omni_ws.core.chunks import Word
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.spoken import english
 from omni_ws.engine.spoken.languages import LanguageRules, SpokenRules, rules_of
 from omni_ws.engine.spoken.lexicon import UNSPACED, LexiconReader, Reading, TextWord, lexicon_of
@@ -445,7 +446,7 @@ _ENGLISH_PHRASES: Final = {
 
 def _rules_and_phrases(language: str) -> tuple[SpokenRules | None, Mapping[str, str]]:
     """Return the rules of a language and its phrases; None and none for a language without rules."""
-    if language.partition("-")[0].lower() == "en":
+    if primary_subtag(language) == "en":
         return english, _ENGLISH_PHRASES
     rules = rules_of(language)
     return rules, {} if rules is None else rules.phrases

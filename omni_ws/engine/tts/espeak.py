@@ -7,10 +7,9 @@ import ctypes.util
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Any, Final
 
-from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, Speak, SpokenWord, SynthesisListener, VoiceFacts
 
 DEFAULT_LANGUAGE = "en-us"
 CHUNK_MS = 60
@@ -87,18 +86,10 @@ class Espeak:
         )
         self.facts = VoiceFacts(f"espeak-ng {version}", f"{source}, GPLv3, own process", tuple(names), languages)
 
-    def speak(
-        self,
-        text: str,
-        voice: str,
-        listener: SynthesisListener,
-        *,
-        speed: float,
-        pronounced: Sequence[PronouncedWord] = (),
-    ) -> None:
-        plain = text.replace("\0", " ")
+    def speak(self, asked: Speak, listener: SynthesisListener) -> None:
+        plain = asked.text.replace("\0", " ")
         self._listener, self._times = listener, WordTimes(plain)
-        self._synthesise(plain, voice, speed)
+        self._synthesise(plain, asked.voice, asked.speed)
 
     def pronounced(self, text: str, voice: str) -> list[PronouncedWord]:
         """Return the words of a text as a voice pronounces them in it.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.vad import OnnxNetwork, runtime_library
-from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.synthesiser import NoVoice, Speak, SpokenWord, SynthesisListener, VoiceFacts
 from omni_ws.errors import EngineFailed
 
 SAMPLE_RATE: Final = 24_000
@@ -72,19 +72,11 @@ class Hibari:
         source = "".join((file.name, *notes))
         self.facts = VoiceFacts(f"hibari {__version__}", source, (name,), {name: language}, latin_only=True)
 
-    def speak(
-        self,
-        text: str,
-        voice: str,
-        listener: SynthesisListener,
-        *,
-        speed: float,
-        pronounced: Sequence[PronouncedWord] = (),
-    ) -> None:
+    def speak(self, asked: Speak, listener: SynthesisListener) -> None:
         spoken = SpokenPieces(listener)
-        for piece in self._reader.pieces(text):
-            samples, ends = self._samples(self._network, self._outputs, piece.ids, speed)
-            if not spoken.say(samples, piece.words, ends, speed):
+        for piece in self._reader.pieces(asked.text):
+            samples, ends = self._samples(self._network, self._outputs, piece.ids, asked.speed)
+            if not spoken.say(samples, piece.words, ends, asked.speed):
                 return
 
     def interrupt(self) -> None:

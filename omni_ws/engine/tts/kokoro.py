@@ -17,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from omni_ws.engine.tts.hibari import Alphabet, HibariReader, ReadPiece, SpokenPieces, with_output
-from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.synthesiser import NoVoice, PronouncedWord, Speak, SpokenWord, SynthesisListener, VoiceFacts
 
 _NETWORK: Final = "kokoro-v1.0.int8.onnx"
 #: The language of a voice, by the first letter of its name; the second is f or m. Voices of other languages are left
@@ -69,32 +69,25 @@ class Kokoro:
             *("kokoro 1.0", source, tuple(names), self._languages), latin_only=True, pace=self._measured_pace()
         )
 
-    def speak(
-        self,
-        text: str,
-        voice: str,
-        listener: SynthesisListener,
-        *,
-        speed: float,
-        pronounced: Sequence[PronouncedWord] = (),
-    ) -> None:
+    def speak(self, asked: Speak, listener: SynthesisListener) -> None:
         options = self._run_options = onnxruntime.RunOptions()
-        styles = np.fromfile(self._files[voice], np.float32).reshape(-1, 1, _STYLE_VALUES)
+        styles = np.fromfile(self._files[asked.voice], np.float32).reshape(-1, 1, _STYLE_VALUES)
         spoken = SpokenPieces(listener)
-        for piece in self._pieces(text, voice, pronounced):
+        for piece in self._pieces(asked):
             try:
-                samples, ends = self._samples(piece.ids, styles, speed, options)
+                samples, ends = self._samples(piece.ids, styles, asked.speed, options)
             except Exception:
                 if options.terminate:
                     return
                 raise
-            if not spoken.say(samples, piece.words, ends, speed):
+            if not spoken.say(samples, piece.words, ends, asked.speed):
                 return
 
-    def _pieces(self, text: str, voice: str, pronounced: Sequence[PronouncedWord]) -> Iterator[ReadPiece]:
-        if (reader := self._readers.get(self._languages[voice])) is not None:
-            return reader.pieces(text)
-        words = [self._alphabet.word(written, phonemes) for written, phonemes in pronounced_words(text, pronounced)]
+    def _pieces(self, asked: Speak) -> Iterator[ReadPiece]:
+        if (reader := self._readers.get(self._languages[asked.voice])) is not None:
+            return reader.pieces(asked.text)
+        told = pronounced_words(asked.text, asked.pronounced)
+        words = [self._alphabet.word(written, phonemes) for written, phonemes in told]
         return self._alphabet.pieces([word for word in words if word.ids])
 
     def interrupt(self) -> None:
@@ -119,7 +112,7 @@ class Kokoro:
         best = float("inf")
         for _ in range(_TRIALS):
             heard, began = _Length(), time.process_time()
-            self.speak(_TRIAL, _FIRST[0], heard, speed=1.0)
+            self.speak(Speak(0, _FIRST[0], 1.0, _TRIAL), heard)
             best = min(best, (time.process_time() - began) / heard.sec)
             if best <= 1:
                 break

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.core.chunks import OutputModality, Task
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest, OutputWriter
-from omni_ws.engine.spoken.languages import primary, rules_of
-from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.engine.spoken.languages import load_rules
+from omni_ws.engine.tts.voice_process import VoiceProcess, voice_capabilities
 from omni_ws.engine.tts.voice_table import VoiceTable
 from omni_ws.errors import EngineFailed
 
@@ -75,7 +74,7 @@ class LanguageVoices:
         self.name, self.model = self._base.name, self._base.model
         for language, choices in self._table.items():
             await self._find_speaker(language, choices)
-            await asyncio.to_thread(rules_of, language)  # which loads them
+            await load_rules(language)
         self._capabilities = self._combined()
 
     async def stop(self) -> None:
@@ -101,7 +100,7 @@ class LanguageVoices:
 
     def _speaks(self, voice: str | None, language: str | None) -> bool:
         """Whether the client named a voice of this language."""
-        return voice is not None and primary(self.capabilities.voice_languages.get(voice, "")) == language
+        return voice is not None and primary_subtag(self.capabilities.voice_languages.get(voice, "")) == language
 
     async def _find_speaker(self, language: str, choices: Sequence[str]) -> None:
         """Find the first of some voices that starts. Raises EngineFailed if none does for a required language."""
@@ -144,18 +143,9 @@ class LanguageVoices:
         base = self._base.capabilities
         languages, aliases = dict(base.voice_languages), dict(base.voice_aliases)
         for language, speaker in self._speakers.items():
-            theirs = {name: its for name, its in speaker.process.languages.items() if primary(its) == language}
+            theirs = {name: its for name, its in speaker.process.languages.items() if primary_subtag(its) == language}
             languages |= {speaker.voice: theirs.get(speaker.voice, language), **theirs}
             aliases[language] = speaker.voice
         first = [self._speakers[self._first].voice] if self._first in self._speakers else []
         voices = tuple(dict.fromkeys((*first, *base.voices, *languages)))
-        return replace(
-            base,
-            output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
-            tasks=frozenset({Task.SPEECH} if voices else ()),
-            voices=voices,
-            voice_aliases=aliases,
-            voice_languages=languages,
-            speech_languages=base.speech_languages | {primary(language) for language in languages.values()},
-            speed=bool(voices),
-        )
+        return voice_capabilities(voices, aliases, languages)

@@ -29,7 +29,7 @@ from omni_ws.engine.clauses import (
 )
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.spoken.languages import has_rules
+from omni_ws.engine.spoken.languages import has_rules, load_rules
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
@@ -202,6 +202,7 @@ async def clause_by_clause(
     text. If it is ``latin_only``, text without a Latin letter raises InvalidValue. If it is ``slow``, the first clause
     is as short as possible, even if the text is complete.
     """
+    await load_rules(language)
     reads_numbers = not request.options.spoken_form and has_rules(language)
     comma_after, begin_after_sec = first_clause_of(request.input)
     if slow:

@@ -5,7 +5,7 @@ Imports little, so that the worker starts fast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -68,16 +68,8 @@ class Synthesiser(Protocol):
     @property
     def facts(self) -> VoiceFacts: ...
 
-    def speak(
-        self,
-        text: str,
-        voice: str,
-        listener: SynthesisListener,
-        *,
-        speed: float,
-        pronounced: Sequence[PronouncedWord] = (),
-    ) -> None:
-        """Speak a text. ``pronounced`` are its words for a voice that cannot read the language of the text itself."""
+    def speak(self, asked: Speak, listener: SynthesisListener) -> None:
+        """Speak a text."""
         ...
 
     def interrupt(self) -> None:
@@ -89,7 +81,10 @@ class Synthesiser(Protocol):
 
 
 class Speak(msgspec.Struct, frozen=True, tag=True):
-    """Order to speak ``text``; the worker answers with SpokenPcm and SpokenWords, and then Done."""
+    """Order to speak ``text``; the worker answers with SpokenPcm and SpokenWords, and then Done.
+
+    ``pronounced`` are its words for a voice that cannot read the language of the text itself.
+    """
 
     job: int
     voice: str

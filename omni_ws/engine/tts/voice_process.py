@@ -17,10 +17,10 @@ from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_by
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Modality, OutputModality, Task, Word
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
-from omni_ws.engine.spoken.languages import primary, rules_of
 from omni_ws.engine.tts.speech_engine import clause_by_clause
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
@@ -100,6 +100,26 @@ class _Job:
         self.output.close()
 
 
+def voice_capabilities(
+    voices: tuple[str, ...], aliases: Mapping[str, str], languages: Mapping[str, str]
+) -> EngineCapabilities:
+    """Return the capabilities of a Voice of one or more processes, which has ``voices`` of ``languages``."""
+    return EngineCapabilities(
+        input_modalities=frozenset({Modality.TEXT}),
+        output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
+        tasks=frozenset({Task.SPEECH} if voices else ()),
+        extend=True,
+        voices=voices,
+        voice_aliases=aliases,
+        voice_languages=languages,
+        speech_languages=frozenset(map(primary_subtag, languages.values())),
+        speed=bool(voices),
+        lexicon=bool(voices),
+        sampling=frozenset({"max_tokens", "stop"}),
+        sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+    )
+
+
 class VoiceProcess:
     """A Voice (hibari, Kokoro or espeak-ng): gives its worker process one job at a time, and restarts it if it dies.
 
@@ -135,7 +155,8 @@ class VoiceProcess:
         self.default_named = default_voice is not None
         self._file = file
         self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
-        self._reader = reader or self._own_reader
+        #: The process that reads other languages than English for this one; None if it reads all that it speaks.
+        self.reader = reader or self._own_reader
         self._starting = asyncio.Lock()
         self._patience = KOKORO_TIMEOUTS if choice is VoiceChoice.KOKORO else 1.0
         self._waiting: deque[_Job] = deque()
@@ -155,31 +176,12 @@ class VoiceProcess:
         return VoiceChoice.ESPEAK if self._choice is VoiceChoice.AUTO else self._choice
 
     @property
-    def reader(self) -> VoiceProcess | None:
-        """The process that reads other languages than English for this one; None if it reads all that it speaks."""
-        return self._reader
-
-    @property
     def state(self) -> EngineState:
         return EngineState.OK if self.healthy else EngineState.UNHEALTHY
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        voices = self.voices
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
-            tasks=frozenset({Task.SPEECH} if voices else ()),
-            extend=True,
-            voices=voices,
-            voice_aliases=self.aliases,
-            voice_languages=self.languages,
-            speech_languages=frozenset(map(primary, self.languages.values())),
-            speed=bool(voices),
-            lexicon=bool(voices),
-            sampling=frozenset({"max_tokens", "stop"}),
-            sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
-        )
+        return voice_capabilities(self.voices, self.aliases, self.languages)
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -198,9 +200,9 @@ class VoiceProcess:
     def aliases(self) -> Mapping[str, str]:
         """The first voice of each language, by the language with its region ("en-us") and without ("en")."""
         first = {language: voice for voice, language in reversed(list(self.languages.items()))}
-        wider = {primary(language): voice for language, voice in first.items()}
+        wider = {primary_subtag(language): voice for language, voice in first.items()}
         # French is that of France.
-        own = {language[:2]: voice for language, voice in first.items() if language == f"{language[:2]}-{language[:2]}"}
+        own = {code: first[f"{code}-{code}"] for code in wider if f"{code}-{code}" in first}
         return {**wider, **own, **first}
 
     def named(self, voice: str) -> str:
@@ -284,7 +286,11 @@ class VoiceProcess:
         """Return the name of the voice that speaks a request. Raises InvalidValue if it names none of these."""
         voice = self.voices[0] if request.voice is None else self.check(request.voice)
         language = request.speech_language
-        return voice if language in (None, primary(self.languages[voice])) else self.aliases.get(language or "", voice)
+        return (
+            voice
+            if language in (None, primary_subtag(self.languages[voice]))
+            else self.aliases.get(language or "", voice)
+        )
 
     def check(self, voice: str) -> str:
         """Return the name of ``voice``. Raises InvalidValue if there is no such voice."""
@@ -300,15 +306,13 @@ class VoiceProcess:
             raise UnsupportedParameter(f"this server has no voice; {reason}", param="task")
         voice = self.voice_for(request)
         language = self.languages[voice]
-        if primary(language) != "en":
-            await asyncio.to_thread(rules_of, language)  # which loads them the first time
         await clause_by_clause(
             request,
             text,
             out,
             lambda clause: self.say(clause, voice=voice, speed=request.speed),
             language=language,
-            latin_only=self.facts.latin_only and primary(language) == "en",
+            latin_only=self.facts.latin_only and primary_subtag(language) == "en",
             tells_words=True,
             slow=self.facts.pace > 0,
         )
@@ -347,9 +351,9 @@ class VoiceProcess:
 
     async def _read(self, text: str, language: str) -> list[PronouncedWord]:
         """Return the words of a text whose language the synthesiser cannot read itself."""
-        if self._reader is None or primary(language) == "en":
+        if self.reader is None or primary_subtag(language) == "en":
             return []
-        return await self._reader.pronounced(text, language)
+        return await self.reader.pronounced(text, language)
 
     def _new_number(self) -> int:
         number, self._next_number = self._next_number, self._next_number % 0xFFFF_FFFF + 1

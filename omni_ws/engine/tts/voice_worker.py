@@ -58,8 +58,7 @@ class _Worker:
             assert isinstance(synthesiser, Espeak)
             self.link.send(Pronounced(asked.job, synthesiser.pronounced(asked.text, asked.voice)))
         else:
-            words = asked.pronounced
-            synthesiser.speak(asked.text, asked.voice, self, speed=asked.speed, pronounced=words)
+            synthesiser.speak(asked, self)
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
         if self._job == self._cancelled:

@@ -26,6 +26,7 @@ from omni_ws.core.chunks import (
     ToolCall,
     Usage,
     WordsKnown,
+    heard_language,
 )
 from omni_ws.core.history import MAX_SPEECH_BYTES, RUN_OVERHEAD_BYTES, TOKENS_PER_SEC, Message, Speech
 from omni_ws.core.ledger import Ledger
@@ -555,8 +556,7 @@ class Request:
 
     def language_of(self, transcript: TranscriptOutput) -> str | None:
         """Return the language of a transcript of the input: the one that was heard, or that the client named."""
-        heard = None if transcript.hearing is None else transcript.hearing.code
-        return heard or spoken_language(self.config.input_audio)
+        return heard_language(transcript.hearing) or spoken_language(self.config.input_audio)
 
     def settle(self) -> None:
         """Settle the interim transcript, if there is one: no better one follows."""

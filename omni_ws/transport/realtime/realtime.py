@@ -18,6 +18,7 @@ from omni_ws.core.chunks import (
     OutputChunk,
     OutputModality,
     WordsKnown,
+    heard_language,
 )
 from omni_ws.core.history import Message
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
@@ -498,7 +499,7 @@ class RealtimeDialect:
 
     def _transcript(self, turn: Turn, chunk: OutputChunk) -> Iterator[Event]:
         text = chunk.text
-        turn.hear(text, language=None if chunk.hearing is None else chunk.hearing.code)
+        turn.hear(text, language=heard_language(chunk.hearing))
         if self._session.wants_transcripts and text and not turn.cleared:
             yield _transcription(turn, "delta", delta=text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from omni_ws.core.chunks import Word
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.spoken import languages
-from omni_ws.engine.spoken.languages import LANGUAGES, rules_of
+from omni_ws.engine.spoken.languages import LANGUAGES, load_rules, rules_of
 from omni_ws.engine.spoken.speakable_text import SpeakableText, WrittenWords, spoken_form
 
 pytest.importorskip("unicode_rbnf")
@@ -71,6 +72,19 @@ def test_what_cannot_be_read_is_named_in_the_language(language: str, text: str, 
 def test_text_of_other_languages_goes_to_the_voice_as_it_is(language: str) -> None:
     assert rules_of(language) is None
     assert read("**21** euro, 3-5 km, Dr. No. 5", language) == "21 euro, 3-5 km, Dr. No. 5"
+
+
+async def test_rules_are_loaded_once_and_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[tuple[str, bool]] = []
+
+    def load(language: str) -> None:
+        loaded.append((language, threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr(languages, "_in_use", set())
+    monkeypatch.setattr(languages, "rules_of", load)
+    for language in ("es-MX", "ES", "de", "en", "nl", ""):
+        await load_rules(language)
+    assert loaded == [("es", False), ("de", False)]
 
 
 def test_without_the_package_numbers_go_to_the_voice_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from support.real_models import fetched
 from omni_ws.audio.pcm import StreamResampler
 from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.tts.hibari import SAMPLE_RATE, Hibari
-from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord
+from omni_ws.engine.tts.synthesiser import NoVoice, Speak, SpokenWord
 
 pytestmark = [pytest.mark.slow]
 
@@ -79,7 +79,7 @@ def whisper() -> WhisperModel:
 
 def spoken(hibari: Hibari, text: str, *, speed: float = 1.0, patience: int = 1 << 30) -> Listening:
     listening = Listening(patience)
-    hibari.speak(text, "heart", listening, speed=speed)
+    hibari.speak(Speak(0, "heart", speed, text), listening)
     return listening
 
 

@@ -18,8 +18,8 @@ from omni_ws.audio.pcm import as_samples
 from omni_ws.config import ConfigurationError, load
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, GenerationRequest
-from omni_ws.engine.spoken.languages import primary
 from omni_ws.engine.tts import voice_process
 from omni_ws.engine.tts.language_voices import LanguageVoices
 from omni_ws.engine.tts.speech_engine import SpeechEngine
@@ -130,7 +130,7 @@ async def test_without_english_the_first_language_has_the_default_voice(argv: st
     await engine.start()
     try:
         able, base = engine.capabilities, engine.voice._base
-        assert primary(able.voice_languages[able.voices[0]]) == default
+        assert primary_subtag(able.voice_languages[able.voices[0]]) == default
         said: list[str | None] = []
 
         def say(text: str, *, voice: str | None = None, speed: float = 1.0) -> AsyncGenerator[AudioOutput, None]:
@@ -140,7 +140,7 @@ async def test_without_english_the_first_language_has_the_default_voice(argv: st
         base.say = say  # type: ignore[method-assign]
         for fields in ({}, {"speech_language": "es"}, {"voice": "English (Scotland)"}):
             await spoken(engine, asked("Nada.", **fields))
-        assert [primary(base.languages[name or base.voices[0]]) for name in said] == [default, "es", "en"]
+        assert [primary_subtag(base.languages[name or base.voices[0]]) for name in said] == [default, "es", "en"]
     finally:
         await engine.stop()
 
@@ -220,6 +220,16 @@ async def test_a_language_that_espeak_does_not_speak() -> None:
     with pytest.raises(EngineFailed, match="no voice for xx: espeak:xx: espeak-ng has no voice 'xx'"):
         await required.start()
     await required.stop()
+
+
+async def test_a_lexicon_is_read_where_only_the_table_has_voices() -> None:
+    voices = LanguageVoices(VoiceProcess(VoiceChoice.NONE), {"es": ("espeak:es",)})
+    assert not voices.capabilities.lexicon
+    await voices.start()
+    try:
+        assert voices.capabilities.lexicon
+    finally:
+        await voices.stop()
 
 
 @pytest.mark.slow
