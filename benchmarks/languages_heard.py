@@ -1,8 +1,8 @@
 """Languages that are heard: words that Whisper base mishears in six languages, and the languages that it detects.
 
 Twenty sentences of each language. Of English, Spanish, French and Italian people read them, out of packages
-(speech/corpus.lock); of Portuguese and German a voice does. Each is recognised twice: in the language that is named,
-and in the one that is detected among the six, as in one conversation that changes its language every four sentences.
+(speech/corpus.lock); of Portuguese and German a voice does. Whisper recognises each twice: first it is told the
+language; then it detects it among the six, in one conversation that changes its language every four sentences.
 Then single words, each after a sentence of another language, which must not change it.
 """
 
@@ -155,10 +155,10 @@ async def measure(options: argparse.Namespace) -> bool:
     finally:
         await engine.stop()
     met = print_sentences(found)
-    for by, told in (("people", True), ("voices", False)):
-        these = [one for one in changes if (one.language in READ) is told]
+    for by, is_read in (("people", True), ("voices", False)):
+        these = [one for one in changes if (one.language in READ) == is_read]
         noticed = sum(one.detected is not None and one.detected.language == one.language for one in these)
-        print(f"\nChanges of the language that the first sentence told, of {by}: {noticed} of {len(these)}")
+        print(f"\nChanges of language that were noticed in the first sentence, said by {by}: {noticed} of {len(these)}")
     print(f"Single words after a sentence of another language that left the language as it was: {kept} of {words}")
     for one in (one for each in found.values() for one in each) if options.details else ():
         assert one.named is not None

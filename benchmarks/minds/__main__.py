@@ -62,7 +62,9 @@ def _model(url: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.minds", description=__doc__)
     parser.add_argument("url", nargs="?", help="a server that runs, such as http://127.0.0.1:8080/v1")
-    parser.add_argument("--llm", help="the mind of that server, or of the one that is started [rules]")
+    parser.add_argument(
+        "--llm", help="with a URL: the mind that this server has; without: the mind to start a server with [rules]"
+    )
     options = parser.parse_args(arguments)
     if options.url is not None and options.llm is None:
         parser.error("name the mind of the server with --llm: it gets the instructions of that mind")

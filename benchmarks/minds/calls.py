@@ -24,7 +24,7 @@ from benchmarks.server_process import child_processes, cpu_seconds, free_port, p
 
 REQUESTS: Final = Path(__file__).with_name("calls.toml")
 AGENT: Final = Path(__file__).with_name("agent.py")
-#: Of the requests and of what they ask for, with the least that counts as enough.
+#: The kinds of requests in `calls.toml`, each with how many must be right.
 KINDS: Final = {"one": 18, "two": 0, "none": 0}
 #: Of what is read aloud, in Hz.
 SPEECH_RATE: Final = 24_000

@@ -1,9 +1,9 @@
 """``python -m benchmarks.minds.turns [--llm MIND]``: how soon a mind that is a model answers aloud, on a quiet machine.
 
-Twenty of the facts of ``sentences.toml`` are said in real time, each in a conversation of its own, by another voice
-than the one that answers. The end of the speech is that of the last 20 ms within 26 dB of the loudest. The CPU time is
-that of all processes of the server from the beginning of the speech to the first audio, and of the model's alone, which
-is the one that takes the most. Memory is that of all processes (PSS), at the end.
+Another voice than the one that answers says twenty of the facts of ``sentences.toml`` in real time, each in a
+conversation of its own. Speech ends with the last 20 ms whose level is within 26 dB of the loudest. CPU time is counted
+from the beginning of the speech to the first audio: that of all processes of the server, and that of the model alone,
+which is taken to be the process that uses most. Memory (PSS) is that of all processes, at the end.
 """
 
 from __future__ import annotations
