@@ -11,13 +11,11 @@ import json
 import time
 import tomllib
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from benchmarks.server_process import free_port, running
+from benchmarks.minds.spoken import serving
 from omni_ws.config.parts import LlmConfig
 
 _ROLES = ("user", "assistant")
@@ -45,14 +43,6 @@ def _answer(url: str, messages: list[dict[str, str]]) -> str:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
-def wait_until_ready(health: str) -> None:
-    while True:
-        with suppress(HTTPError):
-            urlopen(health).close()
-            return
-        time.sleep(0.1)
-
-
 @cache
 def _model(url: str) -> str:
     with urlopen(f"{url}/models") as response:
@@ -73,10 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.url is not None:
         ask(options.url, instructions)
         return
-    port = free_port()
-    parts = ("--llm", llm, "--asr", "none", "--tts", "espeak", "--log-level", "warning")
-    with running("omni_ws", "serve", *parts, port=port):
-        wait_until_ready(f"http://127.0.0.1:{port}/health")
+    with serving("--llm", llm, "--asr", "none", "--tts", "espeak") as (port, _):
         ask(f"http://127.0.0.1:{port}/v1", instructions)
 
 
