@@ -28,7 +28,7 @@ from benchmarks.asr import new_engine
 from benchmarks.speech.corpus import Clip, telephone_prompts
 from benchmarks.speech.hearing import Heard, hear, whole_request
 from benchmarks.speech.word_errors import WordErrors, compared, total
-from omni_ws.audio.pcm import StreamResampler, as_samples
+from omni_ws.audio.pcm import as_samples, resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.core.json_values import language_name
@@ -124,9 +124,7 @@ async def spoken(engines: Sequence[SpeechEngine], text: str, language: str) -> C
         if isinstance(output, AudioOutput):
             rate = output.sample_rate
             pieces.append(as_samples(output.samples))
-    resampler = StreamResampler(rate, SAMPLE_RATE)
-    samples = np.concatenate([resampler.process(np.concatenate(pieces)), resampler.flush()])
-    return Clip(text, engine.voice.name, text, samples)
+    return Clip(text, engine.voice.name, text, resampled(np.concatenate(pieces), rate, SAMPLE_RATE))
 
 
 async def sentences(languages: Sequence[str], count: int) -> dict[str, list[Sentence]]:

@@ -21,7 +21,7 @@ from benchmarks.embedded import SAMPLE_RATE, Clip, Report, percentile, speak
 from benchmarks.minds.__main__ import SENTENCES
 from benchmarks.minds.spoken import SPEECH_RATE, options_of, read_aloud, serving
 from benchmarks.server_process import child_processes, cpu_seconds, proportional_gb
-from omni_ws.audio.pcm import StreamResampler
+from omni_ws.audio.pcm import resampled
 
 TURNS: Final = 20
 #: Targets: seconds by the part of the turns; GB.
@@ -31,8 +31,7 @@ MAX_MEMORY: Final = 1.9
 
 def clip_of(file: str) -> Clip:
     samples = np.frombuffer(Path(file).read_bytes(), "<i2").astype(np.float32) / np.float32(32768)
-    resampler = StreamResampler(SPEECH_RATE, SAMPLE_RATE)
-    heard = np.concatenate([resampler.process(samples), resampler.flush()])
+    heard = resampled(samples, SPEECH_RATE, SAMPLE_RATE)
     return Clip(Path(file).stem, np.rint(heard * 32767).astype("<i2").tobytes())
 
 
