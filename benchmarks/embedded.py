@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,14 @@ from typing import Any, Final
 
 import websockets
 
-from benchmarks.server_process import child_processes, cpu_seconds, free_port, proportional_mib, running
+from benchmarks.server_process import (
+    child_processes,
+    cpu_seconds_of_all,
+    free_port,
+    proportional_mib,
+    running,
+    wait_until_ready,
+)
 from omni_ws.caller.script import PIECE_SEC, beside, say, speech_of
 from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
@@ -194,11 +200,6 @@ async def measure(url: str, pid: int, options: argparse.Namespace) -> bool:
     return report.met and 1 / spent >= MIN_PEOPLE and memory <= MAX_MEMORY
 
 
-def cpu_seconds_of_all(pid: int) -> float:
-    """Of a server and its processes."""
-    return sum(map(cpu_seconds, (pid, *child_processes(pid))))
-
-
 async def pings_while(url: str, activity: Coroutine[Any, Any, None]) -> RoundTrips:
     port = free_port()
     with running("benchmarks.peers.bare_websockets", "--echo", port=port):
@@ -228,18 +229,6 @@ async def talk(url: str, clips: Sequence[Clip], seconds: float, *, talkers: int)
     async with asyncio.TaskGroup() as group:
         for number in range(talkers):
             group.create_task(one(number))
-
-
-def wait_until_ready(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError("the engine does not start")
 
 
 def main(arguments: Sequence[str] = ()) -> bool:

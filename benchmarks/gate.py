@@ -35,9 +35,8 @@ from benchmarks.embedded import (
     microphone,
     percentile,
     talk,
-    wait_until_ready,
 )
-from benchmarks.server_process import free_port, running
+from benchmarks.server_process import free_port, running, wait_until_ready
 from benchmarks.turns import MAX_INTERRUPTION, interrupt
 from omni_ws.caller.script import beside, say
 from omni_ws.client import AudioChunk, SpeechStarted, connect

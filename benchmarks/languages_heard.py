@@ -1,8 +1,8 @@
 """Languages that are heard: words that Whisper base mishears in six languages, and the languages that it detects.
 
 Twenty sentences of each language. Of English, Spanish, French and Italian people read them, out of packages
-(speech/corpus.lock); of Portuguese and German a voice does. Each is recognised twice: in the language that is named,
-and in the one that is detected among the six, as in one conversation that changes its language every four sentences.
+(speech/corpus.lock); of Portuguese and German a voice does. Whisper recognises each twice: first it is told the
+language; then it detects it among the six, in one conversation that changes its language every four sentences.
 Then single words, each after a sentence of another language, which must not change it.
 """
 
@@ -28,7 +28,7 @@ from benchmarks.asr import new_engine
 from benchmarks.speech.corpus import Clip, telephone_prompts
 from benchmarks.speech.hearing import Heard, hear, whole_request
 from benchmarks.speech.word_errors import WordErrors, compared, total
-from omni_ws.audio.pcm import StreamResampler, as_samples
+from omni_ws.audio.pcm import as_samples, resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.core.json_values import language_name
@@ -124,9 +124,7 @@ async def spoken(engines: Sequence[SpeechEngine], text: str, language: str) -> C
         if isinstance(output, AudioOutput):
             rate = output.sample_rate
             pieces.append(as_samples(output.samples))
-    resampler = StreamResampler(rate, SAMPLE_RATE)
-    samples = np.concatenate([resampler.process(np.concatenate(pieces)), resampler.flush()])
-    return Clip(text, engine.voice.name, text, samples)
+    return Clip(text, engine.voice.name, text, resampled(np.concatenate(pieces), rate, SAMPLE_RATE))
 
 
 async def sentences(languages: Sequence[str], count: int) -> dict[str, list[Sentence]]:
@@ -155,10 +153,10 @@ async def measure(options: argparse.Namespace) -> bool:
     finally:
         await engine.stop()
     met = print_sentences(found)
-    for by, told in (("people", True), ("voices", False)):
-        these = [one for one in changes if (one.language in READ) is told]
+    for by, is_read in (("people", True), ("voices", False)):
+        these = [one for one in changes if (one.language in READ) == is_read]
         noticed = sum(one.detected is not None and one.detected.language == one.language for one in these)
-        print(f"\nChanges of the language that the first sentence told, of {by}: {noticed} of {len(these)}")
+        print(f"\nChanges of language that were noticed in the first sentence, said by {by}: {noticed} of {len(these)}")
     print(f"Single words after a sentence of another language that left the language as it was: {kept} of {words}")
     for one in (one for each in found.values() for one in each) if options.details else ():
         assert one.named is not None

@@ -17,8 +17,8 @@ import urllib.request
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from benchmarks.embedded import Report, percentile, pings_while, wait_until_ready
-from benchmarks.server_process import free_port, running
+from benchmarks.embedded import Report, percentile, pings_while
+from benchmarks.server_process import free_port, running, wait_until_ready
 from omni_ws.client import connect
 from omni_ws.errors import OmniError
 

@@ -24,7 +24,7 @@ from benchmarks.lossy_link import NAMESPACE, SERVER, LossyLink, Network, lossy_l
 from benchmarks.network_caller import WAYS
 from benchmarks.speech.hearing import hear
 from benchmarks.speech.word_errors import word_errors
-from omni_ws.audio.pcm import SampleLayout, Samples, StreamResampler, decode_mu_law, samples_from_bytes
+from omni_ws.audio.pcm import SampleLayout, Samples, decode_mu_law, resampled, samples_from_bytes
 from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyConfig
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
@@ -64,8 +64,7 @@ class Listener(ScriptedEngine):
         audio = request.input_audio
         coded = audio.encoding is AudioEncoding.PCMU
         samples = decode_mu_law(sound) if coded else samples_from_bytes(sound, SampleLayout.S16)
-        resampler = StreamResampler(audio.sample_rate, 16_000)
-        self.turns.append(np.concatenate([resampler.process(samples), resampler.flush()]))
+        self.turns.append(resampled(samples, audio.sample_rate, 16_000))
         await super().generate(request, out)
 
 

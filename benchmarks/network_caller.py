@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import (
     SampleLayout,
-    StreamResampler,
     decode_mu_law,
     encode_mu_law,
     pcm16_from_samples,
+    resampled,
     samples_from_bytes,
 )
 from omni_ws.caller.script import beside
@@ -210,9 +210,7 @@ def recording(file: Path, rate: int) -> tuple[Pcm, float]:
     """What is said, with silence around it, and how long after its beginning the last word ends."""
     with wave.open(str(file), "rb") as sound:
         samples = samples_from_bytes(sound.readframes(sound.getnframes()), SampleLayout.S16)
-        resampler = StreamResampler(sound.getframerate(), rate)
-    even = np.concatenate([resampler.process(samples), resampler.flush()])
-    speech = pcm16_from_samples(even)
+        speech = pcm16_from_samples(resampled(samples, sound.getframerate(), rate))
     ends = LEAD_SEC + (np.flatnonzero(np.abs(speech.astype(np.int32)) > LOUD)[-1] + 1) / rate
     around = [np.zeros(round(rate * LEAD_SEC), np.int16), speech, np.zeros(round(rate * TAIL_SEC), np.int16)]
     return np.concatenate(around), float(ends)

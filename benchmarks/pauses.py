@@ -54,7 +54,9 @@ _AFTER_SEC: Final = 8.0
 def main(arguments: Sequence[str]) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks pauses", description=__doc__)
     parser.add_argument("--parts", nargs="+", default=["words", "calls", "manners"])
-    parser.add_argument("--server", default="--engine embedded", help="further arguments of omni-ws serve")
+    parser.add_argument(
+        "--server", default="--engine embedded", help="arguments of omni-ws serve, in place of: --engine embedded"
+    )
     parser.add_argument("--url", help="a server that runs already, http://…")
     parser.add_argument("--runs", type=int, default=36, help="pauses")
     parser.add_argument("--conversations", type=int, default=124)

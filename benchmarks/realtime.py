@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 import websockets
 
-from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, microphone, speak, wait_until_ready
-from benchmarks.server_process import free_port, running, scheduled_seconds
+from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, microphone, speak
+from benchmarks.server_process import free_port, running, scheduled_seconds, wait_until_ready
 from omni_ws.caller.answers import Answers, RealtimeReader
 from omni_ws.caller.call import WebSocketCall
 from omni_ws.caller.script import PIECE_SEC, Target, spoken

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,6 +59,19 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
             time.sleep(0.05)
 
 
+def wait_until_ready(port: int) -> None:
+    """Wait until ``/health`` of a server of this package is 200. Raises RuntimeError if it is not in time."""
+    deadline = time.monotonic() + START_TIMEOUT_SEC
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError("the engine does not start")
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process."""
     # The program name, in parentheses, may contain anything; the fields after it are fixed (proc_pid_stat(5)).
@@ -65,8 +79,13 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SEC
 
 
+def cpu_seconds_of_all(pid: int) -> float:
+    """The same of a server and its processes."""
+    return sum(map(cpu_seconds, (pid, *child_processes(pid))))
+
+
 def scheduled_seconds(pid: int) -> float:
-    """The same in nanosecond resolution, by the scheduler (Linux); excludes threads that have ended."""
+    """CPU time of one process in nanosecond resolution, by the scheduler (Linux); excludes threads that have ended."""
     return sum(int(told.split()[0]) for told in _of_each_thread(pid, "schedstat")) / 1e9
 
 
@@ -84,6 +103,11 @@ def proportional_mib(pid: int) -> float:
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
     raise RuntimeError(f"no memory for process {pid}")
+
+
+def proportional_gb(pid: int) -> float:
+    """The same of a server and its processes, in 10⁹ bytes."""
+    return sum(map(proportional_mib, (pid, *child_processes(pid)))) * 1024**2 / 1e9
 
 
 def _status_mib(pid: int, field: str) -> float:

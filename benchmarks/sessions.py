@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.embedded import Clip, wait_until_ready
-from benchmarks.server_process import free_port, running, scheduled_seconds
+from benchmarks.embedded import Clip
+from benchmarks.server_process import free_port, running, scheduled_seconds, wait_until_ready
 from benchmarks.turns import SILENCE_MS, TURNS, load
 from benchmarks.voice_client import OmniWire, converse
 

@@ -19,8 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.embedded import SAMPLE_RATE, Clip, cpu_seconds_of_all, percentile, wait_until_ready
-from benchmarks.server_process import child_processes, free_port, memory_mib, running_command
+from benchmarks.embedded import SAMPLE_RATE, Clip, percentile
+from benchmarks.server_process import (
+    child_processes,
+    cpu_seconds_of_all,
+    free_port,
+    memory_mib,
+    running_command,
+    wait_until_ready,
+)
 from benchmarks.voice_client import (
     OmniWire,
     Player,

@@ -48,8 +48,8 @@ MAX_RATE_OF_LANGUAGES: Final = 0.06
 SENTENCES: Final = Path(__file__).with_name("speech") / "sentences.jsonl"
 #: The target for hibari.
 MAX_RATE: Final = 0.03
-#: The languages that Kokoro speaks here.
-KOKORO_LANGUAGES: Final = ("en", "es", "fr", "hi", "it", "pt")
+#: Those of the languages in LANGUAGES that Kokoro speaks.
+KOKORO_LANGUAGES: Final = ("en", "es", "fr", "it", "pt")
 VOICES: Final = tuple(choice.value for choice in VoiceChoice if choice not in (VoiceChoice.AUTO, VoiceChoice.NONE))
 QUICK_SENTENCES: Final = 8
 
@@ -80,11 +80,13 @@ def sentences() -> list[Sentence]:
     return [Sentence(**json.loads(line)) for line in SENTENCES.read_text(encoding="utf-8").splitlines()]
 
 
-def sentences_of(language: str) -> list[Sentence]:
-    """The sentences of a language; of those without numbers the spoken form is the written one."""
-    lines = LANGUAGES.read_text(encoding="utf-8").splitlines()
-    every = [{"spoken": one["written"], **one} for one in map(json.loads, lines)]
-    return [Sentence(**one) for one in every if one["language"] == language]
+def sentences_by_language() -> dict[str, list[Sentence]]:
+    """The sentences of each language; of those without numbers the spoken form is the written one."""
+    found: dict[str, list[Sentence]] = {}
+    for line in LANGUAGES.read_text(encoding="utf-8").splitlines():
+        told = json.loads(line)
+        found.setdefault(told["language"], []).append(Sentence(**{"spoken": told["written"], **told}))
+    return found
 
 
 async def speak(engine: SpeechEngine, sentence: Sentence) -> Spoken:
@@ -131,13 +133,13 @@ async def measure_languages(options: argparse.Namespace) -> bool:
     print("### Sentences of each language, heard by Whisper base\n")
     print("| language | voice | words | wrong | CPU time for a second of speech | target |")
     print("|---|---|---|---|---|---|")
-    met, found = True, list[str]()
+    met, found, written = True, list[str](), sentences_by_language()
     async with running_recogniser("base") as ears:
         for language in options.language:
             for name in options.voice or ("kokoro", "espeak"):
                 if name == "kokoro" and language not in KOKORO_LANGUAGES:
                     continue
-                read = sentences_of(language)[:: 5 if options.quick else 1]
+                read = written[language][:: 5 if options.quick else 1]
                 said, errors = await read_back(VoiceChoice(name), ears, read)
                 summed = total(errors)
                 share = sum(spoken.cpu_sec for spoken in said) / sum(spoken.seconds for spoken in said)
@@ -194,8 +196,11 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks voices", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"about {QUICK_SENTENCES} of the sentences")
     parser.add_argument("--voice", action="append", choices=VOICES, help="one of them; may be repeated")
-    parser.add_argument("--language", action="append", help="of this language instead; may be repeated (en, es, …)")
-    parser.add_argument("--recogniser", default=DEFAULT, choices=RECOGNISERS, help="what listens")
+    languages = [*sentences_by_language()]
+    parser.add_argument("--language", action="append", choices=languages, help="of it instead; may be repeated")
+    parser.add_argument(
+        "--recogniser", default=DEFAULT, choices=RECOGNISERS, help="what listens; with --language always base"
+    )
     return asyncio.run(measure(parser.parse_args(arguments)))
 
 

@@ -19,10 +19,9 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.embedded import wait_until_ready
 from benchmarks.frames import prelude
 from benchmarks.load import Load, run_load
-from benchmarks.server_process import child_processes, free_port, proportional_mib, running
+from benchmarks.server_process import child_processes, free_port, proportional_mib, running, wait_until_ready
 from omni_ws.client import connect
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.sessions.shared_counts import SharedCounts, SharedSlotCounts

@@ -11,13 +11,11 @@ import json
 import time
 import tomllib
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from benchmarks.server_process import free_port, running
+from benchmarks.minds.spoken import serving
 from omni_ws.config.parts import LlmConfig
 
 _ROLES = ("user", "assistant")
@@ -45,14 +43,6 @@ def _answer(url: str, messages: list[dict[str, str]]) -> str:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
-def wait_until_ready(health: str) -> None:
-    while True:
-        with suppress(HTTPError):
-            urlopen(health).close()
-            return
-        time.sleep(0.1)
-
-
 @cache
 def _model(url: str) -> str:
     with urlopen(f"{url}/models") as response:
@@ -62,7 +52,9 @@ def _model(url: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.minds", description=__doc__)
     parser.add_argument("url", nargs="?", help="a server that runs, such as http://127.0.0.1:8080/v1")
-    parser.add_argument("--llm", help="the mind of that server, or of the one that is started [rules]")
+    parser.add_argument(
+        "--llm", help="with a URL: the mind that this server has; without: the mind to start a server with [rules]"
+    )
     options = parser.parse_args(arguments)
     if options.url is not None and options.llm is None:
         parser.error("name the mind of the server with --llm: it gets the instructions of that mind")
@@ -71,10 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.url is not None:
         ask(options.url, instructions)
         return
-    port = free_port()
-    parts = ("--llm", llm, "--asr", "none", "--tts", "espeak", "--log-level", "warning")
-    with running("omni_ws", "serve", *parts, port=port):
-        wait_until_ready(f"http://127.0.0.1:{port}/health")
+    with serving("--llm", llm, "--asr", "none", "--tts", "espeak") as (port, _):
         ask(f"http://127.0.0.1:{port}/v1", instructions)
 
 

@@ -1,14 +1,13 @@
 """``python -m benchmarks.minds.turns [--llm MIND]``: how soon a mind that is a model answers aloud, on a quiet machine.
 
-Twenty of the facts of ``sentences.toml`` are said in real time, each in a conversation of its own, by another voice
-than the one that answers. The end of the speech is that of the last 20 ms within 26 dB of the loudest. The CPU time is
-that of all processes of the server from the beginning of the speech to the first audio, and of the model's alone, which
-is the one that takes the most. Memory is that of all processes (PSS), at the end.
+Another voice than the one that answers says twenty of the facts of ``sentences.toml`` in real time, each in a
+conversation of its own. Speech ends with the last 20 ms whose level is within 26 dB of the loudest. CPU time is counted
+from the beginning of the speech to the first audio: that of all processes of the server, and that of the model alone,
+which is taken to be the process that uses most. Memory (PSS) is that of all processes, at the end.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 import tomllib
@@ -19,10 +18,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.embedded import SAMPLE_RATE, Clip, Report, percentile, speak
-from benchmarks.minds.__main__ import SENTENCES, wait_until_ready
-from benchmarks.minds.calls import SPEECH_RATE, read_aloud
-from benchmarks.server_process import child_processes, cpu_seconds, free_port, proportional_mib, running
-from omni_ws.audio.pcm import StreamResampler
+from benchmarks.minds.__main__ import SENTENCES
+from benchmarks.minds.spoken import SPEECH_RATE, options_of, read_aloud, serving
+from benchmarks.server_process import child_processes, cpu_seconds, proportional_gb
+from omni_ws.audio.pcm import resampled
 
 TURNS: Final = 20
 #: Targets: seconds by the part of the turns; GB.
@@ -32,8 +31,7 @@ MAX_MEMORY: Final = 1.9
 
 def clip_of(file: str) -> Clip:
     samples = np.frombuffer(Path(file).read_bytes(), "<i2").astype(np.float32) / np.float32(32768)
-    resampler = StreamResampler(SPEECH_RATE, SAMPLE_RATE)
-    heard = np.concatenate([resampler.process(samples), resampler.flush()])
+    heard = resampled(samples, SPEECH_RATE, SAMPLE_RATE)
     return Clip(Path(file).stem, np.rint(heard * 32767).astype("<i2").tobytes())
 
 
@@ -52,26 +50,19 @@ async def measure(url: str, pid: int, clips: Sequence[Clip]) -> bool:
     model = max(range(len(processes)), key=lambda number: sum(turn[number] for turn in spent))
     report.row("CPU time to the first audio, all processes", [sum(turn) for turn in spent])
     report.row("CPU time to the first audio, the model", [turn[model] for turn in spent])
-    memory = sum(map(proportional_mib, processes)) * 1024**2 / 1e9
+    memory = proportional_gb(pid)
     met = report.met and memory <= MAX_MEMORY
     print(f"\nmemory, all processes: {memory:.2f} GB (≤ {MAX_MEMORY}); slowest turn {percentile(waited, 1):.2f} s")
     return met
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.minds.turns", description=__doc__)
-    parser.add_argument("--llm", default="qwen", help="the mind [qwen]")
-    parser.add_argument("--voice", default="kokoro:bm_george", help="who asks [kokoro:bm_george]")
-    parser.add_argument("--tts", default="hibari", help="who answers [hibari]")
-    options = parser.parse_args(arguments)
+    options = options_of(arguments, name="turns", about=__doc__)
     asked = [row["say"] for row in tomllib.loads(SENTENCES.read_text("utf-8"))["fact"][:TURNS]]
-    port = free_port()
-    parts = ("--llm", options.llm, "--tts", options.tts, "--log-level", "warning")
     with tempfile.TemporaryDirectory() as folder:
         clips = [clip_of(file) for file in read_aloud(asked, options.voice, Path(folder), silence=(0, 0))]
-        with running("omni_ws", "serve", *parts, port=port) as server:
-            wait_until_ready(f"http://127.0.0.1:{port}/health")
-            return asyncio.run(measure(f"ws://127.0.0.1:{port}/v1/streaming_input", server.pid, clips))
+    with serving("--llm", options.llm, "--tts", options.tts) as (port, pid):
+        return asyncio.run(measure(f"ws://127.0.0.1:{port}/v1/streaming_input", pid, clips))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import Samples, StreamResampler, decode_mu_law, encode_mu_law, pcm16_from_samples
+from omni_ws.audio.pcm import Samples, decode_mu_law, encode_mu_law, pcm16_from_samples, resampled
 
 _RATE: Final = 16_000
 #: Seconds until the echo of the room is 60 dB weaker.
@@ -70,7 +70,5 @@ def _speech_level(signal: NDArray[np.float64]) -> float:
 
 def telephone(speech: Samples) -> Samples:
     """The speech as the telephone network carries it: 8 kHz, µ-law."""
-    down, up = StreamResampler(_RATE, _RATE // 2), StreamResampler(_RATE // 2, _RATE)
-    narrow = np.concatenate([down.process(speech), down.flush()])
-    heard = decode_mu_law(encode_mu_law(pcm16_from_samples(narrow)))
-    return np.concatenate([up.process(heard), up.flush()])
+    narrow = pcm16_from_samples(resampled(speech, _RATE, _RATE // 2))
+    return resampled(decode_mu_law(encode_mu_law(narrow)), _RATE // 2, _RATE)

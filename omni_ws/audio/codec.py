@@ -25,6 +25,7 @@ from omni_ws.audio.pcm import (
     encode_mu_law,
     mixed_down,
     pcm16_from_samples,
+    resampled,
     samples_from_bytes,
 )
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
@@ -403,17 +404,16 @@ def encode_file(samples: Samples, *, source_rate: int, target: AudioFormat) -> b
     """Return a whole file; its header has the true length if the format has a field for that."""
     checked_sample_rate(target.sample_rate)
     checked_channels(target.channels)
-    resampler = StreamResampler(checked_sample_rate(source_rate), target.sample_rate, "HQ")
-    resampled = np.concatenate([resampler.process(samples), resampler.flush()])
+    samples = resampled(samples, checked_sample_rate(source_rate), target.sample_rate, "HQ")
     if target.encoding is AudioEncoding.WAV or target.is_raw:
-        payload = _raw_bytes(resampled, target)
+        payload = _raw_bytes(samples, target)
         if target.is_raw:
             return payload
         header = wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=len(payload))
         return header + payload
     from omni_ws.audio.compressed import encode_compressed_file
 
-    return encode_compressed_file(resampled, target)
+    return encode_compressed_file(samples, target)
 
 
 def _compressed_encoder(target: AudioFormat) -> CompressedEncoder | None:

@@ -271,6 +271,12 @@ class StreamResampler:
         return rest
 
 
+def resampled(samples: Samples, source_rate: int, target_rate: int, quality: ResampleQuality = "LQ") -> Samples:
+    """Return ``samples``, which are all there are, at ``target_rate``, as a StreamResampler makes them."""
+    resampler = StreamResampler(source_rate, target_rate, quality)
+    return np.concatenate([resampler.process(samples), resampler.flush()])
+
+
 class WholeFrames:
     """Cuts a stream of bytes into whole frames (one sample of each channel), and keeps an incomplete frame."""
 

@@ -247,7 +247,7 @@ class LlmConfig(PartConfig):
         "Tokens of context of a GGUF model for each conversation; at most its own.", 4096, ge=256, of=_MAYBE_GGUF
     )
     threads: Count | None = setting(
-        "Threads of a GGUF model; unset: half of the cores, but two if there are.", of=_MAYBE_GGUF
+        "Threads of a GGUF model; unset: half of the cores, at least two where there are two.", of=_MAYBE_GGUF
     )
     parallel: Count | None = setting(
         "Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.", of=_MAYBE_GGUF

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ws.audio.pcm import Samples, StreamResampler
+from omni_ws.audio.pcm import ResampleQuality, Samples, StreamResampler, resampled
 
 RATES = [(8000, 16000), (16000, 8000), (44100, 16000), (48000, 16000), (22050, 24000), (16000, 24000), (192000, 8000)]
 
@@ -18,7 +18,7 @@ def sine(rate: int, count: int, hertz: float = 440.0) -> Samples:
     return (0.8 * np.sin(2 * np.pi * hertz * np.arange(count) / rate)).astype(np.float32)
 
 
-def resampled(samples: Samples, source: int, target: int, chunk: int) -> Samples:
+def in_pieces(samples: Samples, source: int, target: int, chunk: int) -> Samples:
     resampler = StreamResampler(source, target)
     parts = [resampler.process(samples[i : i + chunk]) for i in range(0, len(samples), chunk)]
     return np.concatenate([*parts, resampler.flush()])
@@ -28,7 +28,7 @@ def resampled(samples: Samples, source: int, target: int, chunk: int) -> Samples
 @pytest.mark.parametrize("seconds", [0.5, 1.00037])
 def test_length_and_frequency_are_kept(source: int, target: int, seconds: float) -> None:
     count = int(source * seconds)
-    result = resampled(sine(source, count), source, target, source // 50)
+    result = in_pieces(sine(source, count), source, target, source // 50)
     assert len(result) == math.floor(count * target / source + 0.5)
     spectrum = np.abs(np.fft.rfft(result * np.hanning(len(result))))
     assert spectrum.argmax() * target / len(result) == pytest.approx(440, abs=2)
@@ -40,7 +40,7 @@ def test_length_and_frequency_are_kept(source: int, target: int, seconds: float)
 @pytest.mark.parametrize(("source", "target"), RATES)
 def test_no_click_at_chunk_borders(source: int, target: int) -> None:
     """The second difference of a sine is small everywhere; a click exceeds it by orders of magnitude."""
-    result = resampled(sine(source, source // 2), source, target, 37)
+    result = in_pieces(sine(source, source // 2), source, target, 37)
     bend = np.abs(np.diff(result[target // 20 : -target // 20], n=2)).max()
     assert bend < 1.1 * 0.8 * (2 * np.pi * 440 / target) ** 2 + 1e-3
 
@@ -53,7 +53,16 @@ def test_any_cutting_gives_the_same_samples(cuts: list[int], rates: tuple[int, i
     borders = np.cumsum(cuts)
     parts = [resampler.process(part) for part in np.split(samples, borders[borders < 3000])]
     result = np.concatenate([*parts, resampler.flush()])
-    assert np.allclose(result, resampled(samples, *rates, 3000), atol=1e-6)
+    assert np.allclose(result, in_pieces(samples, *rates, 3000), atol=1e-6)
+
+
+@pytest.mark.parametrize("rates", [(16000, 24000), (24000, 16000), (16000, 16000)])
+@pytest.mark.parametrize("quality", ["LQ", "HQ"])
+def test_all_at_once(rates: tuple[int, int], quality: ResampleQuality) -> None:
+    samples = np.random.default_rng(1).uniform(-1, 1, 3000).astype(np.float32)
+    resampler = StreamResampler(*rates, quality)
+    whole = np.concatenate([resampler.process(samples), resampler.flush()])
+    assert np.array_equal(resampled(samples, *rates, quality), whole)
 
 
 def test_little_is_held_back() -> None:
@@ -104,4 +113,4 @@ def test_after_the_flush(target: int) -> None:
 
 def test_strided_input() -> None:
     samples = sine(16000, 2000)
-    assert np.array_equal(resampled(samples[::2], 8000, 16000, 1000), resampled(samples[::2].copy(), 8000, 16000, 1000))
+    assert np.array_equal(in_pieces(samples[::2], 8000, 16000, 1000), in_pieces(samples[::2].copy(), 8000, 16000, 1000))

@@ -20,6 +20,7 @@ from support.llama_cpp_serve import smollm2_file
 from support.native_client import native_client
 from support.patience import PATIENCE_SEC
 from support.raw_http import call
+from support.until import PERIOD_SEC
 
 from omni_ws.weights.cache import locked
 from omni_ws.weights.sources import Fetching, pinned_weights
@@ -63,6 +64,14 @@ class Started:
             while not any(text in line for line in self.said):
                 self.news.clear()
                 await self.news.wait()
+
+    async def until_fetching(self) -> None:
+        """Wait until a part of the model was fetched, which no line of the log tells at once."""
+        async with asyncio.timeout(PATIENCE_SEC):
+            coming: dict[str, Any] = {}
+            while not coming.get("bytes_done"):
+                await asyncio.sleep(PERIOD_SEC)
+                coming = (await self.llm())["coming"]
 
     async def llm(self) -> dict[str, Any]:
         """Return what ``/health`` says of the LLM."""
@@ -125,9 +134,7 @@ async def test_two_servers_fetch_once_what_a_killed_one_had_begun_and_a_conversa
     async with serve(tmp_path, publisher) as killed:
         first = next(line for line in killed.said if "still starting" not in line)
         assert "rules answer at once, and Qwen2.5-Coder-1.5B-Instruct as soon as it is fetched" in first
-        async with asyncio.timeout(PATIENCE_SEC):
-            while not (await killed.llm())["coming"].get("bytes_done"):
-                pass
+        await killed.until_fetching()
         await kill(killed)
     publisher.trickle_sec = None
     publisher.asked.clear()

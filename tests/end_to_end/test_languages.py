@@ -16,7 +16,7 @@ from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, clip_bytes
 from support.voices import need
 
-from omni_ws.audio.pcm import StreamResampler, as_samples, pcm16_from_samples
+from omni_ws.audio.pcm import as_samples, pcm16_from_samples, resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import OutputModality, Task
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
@@ -49,9 +49,8 @@ async def said_by_espeak(text: str, language: str) -> bytes:
     finally:
         await voice.stop()
     sound = np.concatenate([as_samples(one.samples) for one in answer.audio])
-    resampler = StreamResampler(answer.audio[0].sample_rate, SAMPLE_RATE)
-    heard = np.concatenate([resampler.process(sound), resampler.flush(), np.zeros(SAMPLE_RATE // 2, np.float32)])
-    return pcm16_from_samples(heard).tobytes()
+    heard = resampled(sound, answer.audio[0].sample_rate, SAMPLE_RATE)
+    return pcm16_from_samples(np.concatenate([heard, np.zeros(SAMPLE_RATE // 2, np.float32)])).tobytes()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

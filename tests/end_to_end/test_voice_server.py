@@ -326,23 +326,8 @@ async def test_a_conversation_remembers(server: LiveServer) -> None:
 async def test_an_idle_server_ends() -> None:
     """With its voice's and its recognisers' processes. How soon is measured by benchmarks/gate.py."""
     fetched("whisper-tiny-en")
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "omni_ws",
-            "serve",
-            "--port",
-            "0",
-            "--asr",
-            "whisper",
-            "--llm",
-            "rules",
-            "--tts",
-            "espeak",
-        ),
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = ("-m", "omni_ws", "serve", "--port", "0", "--asr", "whisper", "--llm", "rules", "--tts", "espeak")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     while b"in a browser" not in (line := await process.stderr.readline()):
         assert line

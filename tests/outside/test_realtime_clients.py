@@ -20,7 +20,7 @@ from support.outside import run_in_node, run_outside, tool
 from support.scripted_upstream import ScriptedUpstream, delta, finish, hang, says, streams, upstream
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_samples, word_errors
 
-from omni_ws.audio.pcm import StreamResampler
+from omni_ws.audio.pcm import resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote.engine import RemoteLlmEngine
@@ -40,8 +40,7 @@ pytestmark = [pytest.mark.slow]
 
 def write_speech(folder: Path, clip: str) -> str:
     """A clip between silences, at the rate of the API."""
-    resampler = StreamResampler(SAMPLE_RATE, RATE)
-    speech = np.concatenate([resampler.process(clip_samples(clip)), resampler.flush()])
+    speech = resampled(clip_samples(clip), SAMPLE_RATE, RATE)
     quiet = np.zeros(RATE, np.float32)
     samples = np.concatenate([quiet, speech, quiet, quiet])
     file = folder / f"{clip}.pcm"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import Samples, StreamResampler
+from omni_ws.audio.pcm import Samples, resampled
 
 SAMPLE_RATE = 16_000
 _DATA = Path(__file__).parent.parent / "data"
@@ -46,10 +46,8 @@ def silence(seconds: float) -> bytes:
 
 def at_24k(audio: bytes) -> bytes:
     """Audio of 16 kHz at the rate of the Realtime API."""
-    resampler = StreamResampler(SAMPLE_RATE, 24_000)
     samples = np.frombuffer(audio, "<i2").astype(np.float32) / np.float32(32768)
-    resampled = np.concatenate([resampler.process(samples), resampler.flush()])
-    return bytes(np.rint(resampled * 32767).clip(-32768, 32767).astype("<i2").tobytes())
+    return bytes(np.rint(resampled(samples, SAMPLE_RATE, 24_000) * 32767).clip(-32768, 32767).astype("<i2").tobytes())
 
 
 def noises(seconds: float = 4.0) -> dict[str, Samples]:

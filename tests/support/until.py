@@ -18,7 +18,8 @@ from omni_ws.engine.threads import Lane
 _IDLE_PASSES = 20
 #: Looks in every pass of the loop before those that leave the processor to others.
 _AT_ONCE = 1000
-_PERIOD_SEC = 0.005
+#: Between two of those.
+PERIOD_SEC = 0.005
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_SEC) -> None:
@@ -28,7 +29,7 @@ async def until(condition: Callable[[], bool], *, seconds: float = PATIENCE_SEC)
         looks = 0
         while not condition():
             looks += 1
-            await asyncio.sleep(0 if virtual or looks < _AT_ONCE else _PERIOD_SEC)
+            await asyncio.sleep(0 if virtual or looks < _AT_ONCE else PERIOD_SEC)
 
 
 async def until_heard(asr: RecogniserEngine) -> None:

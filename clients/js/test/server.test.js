@@ -126,7 +126,7 @@ class Playing extends EventTarget {
   }
 }
 
-test("Stop, pressed as somebody begins to speak, ends the answer that plays, and the speech is still answered", options, async () => {
+test("pressing Stop when somebody begins to speak ends the answer that is playing, and the speech is still answered", options, async () => {
   const session = new Session(url, () => "", { WebSocket: Cuttable });
   const config = { input_audio: { format: "pcm16", sample_rate: 16_000, channels: 1 } };
   const { client } = await connected({ mode: "open", config, connect: () => ({ session, speaker: new Playing() }) });

@@ -11,17 +11,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.engine_answers import outputs_to, written
+from support.engine_answers import AUDIO, BOTH, Input, heard, outputs_to, request_of, said, written
 from support.live_server import live_server
 from support.native_client import native_client
 from support.part_engines import ReadingEngine, RetortEngine
 from support.until import until
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task, Word
+from omni_ws.core.chunks import InputChunk, Modality, Task, Word
 from omni_ws.core.history import Message
 from omni_ws.engine.base import (
-    AudioOutput,
     Engine,
     EngineOutput,
     GenerationRequest,
@@ -30,7 +29,6 @@ from omni_ws.engine.base import (
     OutputWriter,
     TextOutput,
 )
-from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.stages import _spoken_pieces
@@ -66,54 +64,30 @@ class Telling(ReadingEngine):
 
 
 async def answered(llm: RetortEngine, tts: Engine, **fields: Any) -> list[EngineOutput]:
-    source: Channel[InputChunk] = Channel(1 << 20, cost=lambda chunk: len(chunk.payload))
-    source.put_nowait(InputChunk(Modality.TEXT, b"What does it cost?"))
-    source.close()
-    request = GenerationRequest(
-        request_id="req_1",
-        task=Task.CHAT,
-        input=source,
-        input_mode=InputMode.EXTEND,
-        input_audio=AudioFormat(),
-        modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}),
-        **fields,
-    )
     engine = ComposedEngine(llm, tts=tts)
     await engine.start()
-    return await outputs_to(engine, request)
+    return await outputs_to(engine, request_of(Input("What does it cost?"), modalities=BOTH, **fields))
 
 
 async def read(text: str, tts: Engine, **fields: Any) -> list[EngineOutput]:
     """What a voice makes of a text that is read aloud as it is."""
-    source: Channel[InputChunk] = Channel(1 << 20, cost=lambda chunk: len(chunk.payload))
-    source.put_nowait(InputChunk(Modality.TEXT, text.encode()))
-    source.close()
-    request = GenerationRequest(
-        request_id="req_2",
-        task=Task.SPEECH,
-        input=source,
-        input_mode=InputMode.EXTEND,
-        input_audio=AudioFormat(),
-        modalities=frozenset({OutputModality.AUDIO}),
-        **fields,
-    )
-    return await outputs_to(tts, request)
+    return await outputs_to(tts, request_of(Input(text), task=Task.SPEECH, modalities=AUDIO, **fields))
 
 
 def sound_of(outputs: list[EngineOutput]) -> bytes:
-    return b"".join(bytes(output.samples) for output in outputs if isinstance(output, AudioOutput))
+    return b"".join(bytes(output.samples) for output in heard(outputs))
 
 
 async def test_the_text_stays_and_the_voice_gets_its_spoken_form() -> None:
     tts = Telling()
     outputs = await answered(RetortEngine(REPLY), tts)
-    assert "".join(output.text for output in outputs if isinstance(output, TextOutput)) == REPLY
+    assert said(outputs) == REPLY
     assert tts.read.replace("\n", " ") == SAID
 
 
 async def test_words_are_those_that_are_written() -> None:
     outputs = await answered(RetortEngine(REPLY), Telling())
-    words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+    words = [word for output in heard(outputs) for word in output.words]
     assert [word.text for word in words if word.text_end != REPLY.index("```")] == [
         *("Prices", "It", "is", "$20", "today", "See", "here"),
     ]
@@ -127,7 +101,7 @@ async def test_real_voices_time_the_words_that_are_written(voice_choice: VoiceCh
         outputs = await answered(RetortEngine(REPLY), tts)
     finally:
         await tts.stop()
-    words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+    words = [word for output in heard(outputs) for word in output.words]
     assert [word.text for word in words] == [
         *("Prices", "It", "is", "$20", "today", "Code", "left", "out", "See", "here"),
     ]
@@ -144,9 +118,9 @@ NAMES_SAID = "shi vawn runs engine x for twenty dollars. It is in noo york."
 async def test_the_voice_gets_words_as_the_lexicon_says_and_nobody_else() -> None:
     llm, tts = RetortEngine(NAMES), Telling()
     outputs = await answered(llm, tts, lexicon=LEXICON)
-    assert "".join(output.text for output in outputs if isinstance(output, TextOutput)) == NAMES
+    assert said(outputs) == NAMES
     assert tts.read == NAMES_SAID
-    words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+    words = [word for output in heard(outputs) for word in output.words]
     assert [word.text for word in words] == ["Siobhan", "runs", "nginx", "for", "$20", "It", "is", "in", "New York"]
     assert words[0] == Word("Siobhan", 0, 40, len("**Siobhan**"))
     assert [part.lexicon for part in (*llm.requests, *tts.requests)] == [{}, {}]  # it is in its spoken form
@@ -161,7 +135,7 @@ async def test_real_voices_time_the_words_of_a_lexicon_as_they_are_written(voice
     finally:
         await tts.stop()
     for outputs in (chat, speech):
-        words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+        words = [word for output in heard(outputs) for word in output.words]
         assert [word.text for word in words] == ["Siobhan", "runs", "nginx", "for", "$20", "It", "is", "in", "New York"]
     assert sound_of(speech) != sound_of(plain)
 
@@ -175,9 +149,9 @@ async def test_a_voice_behind_a_url_gets_words_as_the_lexicon_says() -> None:
             read_aloud = await read(NAMES, tts, lexicon=LEXICON)
         finally:
             await tts.stop()
-    ends = dict.fromkeys(output.text_end for output in outputs if isinstance(output, AudioOutput))
+    ends = dict.fromkeys(output.text_end for output in heard(outputs))
     assert [NAMES[:end] for end in ends] == [NAMES.partition(" It")[0], NAMES]
-    ends = dict.fromkeys(output.text_end for output in read_aloud if isinstance(output, AudioOutput))
+    ends = dict.fromkeys(output.text_end for output in heard(read_aloud))
     assert [NAMES[:end] for end in ends] == [NAMES.partition(" It")[0], NAMES]
     once = NAMES_SAID.replace("twenty dollars", "$20")  # numbers are left to it
     spoken = once + once.replace("shi vawn", "**shi vawn**")
@@ -205,7 +179,7 @@ async def test_a_voice_behind_a_url_tells_the_clauses_that_are_written() -> None
         tts = SpeechEngine(RemoteVoice(RemoteTtsSettings(urls=(f"http://127.0.0.1:{back.port}",), start_timeout=0)))
         outputs = await answered(RetortEngine(reply), tts)
         await tts.stop()
-    ends = dict.fromkeys(output.text_end for output in outputs if isinstance(output, AudioOutput))
+    ends = dict.fromkeys(output.text_end for output in heard(outputs))
     assert [reply[:end] for end in ends] == [reply.partition("\n")[0], reply.rstrip()]
 
 

@@ -16,7 +16,7 @@ import pytest
 from support.engine_answers import AUDIO, answered, text
 from support.real_models import fetched
 
-from omni_ws.audio.pcm import Samples, StreamResampler
+from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
 from omni_ws.engine.asr.whisper_model import WhisperModel
@@ -143,7 +143,6 @@ async def test_whisper_hears_what_is_stored() -> None:
 async def spoken(voice: SpeechEngine, sentence: str) -> Samples:
     """The sentence as the voice says it, with some silence around it, at 16 kHz."""
     result = await answered(voice, text(sentence), task=Task.SPEECH, modalities=AUDIO)
-    resampler = StreamResampler(result.audio[0].sample_rate, 16_000)
     samples = np.concatenate([output.samples for output in result.audio]).astype(np.float32)
     quiet = np.zeros(4000, np.float32)
-    return np.concatenate([quiet, resampler.process(samples), resampler.flush(), quiet])
+    return np.concatenate([quiet, resampled(samples, result.audio[0].sample_rate, 16_000), quiet])

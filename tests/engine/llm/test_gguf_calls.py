@@ -43,27 +43,12 @@ NAMED = {"type": "function", "function": {"name": "local_time"}}
 GREEDY = {"temperature": 0, "max_tokens": 120}
 
 
-class Written:
-    """An OutputWriter that keeps what is written."""
-
-    full = False
-
-    def __init__(self) -> None:
-        self.outputs: list[EngineOutput] = []
-
-    def write(self, output: EngineOutput) -> None:
-        self.outputs.append(output)
-
-    async def drain(self) -> None:
-        pass
+class Written(Answer):
+    """An answer with its calls."""
 
     @property
     def calls(self) -> list[tuple[str | None, str]]:
         return calls_in(self.outputs)
-
-    @property
-    def text(self) -> str:
-        return "".join(one.text for one in self.outputs if isinstance(one, TextOutput))
 
 
 def calls_in(outputs: list[EngineOutput]) -> list[tuple[str | None, str]]:

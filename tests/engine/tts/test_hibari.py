@@ -15,7 +15,7 @@ import pytest
 from support.odd_texts import ODD_TEXTS
 from support.real_models import fetched
 
-from omni_ws.audio.pcm import StreamResampler
+from omni_ws.audio.pcm import resampled
 from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.tts.hibari import SAMPLE_RATE, Hibari
 from omni_ws.engine.tts.synthesiser import NoVoice, Speak, SpokenWord
@@ -184,8 +184,7 @@ def test_files_that_are_no_voice_are_refused(file: Path, tmp_path: Path) -> None
 
 
 def at_16_khz(heard: Listening) -> np.ndarray:
-    resampler = StreamResampler(SAMPLE_RATE, 16_000)
-    return np.concatenate((resampler.process(heard.samples), resampler.flush()))
+    return resampled(heard.samples, SAMPLE_RATE, 16_000)
 
 
 def _plain(text: str) -> str:

@@ -15,7 +15,7 @@ from support.real_models import fetched
 
 from benchmarks.speech.hearing import hear, whole_request
 from benchmarks.speech.word_errors import total, word_errors
-from benchmarks.voices import Sentence, read_back, sentences, sentences_of
+from benchmarks.voices import Sentence, read_back, sentences, sentences_by_language
 from omni_ws.audio.pcm import as_samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
@@ -34,7 +34,7 @@ def test_a_voice_is_given_the_words_that_are_to_be_heard(sentence: Sentence) -> 
 @pytest.mark.parametrize("language", ["en", "es", "fr", "it", "pt", "de"])
 def test_voices_of_other_languages_are_given_their_words(language: str) -> None:
     pytest.importorskip("unicode_rbnf")
-    read = sentences_of(language)
+    read = sentences_by_language()[language]
     assert len(read) == 20
     for sentence in read:
         said = "".join(piece.text for piece in spoken_form(sentence.written, language))
