@@ -18,7 +18,7 @@ from support.speech_clips import clip_bytes, silence
 from support.until import until
 
 from omni_ws.audio.pcm import Samples
-from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word
+from omni_ws.core.chunks import HeardSegment, Hearing, Task, Word, heard_language
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE, Recognised, Utterance
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import RecognitionCost, WhisperRecogniser
@@ -272,7 +272,7 @@ async def test_the_language_of_an_utterance_is_kept_for_the_next(model: TimedMod
     finally:
         await engine.stop()
     settled = [one.hearing for one in answer.transcripts if not one.interim]
-    assert [one.code for one in settled if one is not None] == ["de", "de"]
+    assert [heard_language(one) for one in settled if one is not None] == ["de", "de"]
     assert (model.detected[0][1], model.detected[-1][1], heard.code, heard.before) == (None, "de", "de", None)
 
 
