@@ -51,8 +51,8 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   #pageTurn = null;
   #openSince = Infinity; // performance.now() of when the connection was made
   #lastSpeechMs = -1; // where in the audio that began which the server heard last
-  /* What the server hears over an answer, until it knows whether that interrupts: the sound is lowered meanwhile. */
-  /** @type {{ turnId: string, audioMs: number } | null} */
+  /* The name of what the server hears over an answer, until it knows whether that interrupts: the sound is lowered. */
+  /** @type {string | null} */
   #uncertain = null;
   /** @type {number | null} */
   #configuredRate = null;
@@ -399,34 +399,32 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   /* The server hears something, and does not know yet whether it interrupts the answer: that plays on, lowered. It is no
      turn so far. */
   /** @param {Frame} frame */
-  #speechBegins({ audio_ms: audioMs, turn_id: turnId }) {
+  #speechBegins({ turn_id: turnId }) {
     if (this.conversation.saidAs(turnId)) return; // a resumed connection repeats it
     if (MAY_LISTEN && this.talk.phase === "off") return; // it was said before the microphone was closed, and nothing follows
-    this.#duck({ turnId, audioMs });
+    this.#duck(turnId);
     this.#changed();
   }
 
   /* It does interrupt, from where it began. */
   /** @param {Frame} frame */
   #speechConfirmed(frame) {
-    const uncertain = this.#uncertain;
-    const beganMs = uncertain?.turnId === frame.turn_id ? uncertain?.audioMs : frame.audio_ms;
-    this.#speechStarted({ ...frame, type: "speech_started", audio_ms: beganMs });
+    this.#speechStarted(frame);
     this.#duck(null); // behind the flush, or what fades out would get louder
   }
 
   /* It does not: "mm-hm", or a cough. */
   /** @param {Frame} frame */
   #speechDismissed({ turn_id: turnId }) {
-    if (this.#uncertain?.turnId !== turnId) return;
+    if (this.#uncertain !== turnId) return;
     this.#duck(null);
     this.#changed();
   }
 
-  /** @param {{ turnId: string, audioMs: number } | null} uncertain */
-  #duck(uncertain) {
-    if (this.#uncertain !== uncertain) this.speaker.duck(uncertain !== null);
-    this.#uncertain = uncertain;
+  /** @param {string | null} turnId */
+  #duck(turnId) {
+    if (this.#uncertain !== turnId) this.speaker.duck(turnId !== null);
+    this.#uncertain = turnId;
   }
 
   /* With an open microphone the server says when someone begins to speak, and sends nothing more of its answer, unless

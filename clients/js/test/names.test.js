@@ -408,7 +408,7 @@ test("what is confirmed interrupts from where it began, and the next answer is a
   const kept = [];
   client.talk.samplesBetween = (from, to) => (kept.push([from, to]), []);
   hear(uncertain("turn_a", 100));
-  hear({ ...speech("confirmed", "turn_a", 900, "B") });
+  hear(speech("confirmed", "turn_a", 100, "B"));
   assert.deepEqual([speaker.lowered, client.state, speaker.ids], [[true, false], "hearing", []]);
   assert.equal(client.conversation.turns[0].answer.state, "held");
   hear(speech("stopped", "turn_a", 1500, "B"));
