@@ -5,7 +5,7 @@
    ready      small, grey, asleep, still     hearing    its edge follows the voice, and rings draw in
    busy       small, with arcs that circle   speaking   the server's colour, its edge follows, and rings go out
    muted      struck through, still          interrupted (for a moment)  the ring breaks and flies apart
-   ducked     smaller, half in the person's colour, its edge follows both voices
+   ducked     smaller and paler than speaking, its edge follows both voices
 
    Where less motion is wanted, each state is a picture that stands still. What stands still is drawn once: a page that waits
    for hours should cost nothing, least of all where no graphics card draws it. */
@@ -32,7 +32,7 @@ const LOOKS = {
   hearing: { size: 0.92, server: 0, work: 0, colour: 1, swell: 0.035 },
   busy: { size: 0.66, server: 0, work: 1, colour: 1, swell: 0.03 },
   speaking: { size: 0.94, server: 1, work: 0, colour: 1, swell: 0.03 },
-  ducked: { size: 0.74, server: 0.6, work: 0, colour: 1, swell: 0.03 },
+  ducked: { size: 0.74, server: 1, work: 0, colour: 0.55, swell: 0.03 },
   muted: { size: 0.72, server: 0, work: 0, colour: 0.15, swell: 0 },
 };
 
