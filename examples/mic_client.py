@@ -170,6 +170,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         if not isinstance(turns, dict):
             raise ValueError("--open-mic goes with turn detection")
         turns.setdefault("interrupt_resume", True)
+        turns.setdefault("duck", True)
     # Playback and --save need this format.
     fields["output_audio"] = {**fields.get("output_audio", {}), "format": "pcm16"}
     return fields

@@ -17,6 +17,8 @@ from omni_ws.client import (
     Reconnecting,
     ResponseStarted,
     Resumed,
+    SpeechConfirmed,
+    SpeechDismissed,
     SpeechStarted,
     SpeechStopped,
     TextChunk,
@@ -86,6 +88,11 @@ class Listener:
         if self.loudspeaker:
             self.loudspeaker.buffer.clear()
 
+    def duck(self, lowered: bool) -> None:
+        """Lowers what plays, or raises it to its full level."""
+        if self.loudspeaker:
+            self.loudspeaker.ducker.duck(lowered)
+
     @property
     def played(self) -> tuple[str, float] | None:
         """The answer that is played, and how many milliseconds of it were; None if there is nothing to report."""
@@ -107,14 +114,8 @@ class Listener:
                 if ref in self.unwanted:
                     self.silenced = request_id
                 self.reply.clear()
-            case SpeechStarted(audio_ms=audio_ms):
-                if self.interruptible:  # the server sends no more of the answer, unless this turns out to have no words
-                    self.paused = self.played
-                    self.stop_playing()
-                self.display.show("speech_started", audio_ms=audio_ms)
-            case SpeechStopped(audio_ms=audio_ms):
-                self.input_ended()
-                self.display.show("speech_stopped", audio_ms=audio_ms)
+            case SpeechStarted() | SpeechConfirmed() | SpeechDismissed() | SpeechStopped():
+                self.take_speech(event)
             case TranscriptChunk():
                 self.take_transcript(event)
             case TextChunk(text=text):
@@ -130,6 +131,26 @@ class Listener:
                 self.take_connection(event)
             case Final():
                 self.take_final(event)
+
+    def take_speech(self, event: SpeechStarted | SpeechConfirmed | SpeechDismissed | SpeechStopped) -> None:
+        # The voice is lowered until it is known whether this interrupts.
+        uncertain = isinstance(event, SpeechStarted) and not event.certain
+        kind = "speech_started"
+        match event:
+            case SpeechStarted() if uncertain:
+                kind = "speech_uncertain"
+            case SpeechStarted() | SpeechConfirmed():
+                if self.interruptible:  # the server sends no more of the answer, unless this turns out to have no words
+                    self.paused = self.played
+                    self.stop_playing()
+            case SpeechDismissed():
+                kind = "speech_dismissed"
+            case SpeechStopped():
+                kind = "speech_stopped"
+                self.input_ended()
+        if not isinstance(event, SpeechStopped):
+            self.duck(uncertain)
+        self.display.show(kind, audio_ms=event.audio_ms)
 
     def take_connection(self, event: Reconnected | Resumed | Reconnecting) -> None:
         match event:
@@ -193,6 +214,7 @@ class Listener:
 
     def start_over(self) -> None:
         """Discards the partial answer."""
+        self.duck(False)
         self.reply.clear()
         self.first.clear()
         self.transcripts.clear()

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from mic_echo import EchoCanceller
 
-from omni_ws.client.audio import PlaybackBuffer
+from omni_ws.client.audio import Ducker, PlaybackBuffer
+from omni_ws.core.chunks import AudioFormat
 
 PIECE_MS: Final = 20
 #: Recorded audio that waits to be sent; beyond it audio is dropped, as during a long reconnect.
@@ -156,6 +157,8 @@ class Loudspeaker:
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self.buffer = PlaybackBuffer(prefill_bytes=2 * self.sample_rate * PREFILL_MS // 1000)
+        #: Lowers what plays while it is not known whether somebody interrupts it.
+        self.ducker = Ducker(AudioFormat(sample_rate=self.sample_rate))
         self.canceller: EchoCanceller | None = None
         library = sound_library()
         try:
@@ -167,7 +170,7 @@ class Loudspeaker:
             raise NoSoundDevice(f"the loudspeaker cannot be opened: {error}") from None
 
     def _wanted(self, data: Any, frames: int, time: Any, status: Any) -> None:
-        audio = self.buffer.read(len(data))
+        audio = self.ducker.apply(self.buffer.read(len(data)))
         data[:] = audio
         self.level = _peak(audio)
         if self.canceller:

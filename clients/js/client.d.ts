@@ -131,6 +131,8 @@ export type ClientState =
   | "opening"
   | "hearing"
   | "speaking"
+  /* The answer plays on, lowered: it is not known yet whether what is heard interrupts it. */
+  | "ducked"
   | "thinking"
   | "listening"
   | "muted"
@@ -350,6 +352,8 @@ export class Speaker {
   attach(context: AudioContext): void;
   play(id: number, samples: Int16Array, place: number): void;
   end(id: number): void;
+  /* Lower the sound by 15 dB, which plays on, or let it be as loud as before. */
+  duck(lowered: boolean): void;
   flush(): void;
 }
 

@@ -23,6 +23,8 @@ import { seen, waitedFor } from "./who.js";
 const NEXT_DOWNLOAD_MS = 500;
 /* How long it is said that an answer was interrupted, if nothing else happens. */
 const INTERRUPTED_MS = 1200;
+/* A lowered voice is not put into words before it has lasted so long: most are for "mm-hm". */
+const DUCKED_MS = 1200;
 const STARTING = "The server is starting.";
 const NO_SOUND = "SoundUnavailable";
 
@@ -366,6 +368,7 @@ const STATES = {
   opening: ["busy", "Opening the microphone"],
   hearing: ["hearing", "Hearing you"],
   speaking: ["speaking", "Speaking"],
+  ducked: ["ducked", "Speaking"],
   thinking: ["busy", "Thinking"],
   listening: ["listening", "Listening"],
   muted: ["muted", "Muted"],
@@ -398,9 +401,26 @@ function hears() {
   return client.capabilities?.input_modalities.includes("audio") ?? true;
 }
 
+let ducking = null;
+let staysDucked = false;
+function watchDucking(ducked) {
+  if (ducked) {
+    ducking ??= setTimeout(() => {
+      staysDucked = true;
+      showState();
+    }, DUCKED_MS);
+    return;
+  }
+  clearTimeout(ducking);
+  ducking = null;
+  staysDucked = false;
+}
+
 function showState() {
   const canOpen = client.capabilities?.turn_detection ?? false;
-  const [state, said] = STATES[client.state];
+  const state = STATES[client.state][0];
+  watchDucking(state === "ducked");
+  const said = staysDucked ? "Speaking quietly" : STATES[client.state][1];
   const trying = client.state === "connecting" || client.state === "waiting";
   const interrupted = (state === "ready" || state === "listening") && performance.now() - interruptedAt < INTERRUPTED_MS;
   const words = trying ? STATES[client.capabilities ? "waiting" : "connecting"][1] : interrupted ? "Interrupted" : said;

@@ -5,6 +5,7 @@
    ready      small, grey, asleep, still     hearing    its edge follows the voice, and rings draw in
    busy       small, with arcs that circle   speaking   the server's colour, its edge follows, and rings go out
    muted      struck through, still          interrupted (for a moment)  the ring breaks and flies apart
+   ducked     smaller and paler than speaking, its edge follows both voices
 
    Where less motion is wanted, each state is a picture that stands still. What stands still is drawn once: a page that waits
    for hours should cost nothing, least of all where no graphics card draws it. */
@@ -17,6 +18,8 @@ const REST_FRAME_MS = 33;
 /* The orb rests below this level of sound. */
 const QUIET = 0.02;
 const STILL = new Set(["away", "muted", "ready"]);
+/* Where less motion is wanted, these have rings that stand still. */
+const STILL_RINGS = new Set(["hearing", "speaking", "ducked"]);
 const RECENT_FRAMES = 60;
 const TURN = Math.PI * 2;
 
@@ -29,6 +32,7 @@ const LOOKS = {
   hearing: { size: 0.92, server: 0, work: 0, colour: 1, swell: 0.035 },
   busy: { size: 0.66, server: 0, work: 1, colour: 1, swell: 0.03 },
   speaking: { size: 0.94, server: 1, work: 0, colour: 1, swell: 0.03 },
+  ducked: { size: 0.74, server: 1, work: 0, colour: 0.55, swell: 0.03 },
   muted: { size: 0.72, server: 0, work: 0, colour: 0.15, swell: 0 },
 };
 
@@ -146,6 +150,7 @@ export class Orb {
   /* Of whose voice it is. */
   get #level() {
     if (this.#state === "speaking") return this.#levels.server;
+    if (this.#state === "ducked") return Math.max(this.#levels.server, this.#levels.you);
     return this.#state === "hearing" || this.#state === "listening" ? this.#levels.you : 0;
   }
 
@@ -170,7 +175,7 @@ export class Orb {
     for (const ring of this.#rings) this.#ring(ring, unit, radius, ink, now);
     this.#body(radius, ink);
     if (this.#state === "busy") this.#arcs(radius, ink);
-    if (this.#calm.matches && (this.#state === "hearing" || this.#state === "speaking")) this.#stillRings(radius, ink);
+    if (this.#calm.matches && STILL_RINGS.has(this.#state)) this.#stillRings(radius, ink);
     if (this.#state === "muted") this.#strike(radius);
     if (!this.#breaking) return;
     const broken = this.#calm.matches ? 0.4 : (now - this.#brokenAt) / BREAK_MS;

@@ -87,6 +87,7 @@ export class SettingsDrawer {
     const judges = detects && judgesTurns(this.#capabilities);
     this.#row("sensitivity", detects);
     this.#row("turns", judges);
+    this.#row("overShortWords", detects);
     this.#row("silenceMs", detects && (!judges || this.settings.turns === "silence"));
   }
 

@@ -26,6 +26,7 @@ export const DEFAULTS = {
   sensitivity: 50, // percent
   turns: "auto",
   silenceMs: 500,
+  overShortWords: true, // an answer goes on over "mm-hm"
   ...Object.fromEntries(Object.keys(TOOLS).map((name) => [settingOf(name), true])),
 };
 
@@ -91,7 +92,12 @@ export function judgesTurns(capabilities) {
 }
 
 function turnDetection(settings, capabilities) {
-  const common = { threshold: 1 - settings.sensitivity / 100, interrupt_response: true, interrupt_resume: true };
+  const common = {
+    threshold: 1 - settings.sensitivity / 100,
+    interrupt_response: true,
+    interrupt_resume: true,
+    duck: settings.overShortWords,
+  };
   if (!judgesTurns(capabilities) || settings.turns === "silence") {
     return { type: "server_vad", silence_duration_ms: settings.silenceMs, ...common };
   }

@@ -16,7 +16,19 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
+from omni_ws.audio.backchannel import backchannel_probability
 from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.onset_meter import (
+    CLEAR_MARGIN,
+    CLEAR_SPAN,
+    CLEAR_WINDOWS,
+    JUDGED_MS,
+    QUIET_WINDOWS,
+    OnsetMeter,
+    RecentSound,
+    SpeechLasts,
+    SpeechLull,
+)
 from omni_ws.audio.pcm import NO_SAMPLES, Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.smart_turn import HEARD_SAMPLES
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
@@ -60,11 +72,12 @@ LOWEST_SILENCE_THRESHOLD = 0.05
 class SpeechOnset:
     """The start of a turn.
 
-    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``.
+    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``. ``measured``: by such a StartBar.
     """
 
     audio_ms: int
     detected_ms: int
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +98,21 @@ class SpeechPause:
     detected_ms: int
 
 
-TurnEvent: TypeAlias = SpeechOnset | SpeechPause | SpeechOffset
+TurnEvent: TypeAlias = SpeechOnset | SpeechLull | SpeechLasts | SpeechPause | SpeechOffset
 
 
 @dataclass(frozen=True, slots=True)
 class StartBar:
     """The condition for the start of a turn.
 
-    ``windows`` of the last ``span`` windows have to exceed the threshold by more than ``margin``.
+    ``windows`` of the last ``span`` windows have to exceed the threshold by more than ``margin``. ``measured``: the
+    sound of the turn is measured as it begins (OnsetMeter).
     """
 
     windows: int = START_WINDOWS
     span: int = START_SPAN
     margin: float = 0.0
+    measured: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.windows <= self.span <= MAX_START_SPAN:
@@ -107,7 +122,11 @@ class StartBar:
 ORDINARY_BAR = StartBar()
 #: The condition for barge-in, while the server itself speaks: 192 ms of clear voice, so that its echo, a cough or a
 #: click does not interrupt it.
-BARGE_IN_BAR = StartBar(windows=6, span=8, margin=0.15)
+BARGE_IN_BAR = StartBar(windows=CLEAR_WINDOWS, span=CLEAR_SPAN, margin=CLEAR_MARGIN)
+#: The same, where a sound that is no interruption shall let the answer go on.
+MEASURED_BAR: Final = replace(BARGE_IN_BAR, measured=True)
+#: The condition for a sound over an answer that may prove no interruption, before it is known to be clear.
+UNCERTAIN_BAR: Final = replace(ORDINARY_BAR, measured=True)
 
 
 class TurnDetector:
@@ -144,6 +163,8 @@ class TurnDetector:
         self._sure = sure if self.silence_windows > FINISHED_WINDOWS else None
         #: The silent windows after which the turn ends, by the answer about this pause; None without an answer.
         self._answered: int | None = None
+        #: Measures the current turn, if it began by a measured bar.
+        self.meter: OnsetMeter | None = None
 
     @property
     def audio_ms(self) -> int:
@@ -177,6 +198,7 @@ class TurnDetector:
         self.speaking = False
         self.silent_windows = 0
         self._answered = None
+        self.meter = None
         self._recent.clear()
 
     def _while_silent(self, probability: float) -> SpeechOnset | None:
@@ -189,11 +211,29 @@ class TurnDetector:
         if sum(above) < bar.windows:
             return None
         first = self.windows - len(above) + above.index(True)
+        recent = tuple(self._recent)
         self.end_turn()
         self.speaking = True
-        return SpeechOnset(first * WINDOW_MS, self.audio_ms)
+        if bar.measured:
+            self.meter = OnsetMeter(
+                recent,
+                voiced=self.windows - first,
+                began=first,
+                level=min(HIGHEST_RAISED_THRESHOLD, self.threshold + CLEAR_MARGIN),
+                quiet_windows=max(1, min(QUIET_WINDOWS, self.silence_windows - 1)),
+            )
+        return SpeechOnset(first * WINDOW_MS, self.audio_ms, bar.measured)
 
-    def _while_speaking(self, probability: float) -> SpeechPause | SpeechOffset | None:
+    def _while_speaking(self, probability: float) -> TurnEvent | None:
+        event = self._paused_or_ended(probability)
+        if self.meter is None or event is not None:
+            return event
+        measured = self.meter.feed(probability, silent=self.silent_windows, windows=self.windows)
+        if isinstance(measured, SpeechLasts) and not measured.clear:
+            self.end_turn()
+        return measured
+
+    def _paused_or_ended(self, probability: float) -> SpeechPause | SpeechOffset | None:
         if self._goes_on(probability):
             self.silent_windows = 0
             self._answered = None
@@ -276,6 +316,9 @@ class Watched:
     #: The error about bytes of the piece that were dropped, and the offset in the piece at which their chunk begins.
     left_out: OmniError | None = None
     left_out_at: int = 0
+    #: How long the sound of a measured turn is voiced so far, and whether it is clear.
+    voiced_ms: int = 0
+    clear: bool = False
 
     @property
     def rest_ms(self) -> float:
@@ -321,6 +364,8 @@ class SpeechWatch:
             sure=None if judge is None else sure,
         )
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
+        #: The latest sound, while turns begin by a measured bar.
+        self._recent: RecentSound | None = None
         self._source: AudioFormat | None = None
         self._decoder: AudioDecoder | None = None
         #: The length of the stream so far, in samples at 16 kHz.
@@ -331,6 +376,8 @@ class SpeechWatch:
         #: The error about dropped bytes of the slice, and the offset in the piece at which their chunk begins.
         self._left_out: OmniError | None = None
         self._left_out_at = 0
+        #: The samples that the detector was given so far.
+        self._given = 0
 
     def hear(
         self,
@@ -409,6 +456,7 @@ class SpeechWatch:
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
         self._turns.demand(bar)
+        self._keep(decoded.unjudged, bar)
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
         watched = self._watched(probabilities, decoded.start_ms, decoded.samples)
@@ -423,7 +471,36 @@ class SpeechWatch:
             events, question = tuple(e for each in probabilities if (e := turns.feed(each)) is not None), None
         else:
             events, question = pauses.judge_windows(probabilities)
-        return Watched(events, start_ms, turns.audio_ms, samples, turns.silent_windows > 0, question)
+        pausing, meter = turns.silent_windows > 0, turns.meter
+        if self._recent is not None:
+            events = tuple(self._with_probability(event) for event in events)
+        if meter is None:
+            return Watched(events, start_ms, turns.audio_ms, samples, pausing, question)
+        measures = {"voiced_ms": meter.voiced_ms, "clear": meter.clear}
+        return Watched(events, start_ms, turns.audio_ms, samples, pausing, question, **measures)
+
+    def start_afresh(self) -> None:
+        """End the current turn: what follows may begin a new one."""
+        self._turns.end_turn()
+        if self._pauses is not None:
+            self._pauses.forget_question()
+
+    def _keep(self, samples: Samples, bar: StartBar) -> None:
+        """Keep the samples for the judge of sounds over an answer, while there may be any."""
+        end = self._given
+        self._given += len(samples)
+        if not bar.measured and self._turns.meter is None:
+            self._recent = None
+            return
+        if self._recent is None:
+            self._recent = RecentSound(end)
+        self._recent.hear(samples)
+
+    def _with_probability(self, event: TurnEvent) -> TurnEvent:
+        meter = self._turns.meter
+        if not isinstance(event, SpeechLull) or self._recent is None or meter is None or event.voiced_ms > JUDGED_MS:
+            return event
+        return replace(event, probability=backchannel_probability(self._recent.of(event, meter.began)))
 
 
 class _Pauses:
@@ -484,6 +561,12 @@ class _Pauses:
         held = np.concatenate([np.empty(0, np.int16), *self._blocks])
         return samples_from_pcm16(held[max(0, start - self._held_from) : end - self._held_from])
 
+    def forget_question(self) -> None:
+        """Withdraw the question about the current turn, which is over for another reason."""
+        if self._question is not None:
+            self._question.cancel()
+            self._question = None
+
     def _forget(self) -> None:
         """Drop the audio that no later question can include."""
         judged = self._turns.windows * WINDOW_SAMPLES
@@ -510,6 +593,8 @@ class StreamPiece:
     bar: StartBar
     borders: Sequence[int] = (0,)
     ends: bool = False
+    #: Whether the turn before the piece is over.
+    afresh: bool = False
 
     @property
     def seconds(self) -> float:
@@ -519,6 +604,8 @@ class StreamPiece:
         return min(SLICE_SAMPLES / SAMPLE_RATE, self.source.duration_ms(len(self.data)) / 1000)
 
     def decode(self) -> _Decoded:
+        if self.afresh:
+            self.watch.start_afresh()
         if self.data is None:
             return self.watch._next_slice()
         return self.watch._decode(self.data, self.source, self.borders, self.ends)

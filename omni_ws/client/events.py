@@ -21,7 +21,14 @@ from omni_ws.core.chunks import (
     Word,
 )
 from omni_ws.errors import InvalidFrame, OmniError
-from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
+from omni_ws.wire.server_frames import (
+    OutputChunkFrame,
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+    UsageFields,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +132,38 @@ class SpeechStarted:
     If barge-in is configured, stop the playback of the current answer. With ``interrupt_resume`` the answer may
     continue: then more of its audio arrives, to be played from its ``start_ms``. ``turn_id`` is the id of this speech
     turn, ``request_id`` the request that it opens or joins; None if it belongs to none.
+
+    ``certain`` is False, with ``turn_detection.duck`` only, if it is not known yet whether the user interrupts: lower
+    the sound of the answer by 15 dB, and play on. A SpeechConfirmed or a SpeechDismissed of this turn follows.
     """
 
     audio_ms: int
     turn_id: str | None = None
     request_id: str | None = None
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechConfirmed:
+    """Turn detection: the speech that was not certain interrupts the answer.
+
+    It began at ``audio_ms``. From here on it is like speech after a SpeechStarted: stop the playback.
+    """
+
+    audio_ms: int
+    turn_id: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechDismissed:
+    """Turn detection: what was not certain, such as "mm-hm", interrupts nothing, and is no turn.
+
+    Play at full level again.
+    """
+
+    audio_ms: int
+    turn_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +263,8 @@ Event: TypeAlias = (
     | TranscriptChunk
     | Final
     | SpeechStarted
+    | SpeechConfirmed
+    | SpeechDismissed
     | SpeechStopped
     | InputAck
     | ErrorEvent
@@ -241,6 +277,21 @@ Event: TypeAlias = (
 # Conversion from frames
 
 T = TypeVar("T")
+
+
+def speech_event(
+    frame: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame,
+) -> Event:
+    """Convert a frame of turn detection."""
+    match frame:
+        case SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id):
+            return SpeechStarted(audio_ms, optional(frame.turn_id), request_id, certain=frame.certain is not False)
+        case SpeechConfirmedFrame():
+            return SpeechConfirmed(frame.audio_ms, frame.turn_id, frame.request_id)
+        case SpeechDismissedFrame():
+            return SpeechDismissed(frame.audio_ms, frame.turn_id)
+        case SpeechStoppedFrame(audio_ms=audio_ms, request_id=request_id):
+            return SpeechStopped(audio_ms, optional(frame.turn_id), request_id)
 
 
 def output_event(frame: OutputChunkFrame) -> Event | None:

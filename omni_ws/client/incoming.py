@@ -15,11 +15,10 @@ from omni_ws.client.events import (
     Final,
     InputAck,
     ResponseStarted,
-    SpeechStarted,
-    SpeechStopped,
     ToolCallChunk,
     optional,
     output_event,
+    speech_event,
 )
 from omni_ws.client.outgoing import OutgoingInput
 from omni_ws.core.chunks import StartTrigger
@@ -41,6 +40,8 @@ _REPEATED_FRAMES = (
     server_frames.SessionUpdatedFrame,
     server_frames.HistoryTruncatedFrame,
     server_frames.SpeechStartedFrame,
+    server_frames.SpeechConfirmedFrame,
+    server_frames.SpeechDismissedFrame,
     server_frames.SpeechStoppedFrame,
 )
 
@@ -194,11 +195,15 @@ class IncomingFrames:
             case server_frames.InputAckFrame():
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
-            case server_frames.SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id):
-                return SpeechStarted(audio_ms, optional(frame.turn_id), request_id)
-            case server_frames.SpeechStoppedFrame(audio_ms=audio_ms, request_id=request_id):
+            case server_frames.SpeechStoppedFrame(request_id=request_id):
                 self._outgoing.speech_ended(request_id)
-                return SpeechStopped(audio_ms, optional(frame.turn_id), request_id)
+                return speech_event(frame)
+            case (
+                server_frames.SpeechStartedFrame()
+                | server_frames.SpeechConfirmedFrame()
+                | server_frames.SpeechDismissedFrame()
+            ):
+                return speech_event(frame)
             case server_frames.ResponseStartedFrame():
                 return self._started(frame)
             case server_frames.ErrorFrame(error=fields):

@@ -470,6 +470,10 @@ class OutputSequencer:
         """Allow output of ``request_id``."""
         self._open[request_id] = None
 
+    def withdraw(self, request_id: str) -> None:
+        """Forget a request that has had no output, and gets none."""
+        del self._open[request_id]
+
     def take_number(self, request_id: str) -> int:
         """Return the next number, for an output of ``request_id``."""
         if request_id not in self._open:

@@ -436,6 +436,10 @@ class HistoryItems:
         self._opened += 1
         _keep_newest(self._places)
 
+    def withdraw(self, request_id: str) -> None:
+        """Take back the place of a request that leaves nothing; it is unknown from now on."""
+        self._places.pop(request_id, None)
+
     def name(self, request_id: str, ref: str) -> None:
         """Remember the client's name for a request."""
         self._refs[request_id] = ref

@@ -259,6 +259,14 @@ class InputStream:
         self._finish_after.clear()
         self._ends_at = None
 
+    def withdraw(self, request_input: RequestInput) -> None:
+        """Take back a request, as if it had never opened: a name that it was given is that of the next one."""
+        if self.current is request_input:
+            self.current = None
+            self._text.end()
+        self._next_ref = self._next_ref or request_input.ref
+        request_input.cancel()
+
     def abandon(self, request_input: RequestInput) -> None:
         """Discard the rest of the input of a request that ended before its input did."""
         request_input.fail()

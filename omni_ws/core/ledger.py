@@ -168,6 +168,18 @@ class Ledger:
             self._measure(entry)
         self._drop_details()
 
+    def withdraw(self, request_id: str) -> None:
+        """Take back a request that had no answer, as if it had never opened."""
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self._budget.give(entry.keep_no_audio())
+        self.history.withdraw(request_id)
+
+    def at_play(self, now: float) -> LedgerEntry | None:
+        """Return the answer that plays now or played last, by the playback line; None before the first."""
+        self._advance(now)
+        return self._line[self._at] if self._line else None
+
     def hear(self, entry: LedgerEntry, text: str, *, language: str | None = None) -> None:
         """Add a settled transcript to an entry, in ``language`` (primary subtag of RFC 5646) if that is known."""
         entry.hear(text, language=language)

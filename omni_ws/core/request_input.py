@@ -272,6 +272,11 @@ class RequestInput:
         self.received = InputSummary()
 
     @property
+    def buffered(self) -> tuple[InputChunk, ...]:
+        """The input before the start, while the request has not started."""
+        return tuple(self._buffered)
+
+    @property
     def only_results(self) -> bool:
         """Whether the input so far consists of tool results alone."""
         received = self.received

@@ -106,6 +106,8 @@ class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True)
     eagerness: Any = None
     create_response: Any = None
     interrupt_response: Any = None
+    #: Not a field of OpenAI's: whether an answer goes on while it is not known whether speech interrupts it.
+    duck: Any = None
 
 
 class InputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -288,6 +290,7 @@ def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilit
         "prefix_padding_ms": wanted.prefix_padding_ms,
         "silence_duration_ms": wanted.silence_duration_ms,
         "interrupt_response": wanted.interrupt_response,
+        "duck": wanted.type == "semantic_vad" if wanted.duck is None else wanted.duck,
     }
     if wanted.type == "semantic_vad":
         eagerness = wanted.eagerness or "auto"

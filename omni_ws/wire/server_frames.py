@@ -49,6 +49,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     structured_output: bool
     turn_detection: bool
     turn_detection_types: list[str] = msgspec.field(default_factory=list)
+    duck: bool | UnsetType = UNSET
     resume: bool
     transcripts: bool
     keywords: bool | UnsetType = UNSET
@@ -164,12 +165,29 @@ class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="histor
 class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
     """Speech started at ``audio_ms`` of the audio that turn detection received.
 
-    ``request_id`` is the request that it opens or joins; null where it belongs to none.
+    ``request_id`` is the request that it opens or joins; null where it belongs to none, and where ``certain`` is false:
+    the sound may be no turn. A SpeechConfirmedFrame or a SpeechDismissedFrame follows then.
     """
 
     audio_ms: int
     turn_id: str | UnsetType = UNSET
     request_id: str | None = None
+    certain: bool | UnsetType = UNSET
+
+
+class SpeechConfirmedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_confirmed"):
+    """The uncertain speech that began at ``audio_ms`` interrupts the answer; ``request_id`` is what it opens."""
+
+    turn_id: str
+    request_id: str
+    audio_ms: int
+
+
+class SpeechDismissedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_dismissed"):
+    """The uncertain sound that began at ``audio_ms`` is no turn: nothing more is sent about it."""
+
+    turn_id: str
+    audio_ms: int
 
 
 class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
@@ -321,6 +339,8 @@ ServerFrame: TypeAlias = (
     | OutputChunkFrame
     | HistoryTruncatedFrame
     | SpeechStartedFrame
+    | SpeechConfirmedFrame
+    | SpeechDismissedFrame
     | SpeechStoppedFrame
     | ErrorFrame
     | SessionClosingFrame

@@ -146,6 +146,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     eagerness: Eagerness | UnsetType = UNSET
     interrupt_response: bool = True
     interrupt_resume: bool = False
+    duck: bool = False
 
     def __post_init__(self) -> None:
         """Set the default silence and, if it applies, the default eagerness."""

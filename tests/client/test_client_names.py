@@ -14,6 +14,8 @@ from omni_ws.client import (
     Event,
     Final,
     ResponseStarted,
+    SpeechConfirmed,
+    SpeechDismissed,
     SpeechStarted,
     SpeechStopped,
     TranscriptChunk,
@@ -22,7 +24,12 @@ from omni_ws.client import (
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.errors import EngineOverloaded, SessionConflict
 from omni_ws.wire.frames import CancelFrame, FinishFrame
-from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.server_frames import (
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -144,6 +151,30 @@ async def test_speech_is_told_with_its_turn_and_its_request() -> None:
         assert isinstance(late, TranscriptChunk)
         assert (late.late, late.turn_id, late.text) == (True, "turn_a", "Robert.")
         assert (await session.answer()).transcript == ""
+
+
+@pytest.mark.parametrize("interrupts", [True, False])
+async def test_speech_that_is_not_certain_is_told_and_so_is_what_becomes_of_it(interrupts: bool) -> None:
+    async def server(peer: Peer) -> None:
+        await peer.send(SpeechStartedFrame(audio_ms=96, turn_id="turn_a", certain=False))
+        if interrupts:
+            await peer.send(SpeechConfirmedFrame(audio_ms=96, turn_id="turn_a", request_id="req_a"))
+        else:
+            await peer.send(SpeechDismissedFrame(audio_ms=96, turn_id="turn_a"))
+
+    async with (
+        scripted_server(script(server, configured=True)) as url,
+        connect(url, config={"turn_detection": {"type": "server_vad", "duck": True}}) as session,
+    ):
+        events: list[Event] = []
+        async for event in session.events():
+            events.append(event)
+            if len(events) == 2:
+                break
+        assert events == [
+            SpeechStarted(96, "turn_a", None, certain=False),
+            SpeechConfirmed(96, "turn_a", "req_a") if interrupts else SpeechDismissed(96, "turn_a"),
+        ]
 
 
 async def test_text_that_joined_what_is_being_said_is_answered_once() -> None:

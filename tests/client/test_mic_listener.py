@@ -16,9 +16,19 @@ from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
 from tool_client import RESULTS
 
-from omni_ws.client import Final, ResponseStarted, SpeechStarted, TranscriptChunk, connect
-from omni_ws.client.audio import PlaybackBuffer
-from omni_ws.core.chunks import FinishReason, Usage, Word
+from omni_ws.client import (
+    AudioChunk,
+    Final,
+    Reconnected,
+    ResponseStarted,
+    SpeechConfirmed,
+    SpeechDismissed,
+    SpeechStarted,
+    TranscriptChunk,
+    connect,
+)
+from omni_ws.client.audio import Ducker, PlaybackBuffer
+from omni_ws.core.chunks import AudioFormat, FinishReason, Usage, Word
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -41,7 +51,7 @@ class Told(JsonDisplay):
 
 def listening() -> tuple[Listener, PlaybackBuffer, Told]:
     display, buffer = Told(), PlaybackBuffer(prefill_bytes=0)
-    loudspeaker: Any = SimpleNamespace(buffer=buffer, sample_rate=24_000)
+    loudspeaker: Any = SimpleNamespace(buffer=buffer, sample_rate=24_000, ducker=Ducker(AudioFormat()))
     return Listener(display, loudspeaker), buffer, display
 
 
@@ -100,6 +110,41 @@ async def test_a_request_without_an_id_is_stopped_by_its_name() -> None:
     await interrupt(session, listener)
     assert cancelled == [(None, "speech-1"), ("req_b", None)]
     assert buffer.idle
+
+
+@pytest.mark.parametrize("end", ["confirmed", "dismissed", "new session"])
+def test_the_voice_is_lowered_until_it_is_known_whether_somebody_interrupts(end: str) -> None:
+    listener, buffer, display = listening()
+    listener.interruptible = True
+    sound = np.full(24_000, 16_384, "<i2").tobytes()
+
+    def level() -> int:
+        """The last sample of the next 20 ms, as the sound device gets them."""
+        audio = listener.loudspeaker.ducker.apply(buffer.read(960)) if listener.loudspeaker else b""
+        return int(np.frombuffer(audio, "<i2")[-1])
+
+    listener.take(ResponseStarted("req_a", "end_of_input", 0, "extend"))
+    listener.take(AudioChunk("req_a", 0, sound, "pcm16", 24_000, 0))
+    assert level() == 16_384
+    listener.take(SpeechStarted(900, "turn_a", certain=False))
+    assert level() == pytest.approx(16_384 * 10 ** (-15 / 20), abs=1)
+    assert buffer.played_bytes == 2 * 960
+    if end == "dismissed":
+        listener.take(SpeechDismissed(900, "turn_a"))
+        assert level() == 16_384
+    elif end == "confirmed":
+        listener.take(SpeechConfirmed(900, "turn_a", "req_b"))
+        assert listener.paused == ("req_a", 40)
+        assert buffer.idle
+    else:
+        listener.take(Reconnected("sess_b", 0))
+        assert buffer.idle
+    level()
+    listener.take(AudioChunk("req_c", 1, sound, "pcm16", 24_000, 0))
+    assert level() == 16_384
+    kinds = [kind for kind, _ in display.told if kind.startswith("speech")]
+    told = {"confirmed": ["speech_started"], "dismissed": ["speech_dismissed"], "new session": []}
+    assert kinds == ["speech_uncertain", *told[end]]
 
 
 def test_words_and_ends_are_of_their_own_requests() -> None:

@@ -23,7 +23,7 @@ from omni_ws.wire.server_frames import decode_server_frame
 
 NATIVE = "/v1/streaming_input"
 #: Frames that name a request, and are nothing of it.
-ABOUT_A_REQUEST = ("history_truncated", "speech_started", "speech_stopped")
+ABOUT_A_REQUEST = ("history_truncated", "speech_started", "speech_confirmed", "speech_stopped")
 
 
 class Answer:

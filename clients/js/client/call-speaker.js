@@ -106,6 +106,9 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
 
   play() {}
 
+  /* The server itself lowers what it plays. */
+  duck() {}
+
   /* The server has played all of it; with an argument, all of an answer's text has come. */
   /** @param {number} [turn] */
   end(turn) {

@@ -1,12 +1,16 @@
 /* The loudspeaker's side of the audio thread: what has arrived, played without clicks and without holes where it can be.
 
    Playing begins when enough is there (`target`); where sound runs out in the middle of an answer it fades out, the
-   target grows, and playing begins again when that much has gathered. A flush fades out within milliseconds. */
+   target grows, and playing begins again when that much has gathered. A flush fades out within milliseconds. While it is not
+   known whether somebody interrupts, the sound is lowered and goes on. */
 
 const START_MS = 60;
 const STEP_MS = 40;
 const MAX_MS = 480;
 const FADE_MS = 4;
+/* How far the sound is lowered: by 15 dB, and back, within so much. */
+const DUCKED = 10 ** (-15 / 20);
+const DUCK_MS = 20;
 /* So long without a hole, and the target shrinks by a step. */
 const CALM_SECONDS = 30;
 /* What is held at most: far more than a server sends that is asked not to run ahead. Where that is not enough, an answer ends
@@ -22,6 +26,9 @@ export class PlayoutBuffer {
   #segments = [];
   #waiting = true;
   #gain = 0;
+  /* What the sound is multiplied by, and what that goes to. */
+  #level = 1;
+  #wantedLevel = 1;
   /** @type {Float32Array | null} */
   #tail = null;
   #calm = 0;
@@ -36,6 +43,7 @@ export class PlayoutBuffer {
     this.rate = rate;
     this.report = report;
     this.fade = Math.max(8, Math.round((rate * FADE_MS) / 1000));
+    this.slope = (1 - DUCKED) / ((rate * DUCK_MS) / 1000);
     this.targetMs = START_MS;
     this.underruns = 0;
     this.queued = 0;
@@ -72,6 +80,13 @@ export class PlayoutBuffer {
   end(id) {
     const segment = this.#segments.find((one) => one.id === id);
     if (segment) segment.ended = true;
+  }
+
+  /* Lower the sound, of this answer and those behind it, or let it be as loud as before. */
+  /** @param {boolean} lowered */
+  duck(lowered) {
+    this.#wantedLevel = lowered ? DUCKED : 1;
+    if (this.#waiting) this.#level = this.#wantedLevel;
   }
 
   /* Forget everything; what is sounding fades out. */
@@ -137,7 +152,7 @@ export class PlayoutBuffer {
     if (length === 0) return;
     const tail = new Float32Array(length);
     for (let index = 0; index < length; index++) {
-      tail[index] = this.#next(segment) * this.#gain * (1 - (index + 1) / length);
+      tail[index] = this.#next(segment) * this.#gain * this.#level * (1 - (index + 1) / length);
     }
     this.#tail = tail;
   }
@@ -159,13 +174,19 @@ export class PlayoutBuffer {
     this.#calm += end - place;
     for (; place < end; place++) {
       this.#gain = Math.min(1, this.#gain + slope);
-      output[place] = this.#next(segment) * this.#gain;
+      if (this.#level !== this.#wantedLevel) this.#moveLevel();
+      output[place] = this.#next(segment) * this.#gain * this.#level;
     }
     if (this.#calm > CALM_SECONDS * this.rate) {
       this.#calm = 0;
       this.targetMs = Math.max(START_MS, this.targetMs - STEP_MS);
     }
     return place;
+  }
+
+  #moveLevel() {
+    const away = this.#wantedLevel - this.#level;
+    this.#level = Math.abs(away) <= this.slope ? this.#wantedLevel : this.#level + Math.sign(away) * this.slope;
   }
 
   /** @param {Segment} segment */
@@ -199,6 +220,7 @@ if (globalThis.AudioWorkletProcessor) {
       this.port.onmessage = ({ data }) => {
         if (data.type === "push") this.#buffer.push(data.id, data.samples, data.place);
         else if (data.type === "end") this.#buffer.end(data.id);
+        else if (data.type === "duck") this.#buffer.duck(data.lowered);
         else if (data.type === "flush") this.#buffer.flush();
       };
     }

@@ -66,6 +66,12 @@ export class Speaker extends /** @type {Telling<SpeakerEvents>} */ (EventTarget)
     this.#post({ type: "end", id });
   }
 
+  /* Lower the sound by 15 dB, which plays on, or let it be as loud as before. */
+  /** @param {boolean} lowered */
+  duck(lowered) {
+    this.#post({ type: "duck", lowered });
+  }
+
   flush() {
     this.#early = [];
     this.#post({ type: "flush" });

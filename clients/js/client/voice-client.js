@@ -51,6 +51,9 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   #pageTurn = null;
   #openSince = Infinity; // performance.now() of when the connection was made
   #lastSpeechMs = -1; // where in the audio that began which the server heard last
+  /* The name of what the server hears over an answer, until it knows whether that interrupts: the sound is lowered. */
+  /** @type {string | null} */
+  #uncertain = null;
   /** @type {number | null} */
   #configuredRate = null;
   /** @type {{ requestId: string, resolve: (done: boolean) => void } | null} */
@@ -101,7 +104,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     if (session.state !== "open") return session.starting ? "starting" : session.state;
     if (talk.opening) return "opening";
     if (talk.phase === "talking" || this.heardTurn) return "hearing";
-    if (this.speaker.playing) return "speaking";
+    if (this.speaker.playing) return this.#uncertain ? "ducked" : "speaking";
     if (this.conversation.current) return "thinking";
     if (talk.phase === "listening") return talk.muted ? "muted" : "listening";
     return "ready";
@@ -263,6 +266,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       type: judges ? "semantic_vad" : "server_vad",
       interrupt_response: true,
       interrupt_resume: capabilities.transcripts ?? false,
+      duck: true,
     };
     const described = Object.entries(tools).map(([name, { description, parameters }]) => ({
       type: "function",
@@ -332,6 +336,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.talk.forgetPlaces();
     this.heardTurn = null;
     this.#lastSpeechMs = -1;
+    this.#duck(null);
     this.#sounding.clear();
     this.#truncated(false);
   }
@@ -344,7 +349,9 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   /** @param {any} frame */ // its fields are believed to be those of the protocol
   #frame(frame) {
-    if (frame.type === "speech_started") return this.#speechStarted(frame);
+    if (frame.type === "speech_started") return frame.certain === false ? this.#speechBegins(frame) : this.#speechStarted(frame);
+    if (frame.type === "speech_confirmed") return this.#speechConfirmed(frame);
+    if (frame.type === "speech_dismissed") return this.#speechDismissed(frame);
     if (frame.type === "speech_stopped") return this.#speechStopped(frame);
     if (frame.type === "history_truncated") return this.#truncated(true);
     if (frame.type === "error" && !frame.error.request_id) {
@@ -387,6 +394,37 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.conversation.keepSound(turn, "server", samples.slice());
     this.speaker.play(turn.number, samples, place);
     if (this.sound.locked || this.sound.rate === null) this.#emit("locked");
+  }
+
+  /* The server hears something, and does not know yet whether it interrupts the answer: that plays on, lowered. It is no
+     turn so far. */
+  /** @param {Frame} frame */
+  #speechBegins({ turn_id: turnId }) {
+    if (this.conversation.saidAs(turnId)) return; // a resumed connection repeats it
+    if (MAY_LISTEN && this.talk.phase === "off") return; // it was said before the microphone was closed, and nothing follows
+    this.#duck(turnId);
+    this.#changed();
+  }
+
+  /* It does interrupt, from where it began. */
+  /** @param {Frame} frame */
+  #speechConfirmed(frame) {
+    this.#speechStarted(frame);
+    this.#duck(null); // behind the flush, or what fades out would get louder
+  }
+
+  /* It does not: "mm-hm", or a cough. */
+  /** @param {Frame} frame */
+  #speechDismissed({ turn_id: turnId }) {
+    if (this.#uncertain !== turnId) return;
+    this.#duck(null);
+    this.#changed();
+  }
+
+  /** @param {string | null} turnId */
+  #duck(turnId) {
+    if (this.#uncertain !== turnId) this.speaker.duck(turnId !== null);
+    this.#uncertain = turnId;
   }
 
   /* With an open microphone the server says when someone begins to speak, and sends nothing more of its answer, unless
@@ -552,7 +590,10 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
         this.#pageTurn = null;
         this.#emit("turnend");
       }
-      if (talk.phase === "off") this.#endHeardTurn(); // closed in the middle of a sentence
+      if (talk.phase === "off") {
+        this.#endHeardTurn(); // closed in the middle of a sentence
+        this.#duck(null); // nothing more is heard that could decide it
+      }
       this.#changed();
     });
   }

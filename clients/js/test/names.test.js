@@ -35,13 +35,18 @@ function conversation({ mode = "open", tools = {} } = {}) {
       if (!this.ids.includes(id)) this.ids.push(id);
     }
     end() {}
+    lowered = [];
+    duck(lowered) {
+      this.lowered.push(lowered);
+    }
     flush() {
       for (const id of this.ids.splice(0)) this.dispatchEvent(new CustomEvent("flushed", { detail: { id, playedMs: 700 } }));
     }
     attach() {}
   }
   const session = new Session(URL, () => "", { WebSocket: Socket });
-  const client = new VoiceClient({ url: URL, mode, tools, connect: () => ({ session, speaker: new Playing() }) });
+  const speaker = new Playing();
+  const client = new VoiceClient({ url: URL, mode, tools, connect: () => ({ session, speaker }) });
   clients.push(client);
   client.open();
   const begin = (more = {}) => {
@@ -49,7 +54,7 @@ function conversation({ mode = "open", tools = {} } = {}) {
     sockets.at(-1).hear({ type: "session_created", session_id: "s", resume_token: "t", capabilities: CAPABILITIES, ...more });
   };
   begin();
-  return { client, sockets, begin, hear: (frame) => sockets.at(-1).hear(frame) };
+  return { client, sockets, begin, speaker, hear: (frame) => sockets.at(-1).hear(frame) };
 }
 
 const json = (socket) => socket.sent.filter((frame) => typeof frame === "string").map((frame) => JSON.parse(frame));
@@ -362,6 +367,90 @@ test("before a question is asked again the answers end by their names", async ()
   await new Promise((resolve) => setImmediate(resolve));
   hear({ type: "history_truncated", request_id: "A", dropped_requests: 2 });
   assert.equal(await asked, true);
+});
+
+// --- what may interrupt, and may not
+
+/* An answer that sounds. */
+async function speaking() {
+  const found = conversation();
+  await found.client.write("one");
+  found.hear(started("A", { ref: "turn-0" }));
+  found.hear(text("A", "ONE"));
+  found.hear(sound("A"));
+  return found;
+}
+const uncertain = (turnId, ms) => ({ ...speech("started", turnId, ms, null), certain: false });
+
+test("an open microphone says that this client can lower its sound", () => {
+  const { sockets } = conversation();
+  const [{ turn_detection: detection }] = json(sockets[0]).filter(({ type }) => type === "session_config");
+  assert.deepEqual(detection, { type: "server_vad", interrupt_response: true, interrupt_resume: true, duck: true });
+});
+
+test("what is dismissed lowers the sound for a while, and is no turn", async () => {
+  const { client, hear, speaker } = await speaking();
+  const states = [];
+  client.addEventListener("change", () => states.push(client.state));
+  hear(uncertain("turn_a", 100));
+  assert.deepEqual([speaker.lowered, client.state, client.heardTurn], [[true], "ducked", null]);
+  hear(sound("A")); // goes on
+  hear(speech("dismissed", "turn_b", 50)); // another one
+  assert.equal(client.state, "ducked");
+  hear(speech("dismissed", "turn_a", 100));
+  assert.deepEqual([speaker.lowered, client.state, speaker.ids], [[true, false], "speaking", [0]]);
+  assert.ok(!states.includes("hearing"));
+  assert.deepEqual(shown(client), [["written", "one", "ONE", "speaking"]]);
+});
+
+test("what is confirmed interrupts from where it began, and the next answer is as loud as before", async () => {
+  const { client, hear, speaker } = await speaking();
+  const kept = [];
+  client.talk.samplesBetween = (from, to) => (kept.push([from, to]), []);
+  hear(uncertain("turn_a", 100));
+  hear(speech("confirmed", "turn_a", 100, "B"));
+  assert.deepEqual([speaker.lowered, client.state, speaker.ids], [[true, false], "hearing", []]);
+  assert.equal(client.conversation.turns[0].answer.state, "held");
+  hear(speech("stopped", "turn_a", 1500, "B"));
+  hear(final("A", "cancelled"));
+  hear(started("B", { turn_id: "turn_a" }));
+  hear(text("B", "Yes?"));
+  hear(final("B"));
+  assert.deepEqual(shown(client).map(([kind, , words, state]) => [kind, words, state]), [
+    ["written", "ONE", "stopped"],
+    ["heard", "Yes?", "done"],
+  ]);
+  assert.deepEqual(kept, [[100, 1500]]);
+});
+
+test("a resumed connection decides nothing, and what it repeats is not heard again", async () => {
+  const { client, hear, sockets, speaker } = await speaking();
+  const resume = async () => {
+    sockets.at(-1).onclose({ code: 1006 });
+    await new Promise((resolve) => setImmediate(resolve));
+    client.session.hurry();
+    sockets.at(-1).onopen();
+    hear({ type: "session_resumed", session_id: "s", resume_token: "u", next_sequence_id: 1, replayed: 0 });
+  };
+  hear(uncertain("turn_a", 100));
+  await resume();
+  assert.deepEqual([speaker.lowered, client.state], [[true], "ducked"]);
+  const rest = [uncertain("turn_a", 100), speech("confirmed", "turn_a", 100, "B"), speech("stopped", "turn_a", 900, "B")];
+  for (const frame of rest) hear(frame);
+  await resume();
+  for (const frame of rest) hear(frame);
+  assert.equal(speaker.lowered.at(-1), false);
+  assert.equal(client.conversation.turns.length, 2);
+});
+
+test("a session that begins anew has no sound to lower", async () => {
+  const { client, hear, begin, sockets, speaker } = await speaking();
+  hear(uncertain("turn_a", 100));
+  sockets[0].onclose({ code: 1006 });
+  await new Promise((resolve) => setImmediate(resolve));
+  client.session.hurry();
+  begin({ session_id: "other" });
+  assert.deepEqual(speaker.lowered, [true, false]);
 });
 
 // --- results of tools

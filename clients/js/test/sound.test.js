@@ -268,6 +268,47 @@ test("all of a long answer is played, and beyond half an hour it ends early, as 
   assert.deepEqual(reports, [["overflow", 1], ["started", 1], ["ended", 1]]);
 });
 
+test("sound is lowered by 15 dB and raised again, on a slope, without a hole and without a sample less", () => {
+  const rate = 8000;
+  const { buffer } = player(rate);
+  const heard = (count) => {
+    const out = new Float32Array(count);
+    buffer.pull(out);
+    return out;
+  };
+  const decibels = (sample) => Math.round(20 * Math.log10(sample / 0.5) * 10) / 10;
+  const steepest = (samples) => Math.max(...samples.subarray(1).map((sample, place) => Math.abs(sample - samples[place])));
+  buffer.push(1, new Int16Array(rate).fill(16_384));
+  heard(800);
+  buffer.duck(true);
+  const down = heard(400);
+  assert.deepEqual([decibels(down[0]) <= 0, decibels(down[160]), decibels(down[399])], [true, -15, -15]);
+  buffer.duck(true);
+  assert.equal(decibels(heard(1)[0]), -15);
+  buffer.duck(false);
+  const up = heard(400);
+  assert.deepEqual([decibels(up[160]), decibels(up[399])], [0, 0]);
+  assert.ok(steepest(down) < 0.003 && steepest(up) < 0.003);
+  assert.equal(buffer.current.played, 1601);
+});
+
+test("what was lowered for one answer is as loud as before in the next, from its first sample", () => {
+  const rate = 8000;
+  const { buffer } = player(rate);
+  const out = new Float32Array(800);
+  buffer.push(1, new Int16Array(rate).fill(16_384));
+  buffer.duck(true);
+  buffer.pull(out);
+  assert.ok(Math.max(...out) < 0.09); // lowered before it began: not for a moment louder
+  buffer.flush();
+  buffer.duck(false);
+  buffer.pull(out);
+  assert.ok(Math.max(...out) < 0.09); // what fades out does not get louder
+  buffer.push(2, new Int16Array(rate).fill(16_384));
+  buffer.pull(out);
+  assert.ok(out.subarray(buffer.fade).every((sample) => sample === 0.5));
+});
+
 test("an answer that is not held to its end is cancelled and told", async () => {
   const turn = await client.write("a story");
   socket.hear({ type: "response_started", request_id: "r1", trigger: "end_of_input" });

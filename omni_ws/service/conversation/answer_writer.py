@@ -47,7 +47,6 @@ from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
-from omni_ws.service.conversation.interrupted import HeldAnswer
 from omni_ws.service.conversation.messages import RequestWarning, message_cost
 from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request
@@ -78,16 +77,11 @@ class AnswerWriter:
         sequencer: OutputSequencer,
         observed: ObservedSession,
         *,
-        held: HeldAnswer | None = None,
         transcribes: bool = False,
         transcribes_first: bool = False,
     ) -> None:
-        """``held`` is the answer that the request interrupted: until the request has words, its own answer waits.
-
-        ``transcribes`` and ``transcribes_first``: see EngineCapabilities.
-        """
+        """``transcribes`` and ``transcribes_first``: see EngineCapabilities."""
         self._request = request
-        self._held = held
         self._transcribes = transcribes
         self._transcribes_first = transcribes_first
         #: Whether the engine transcribes all of the input before it answers, and has not begun to answer.
@@ -195,6 +189,8 @@ class AnswerWriter:
 
     def write(self, output: EngineOutput) -> None:
         """Send an output, or queue it if it has to wait; see OutputWriter."""
+        if self._request.onset is not None:
+            self._request.onset.hear(output, transcribes_first=self._transcribes_first)
         if self._sending is None and not self._over and self._send_now(output):
             return
         if self._over or not self._wanted:
@@ -235,9 +231,12 @@ class AnswerWriter:
 
     async def _send(self, output: EngineOutput) -> None:
         """Wait until an output that was queued can be sent, and send it."""
-        request, held = self._request, self._held
+        request = self._request
+        while request.onset is not None:
+            await request.released()
         if not self._wanted:
             return
+        held = request.holds
         if isinstance(output, Finished):
             self._end(output)
             return
@@ -256,6 +255,8 @@ class AnswerWriter:
             for earlier in held.take_passed_over():
                 await self._write(earlier)
         self._note_answer(output)
+        if self._over:
+            return
         if not self._send_now(output):
             with events.span("answer"):
                 await self._write(output)
@@ -292,21 +293,29 @@ class AnswerWriter:
         return False
 
     def _note_answer(self, output: EngineOutput) -> None:
-        """Note that all words of the input are known, if the answer of an engine that transcribes first begins."""
+        """Note that all words of the input are known, if the answer of an engine that transcribes first begins.
+
+        If they want silence, the answer ends here, empty.
+        """
         if self._answers_last and type(output) in _ANSWERS:
             self._answers_last = False
             self._request.know_words(WordsKnown.ALL)
+            if self._request.wants_silence:
+                self._end(Finished(FinishReason.STOP, self._request.input_usage))
+                self._stop_engine()
 
     def _send_now(self, output: EngineOutput) -> bool:
         """Send an output while no other one waits. Returns False, having done nothing, if the output has to wait."""
         if self._outbox.full_since is not None or not self._request.may_write:
             return False
-        if self._held is not None and not self._held.decided:
+        if self._request.holds is not None and not self._request.holds.decided:
             return False
         if events.recorder is not None:
             return False  # so that each output has its span
         if self._answers_last:
             self._note_answer(output)
+            if self._over:
+                return True
         if type(output) is TextOutput:
             self._put_text(output)
             return True

@@ -39,6 +39,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_ws.audio.onset_meter import SpeechLull
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
@@ -60,7 +61,9 @@ from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionCon
 from omni_ws.service.conversation.answer_writer import read_aloud
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, input_settings
 from omni_ws.service.conversation.input_flow import InputFlow
+from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
+from omni_ws.service.conversation.onsets import Onset
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
 from omni_ws.service.conversation.request import (
     FieldNames,
@@ -80,7 +83,13 @@ from omni_ws.service.observing.observer import (
     OutputStalled,
     SpeechHeard,
 )
-from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.server_frames import (
+    InputAckFrame,
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
 from omni_ws.wire.session_config import SessionConfig
 
 logger = logging.getLogger(__name__)
@@ -123,6 +132,8 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     #: None without turn detection.
     listening: SavedListening | None
     ledger: bytes
+    #: The request of an uncertain onset, which the ledger has.
+    withdrawn: str | None = None
     queue: SavedQueue
     output: SavedOutput
 
@@ -186,6 +197,8 @@ class Conversation:
         self.receiving: Request | None = None
         #: The speech in progress.
         self._speech: _Speech | None = None
+        #: The uncertain onset of speech over an answer, until it is decided.
+        self.onset: Onset | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -348,6 +361,8 @@ class Conversation:
         Without a name, or with that of the request whose input is open, a cancel is a position in the input: all input
         before that position is dropped.
         """
+        if request_id is None and self.onset is not None:
+            self.onset.dismiss(rest_untold=True)
         receiving = self.receiving
         named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)
         if named is None and request_id is not None:
@@ -412,7 +427,10 @@ class Conversation:
 
     def saved(self) -> SavedConversation:
         """Return the whole conversation as a value. If requests are open, ``limits.keeps_input`` must hold."""
-        current, receiving = self.stream.current, self.receiving
+        # An uncertain onset is saved as audio that belongs to no request.
+        aside = None if self.onset is None else self.onset.request
+        receiving = None if self.receiving is aside else self.receiving
+        current = None if aside is not None and self.stream.current is aside.session else self.stream.current
         discarding = None if current is None or (receiving and receiving.session is current) else current.saved()
         return SavedConversation(
             now=self._now(),
@@ -425,6 +443,7 @@ class Conversation:
             discarding=discarding,
             listening=None if self._listener is None else self._listener.saved(),
             ledger=self.ledger.to_bytes(),
+            withdrawn=None if aside is None else aside.request_id,
             queue=self.queue.saved(),
             output=self.outbox.saved(),
         )
@@ -440,6 +459,8 @@ class Conversation:
             self.configure(saved.configuration)
         self.options, self.given, self._configurations = saved.options, saved.given, saved.configurations
         self.ledger.restore(saved.ledger, later=now - saved.now)
+        if saved.withdrawn is not None:
+            self.ledger.withdraw(saved.withdrawn)
         self.outbox.restore(saved.output)
         self.stream.restore(saved.input, now=now)
         requests = [self._restored(one) for one in saved.queue.requests]
@@ -457,7 +478,7 @@ class Conversation:
 
     def _listen_on(self, saved: SavedListening) -> None:
         if self._listener is not None:
-            if saved.turn_id is not None:
+            if saved.turn_id is not None and not saved.uncertain:
                 self._speech = _Speech(saved.turn_id)
                 if self.receiving is not None:
                     self._speech.joins(self.receiving)
@@ -594,6 +615,8 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only if ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
+        if self.onset is not None:
+            self.onset.dismiss()
         self.queue.end_all(self._reason_at_end)
         if self._listener is not None:
             self._listener.close()
@@ -657,14 +680,78 @@ class Conversation:
             speech.joins(self.receiving)
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
+    @property
+    def may_be_interrupted(self) -> bool:
+        """Whether speech that begins now opens a request that interrupts."""
+        no_input = self.receiving is None and self.stream.current is None
+        return no_input and self.configuration.effective.overlap == "interrupt"
+
+    def onset_began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
+        """Report an uncertain onset, unless the client was ``told`` of it; the next event opens its request."""
+        self._speech = _Speech(turn_id, new_id("req_"))
+        self.onset = Onset(
+            turn_id,
+            audio_ms,
+            after_question=self._has_asked(),
+            waits=lambda: self._attached is NOBODY,
+            decide=self._decide_onset,
+        )
+        if not told:
+            self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, certain=False))
+
+    def _has_asked(self) -> bool:
+        """Return whether the last sentence that was heard of the answer that plays is a question."""
+        answer, now = self.ledger.at_play(self._now()), self._now()
+        return answer is not None and asks(answer.said.joined(), len(self.ledger.answer_if_cut(answer, now).text))
+
+    def speech_lulls(self, lull: SpeechLull) -> None:
+        """Take what is measured of speech over an answer, as it is quiet for now."""
+        if self.onset is not None:
+            self.onset.lulls(lull)
+        elif self._speech is not None and self._speech.request is not None:
+            self._speech.request.lull = lull
+
+    def onset_not_found(self, turn_id: str, audio_ms: int) -> None:
+        """Dismiss an uncertain onset that the client was told of before a restore, as none is found again."""
+        self._tell_speech(SpeechDismissedFrame(turn_id=turn_id, audio_ms=audio_ms))
+
+    def _decide_onset(self, onset: Onset) -> None:
+        """Confirm or dismiss the uncertain onset, by its verdict."""
+        request, self.onset = onset.request, None
+        if onset.verdict is Verdict.BACKCHANNEL or request is None:
+            self._speech = None
+            if request is not None:
+                self.stream.withdraw(request.session)
+                if request is self.receiving:
+                    self._stop_receiving()
+                self.queue.withdraw(request)
+            if self._listener is not None:
+                self._listener.dismissed(clear=onset.clear, rest_untold=onset.rest_untold)
+            self._tell_speech(SpeechDismissedFrame(turn_id=onset.turn_id, audio_ms=onset.audio_ms))
+            return
+        self._tell_speech(
+            SpeechConfirmedFrame(turn_id=onset.turn_id, request_id=request.request_id, audio_ms=onset.audio_ms)
+        )
+        request.lull = onset.lull
+        self.queue.take_in(request)
+        self._admit_request(request, interrupts=True, has_words=onset.has_words)
+        self.queue.wake()
+        if onset.stopped_ms is not None:
+            self.speech_stopped(onset.turn_id, onset.stopped_ms)
+
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
         """Report that the speech that began last has ended."""
+        if self.onset is not None:
+            self.onset.ends(audio_ms)
+            return
         speech, self._speech = self._speech, None
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
         self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
 
-    def _tell_speech(self, frame: SpeechStartedFrame | SpeechStoppedFrame) -> None:
+    def _tell_speech(
+        self, frame: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame
+    ) -> None:
         self.observed.notify(SpeechHeard(frame))
         self.outbox.put_nowait(frame)
 
@@ -735,6 +822,8 @@ class Conversation:
                 case TextRefused(error=refusal):
                     self._refuse_text(refusal)
                 case InputRefused(error=excess) if request is not None:
+                    if self.onset is not None:
+                        self.onset.is_input()
                     self.queue.refuse(request, excess)
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
@@ -764,6 +853,11 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
+        if by_speech and self.onset is not None:
+            self.onset.request = request
+            request.is_aside(self.onset)
+            self.queue.listen_aside(request)
+            return
         interrupts = request.interrupts(by_speech=by_speech) and not session.only_results
         self._admit_request(request, interrupts=interrupts)
 
@@ -809,10 +903,11 @@ class Conversation:
         """Return the configuration of a request, which may have ended; for one long ago, the one in effect now."""
         return self._configurations.get(request_id, self.configuration.effective)
 
-    def _admit_request(self, request: Request, *, interrupts: bool, held: int = 0) -> None:
+    def _admit_request(self, request: Request, *, interrupts: bool, held: int = 0, has_words: bool = False) -> None:
         """Queue a request, or end it at once with the error that refuses it.
 
         ``held`` is the size in bytes of input that came whole: input of the stream is charged as it comes.
+        ``has_words``: see ``RequestQueue.interrupt``.
         """
         try:
             if held:
@@ -823,11 +918,10 @@ class Conversation:
                 raise excess  # of input that came whole
             request.timeline.mark_admitted()
         except OmniError as error:
-            request.fail(error)
-            self.queue.end(request, FinishReason.ERROR)
+            self.queue.refuse(request, error)
             return
         if interrupts:
-            self.queue.interrupt(by=request)
+            self.queue.interrupt(by=request, has_words=has_words)
         self.queue.append(request)
         self._update_answering()
 

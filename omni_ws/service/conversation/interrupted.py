@@ -24,7 +24,8 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.continued_input import EarlierParts, apart
-from omni_ws.service.conversation.mere_acknowledgements import is_acknowledgement
+from omni_ws.service.conversation.mere_acknowledgements import Verdict, judged
+from omni_ws.service.conversation.onsets import sure_words
 from omni_ws.service.conversation.request import Request
 
 #: How long an answer is held at most: speech that goes on for longer counts as having words.
@@ -34,7 +35,8 @@ MAX_HOLD_SEC: Final = 10.0
 class HeldAnswer:
     """The answer to ``request``, held until it is known whether ``by``, the turn that interrupted it, has words.
 
-    A mere acknowledgement ("yeah", "I see") does not count as words, unless the answer has just asked a question.
+    What is ``judged`` a backchannel ("yeah", "mm-hm") does not count as words, unless the answer has just asked
+    something.
 
     ``give_up``, which gives up the held answer, is called once the turn has words, or after MAX_HOLD_SEC. A turn
     without words lets the answer go on.
@@ -43,7 +45,7 @@ class HeldAnswer:
     def __init__(self, request: Request, by: Request, *, give_up: Callable[[], None]) -> None:
         self.request = request
         self.by = by
-        #: Settled transcripts of the turn that are mere acknowledgements so far.
+        #: Settled transcripts of the turn that are no words so far.
         self._passed_over: list[TranscriptOutput] = []
         #: Whether the answer is no longer held: it goes on, or was cancelled.
         self.decided = False
@@ -63,7 +65,7 @@ class HeldAnswer:
         self._limit.cancel()
 
     def take_passed_over(self) -> list[TranscriptOutput]:
-        """Return, and forget, the mere acknowledgements with which the turn began."""
+        """Return, and forget, the transcripts without words with which the turn began."""
         passed_over, self._passed_over = self._passed_over, []
         return passed_over
 
@@ -81,11 +83,19 @@ class HeldAnswer:
         return words
 
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
-        """Return whether the turn so far is a mere acknowledgement; if it is and is settled, keep the transcript."""
-        if self.by.language_of(transcript) not in (None, "en"):
-            return False  # the list of acknowledgements is English
+        """Return whether the turn so far may have no words; if so, and it is settled, keep the transcript."""
         said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])
-        if not is_acknowledgement(said) or self.request.asks:
+        language, lull = self.by.language_of(transcript), self.by.lull
+        if not said.strip() or (transcript.interim and lull is None and not sure_words(said, language)):
+            return True
+        verdict = judged(
+            said,
+            None if lull is None else lull.probability,
+            language,
+            voiced_ms=0 if lull is None else lull.voiced_ms,
+            after_question=self.request.asks,
+        )
+        if verdict is not Verdict.BACKCHANNEL:
             return False
         if not transcript.interim:
             self._passed_over.append(transcript)

@@ -1,34 +1,99 @@
-"""Recognises mere acknowledgements of a listener ("yeah", "I see", "mm-hm"), and questions of the speaker."""
+"""What short speech over an answer means, by its words and its sound; and questions of the speaker.
+
+The lists of words are in ``short_words``, a file a language; ``any.toml`` counts in every language.
+"""
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+import tomllib
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Final, TypeAlias
 
-#: A text of more words is no mere acknowledgement.
+#: Those that have lists of words.
+LANGUAGES: Final = frozenset({"de", "en", "es", "fr", "it", "pt"})
+#: A text of more words is no mere acknowledgement, and no mere "stop".
 MOST_WORDS: Final = 6
 #: If fewer words of a sentence were heard, the listener answers the sentence before it: to react takes a moment.
 _LEAST_HEARD_WORDS: Final = 3
+
+#: Sound without known words: a backchannel from the one on, an interruption up to the other.
+SURE_BACKCHANNEL: Final = 0.8
+SURE_WORDS: Final = 0.3
+#: From here on a text that recognisers make of hums counts as a hum.
+_RATHER_BACKCHANNEL: Final = 0.5
+#: Sound that lasts longer is no backchannel, unless its words are.
+LONGEST_BACKCHANNEL_MS: Final = 800
 
 _BETWEEN_WORDS: Final = re.compile(r"[^\w']+|_")
 _SENTENCE: Final = re.compile(r"[^.!?…。？！]*(?:[.!?…。？！]+|$)", re.DOTALL)
 _QUESTION_MARKS: Final = re.compile(r"[?？؟]")
 
+_Words: TypeAlias = tuple[str, ...]
 
-def is_acknowledgement(text: str) -> bool:
-    """Return whether a text consists of phrases of acknowledgements.txt alone, such as "yeah, I see"."""
-    words = _words(text)
-    if not words or len(words) > MOST_WORDS:
-        return False
-    known, longest = _known()
-    begins = {0}  # the places up to which the words can be divided into phrases of the list
-    for place in range(len(words)):
-        if place in begins:
-            ends = range(place + 1, min(place + longest, len(words)) + 1)
-            begins |= {end for end in ends if words[place:end] in known}
-    return len(words) in begins
+
+class Verdict(Enum):
+    """What speech over an answer is."""
+
+    #: It wants the speaker to go on, or says nothing.
+    BACKCHANNEL = "backchannel"
+    INTERRUPTION = "interruption"
+    #: An interruption that wants silence and no answer.
+    STOP = "stop"
+    #: More has to be known.
+    UNSURE = "unsure"
+
+
+def judged(
+    text: str | None, probability: float | None, language: str | None, *, voiced_ms: int, after_question: bool
+) -> Verdict:
+    """Return what speech over an answer is. It has paused, unless the verdict that counts is an interruption.
+
+    ``text`` is what is recognised so far, None as long as nothing is known, "" if there are no words. ``probability``
+    is that of ``backchannel_probability``. ``after_question``: the speaker has just asked something, and "yeah" answers
+    it. Known words are always enough for a verdict.
+    """
+    if text is not None and _words(text):
+        return _judged_by_words(text, probability or 0.0, language or "en", after_question=after_question)
+    if text is not None:
+        return Verdict.BACKCHANNEL
+    if voiced_ms > LONGEST_BACKCHANNEL_MS or (probability is not None and probability <= SURE_WORDS):
+        return Verdict.INTERRUPTION
+    if probability is None or probability < SURE_BACKCHANNEL or after_question:
+        return Verdict.UNSURE
+    return Verdict.BACKCHANNEL
+
+
+def _judged_by_words(text: str, probability: float, language: str, *, after_question: bool) -> Verdict:
+    if is_stop_word(text, language):
+        return Verdict.STOP
+    rather = probability >= _RATHER_BACKCHANNEL
+    misheard = rather and _divides(_words(text), (_list_of(language).misheard, _list_of(language).acknowledgements))
+    if not after_question and (misheard or is_acknowledgement(text, language)):
+        return Verdict.BACKCHANNEL
+    return Verdict.INTERRUPTION
+
+
+def is_acknowledgement(text: str, language: str = "en") -> bool:
+    """Return whether a text consists of phrases alone that want the speaker to go on, such as "yeah, I see"."""
+    return _divides(_words(text), (_list_of(language).acknowledgements,))
+
+
+def is_stop_word(text: str, language: str = "en") -> bool:
+    """Return whether a whole utterance means stop: "wait", "okay, stop please"."""
+    words, known = _words(text), _list_of(language)
+    around = (known.stop, known.beside_stop, known.acknowledgements)
+    return _divides(words, around) and not _divides(words, around[1:])
+
+
+def begins_with_stop_word(text: str, language: str = "en") -> bool:
+    """Return whether a text that may go on begins with words that interrupt, acknowledgements before them left out."""
+    words, known = _words(text), _list_of(language)
+    places = _ends(words, (known.acknowledgements,))
+    return any(ends for place in places for ends in known.stop.ends(words, place) + known.interrupts.ends(words, place))
 
 
 def asks(text: str, heard: int) -> bool:
@@ -41,13 +106,65 @@ def asks(text: str, heard: int) -> bool:
     return bool(sentences) and _QUESTION_MARKS.search(sentences[-1][0]) is not None
 
 
-def _words(text: str) -> tuple[str, ...]:
+# Lists of phrases
+
+
+@dataclass(frozen=True, slots=True)
+class _Phrases:
+    known: frozenset[_Words]
+    longest: int
+
+    def ends(self, words: _Words, place: int) -> list[int]:
+        """Return where phrases end that begin at a place."""
+        last = min(place + self.longest, len(words))
+        return [end for end in range(place + 1, last + 1) if words[place:end] in self.known]
+
+
+@dataclass(frozen=True, slots=True)
+class _ShortWords:
+    acknowledgements: _Phrases
+    misheard: _Phrases
+    stop: _Phrases
+    beside_stop: _Phrases
+    interrupts: _Phrases
+
+
+def _ends(words: _Words, lists: tuple[_Phrases, ...]) -> set[int]:
+    """Return the places up to which the words can be divided into phrases of the lists."""
+    begins = {0}
+    for place in range(len(words)):
+        if place in begins:
+            begins.update(end for phrases in lists for end in phrases.ends(words, place))
+    return begins
+
+
+def _divides(words: _Words, lists: tuple[_Phrases, ...]) -> bool:
+    """Return whether words can be divided into phrases of the lists, and are not too many."""
+    return 0 < len(words) <= MOST_WORDS and len(words) in _ends(words, lists)
+
+
+def _words(text: str) -> _Words:
     return tuple(_BETWEEN_WORDS.sub(" ", text.replace("’", "'").lower()).split())
 
 
-@lru_cache(maxsize=1)
-def _known() -> tuple[frozenset[tuple[str, ...]], int]:
-    """Return the phrases of acknowledgements.txt, each as a tuple of words, and the number of words of the longest."""
-    lines = files(__package__).joinpath("acknowledgements.txt").read_text(encoding="utf-8").splitlines()
-    phrases = frozenset(_words(line) for line in lines if line.strip() and not line.startswith("#"))
-    return phrases, max(map(len, phrases))
+def _list_of(language: str) -> _ShortWords:
+    """Return the phrases of a language, by its name as a client may write it: "en", "pt-BR"."""
+    plain = re.split("[-_]", language.lower(), maxsplit=1)[0]
+    return _read(plain if plain in LANGUAGES else "any")
+
+
+@cache
+def _read(language: str) -> _ShortWords:
+    every, own = _file("any"), _file(language) if language != "any" else {}
+    return _ShortWords(
+        *(
+            _Phrases(frozenset(phrases), max(map(len, phrases), default=0))
+            for name in _ShortWords.__annotations__
+            for phrases in [[_words(each) for each in every.get(name, []) + own.get(name, [])]]
+        )
+    )
+
+
+def _file(language: str) -> dict[str, list[str]]:
+    file = files(__package__).joinpath("short_words", f"{language}.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -21,6 +21,8 @@ from omni_ws.wire.server_frames import (
     SessionClosingFrame,
     SessionCreatedFrame,
     SessionUpdatedFrame,
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
     SpeechStartedFrame,
     SpeechStoppedFrame,
     encode_frame,
@@ -72,6 +74,8 @@ ServerMessage: TypeAlias = (
     | InputAckFrame
     | HistoryTruncatedFrame
     | SpeechStartedFrame
+    | SpeechConfirmedFrame
+    | SpeechDismissedFrame
     | SpeechStoppedFrame
     | SessionClosingFrame
     | PongFrame
@@ -205,6 +209,8 @@ _KINDS: Final[dict[str, Any]] = {
         SessionUpdatedFrame,
         HistoryTruncatedFrame,
         SpeechStartedFrame,
+        SpeechConfirmedFrame,
+        SpeechDismissedFrame,
         SpeechStoppedFrame,
     )
 }

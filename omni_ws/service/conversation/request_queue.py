@@ -82,6 +82,10 @@ class RequestQueue:
     request. If the new request has words, or anything else happens, the held answer is cancelled before anything of the
     new one is written. If it has no words, it has its final, and the held answer goes on.
 
+    With ``duck``, a request that an uncertain onset opens is *aside* (``listen_aside``): the engine works on it, to
+    recognise it, beside the answer that goes on, and it is not in ``requests``. ``take_in`` makes it a request like any
+    other, which interrupts; ``withdraw`` drops it.
+
     An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
 
     ``patience`` is how many seconds the words of a cut turn are waited for. ``progressed`` is called when the engine
@@ -119,6 +123,8 @@ class RequestQueue:
         self._cut_timer: asyncio.TimerHandle | None = None
         #: The answer to the first request, while it is held.
         self._held: HeldAnswer | None = None
+        #: The request of an uncertain onset.
+        self._aside: Request | None = None
         #: Whether ``run`` has ended, or is about to.
         self._stopped = False
         #: The error that ends the session.
@@ -196,6 +202,28 @@ class RequestQueue:
         if self._held is not None and self._held.by is not request:
             self._give_up()
         self.requests.append(request)
+        if request.answering:  # as it was aside before
+            self._speak_or_wait(request)
+
+    def listen_aside(self, request: Request) -> None:
+        """Let the engine recognise the request of an uncertain onset. Call ``wake`` when it has started."""
+        self._aside = request
+
+    def take_in(self, request: Request) -> None:
+        """Make the request aside one like any other, as its onset is confirmed; ``interrupt`` and ``append`` follow."""
+        self._aside = None
+        request.is_sure()
+
+    def withdraw(self, request: Request) -> None:
+        """Drop the request aside, as if it had never been: its onset was no turn."""
+        self._aside = None
+        self._sequencer.withdraw(request.request_id)
+        request.withdraw()
+        request.know_words(WordsKnown.NEVER)
+        if (answer := self._answers.get(request)) is not None:
+            answer.cancel()
+        self._release(request)
+        self._wake.set()
 
     def announce_greeting(self, request: Request) -> None:
         """Start the greeting that has just opened, and announce it, even if it is refused afterwards.
@@ -209,9 +237,12 @@ class RequestQueue:
         request.timeline.mark_input_ended()
         self._wake.set()
 
-    def interrupt(self, *, by: Request) -> None:
-        """Cancel all requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows."""
-        if self._may_hold(by):
+    def interrupt(self, *, by: Request, has_words: bool = False) -> None:
+        """Cancel all requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows.
+
+        ``has_words``: it is known to have words, so that nothing is held.
+        """
+        if not has_words and self._may_hold(by):
             self._hold(self.waiting[0], by)
             return
         self._ledger.silence(by.timeline.now())
@@ -434,7 +465,8 @@ class RequestQueue:
 
     def _hold(self, request: Request, by: Request) -> None:
         request.hold(self._withdraw(request))
-        self._held = HeldAnswer(request, by, give_up=self._give_up)
+        self._held = by.holds = HeldAnswer(request, by, give_up=self._give_up)
+        by.barges_in = True
 
     def _let_go(self, request: Request) -> HeldAnswer | None:
         """Stop holding the answer to ``request``. Returns the HeldAnswer; None if the answer was not held."""
@@ -459,13 +491,32 @@ class RequestQueue:
             self._outbox.put_nowait(replace(chunk, sequence_id=number))
 
     def _begin_beside(self) -> None:
-        """Let the engine begin with the turn that interrupted the held answer, to learn whether it has words."""
+        """Let the engine begin with the turn over an answer that is held, or goes on, to learn whether it has words."""
+        if self._aside is not None and self._aside.state is RequestState.WAITING and self._may_listen(self._aside):
+            self._begin(self._aside)
         if self._held is None or self._held.by.state is not RequestState.WAITING:
             return
         if self._may_begin(self._held.by):
             self._begin(self._held.by)
         elif not self._held.looked_at_later:
             self._held.look_later(self.wake)
+
+    def _may_listen(self, request: Request) -> bool:
+        """Return whether the engine may begin with the request aside: what it sees will not change by confirming it."""
+        waiting = self.waiting
+        if request.session.settings.mode is InputMode.SNAPSHOT or len(waiting) > 1:
+            return False
+        if waiting and waiting[0].state is not RequestState.ANSWERING:
+            return False
+        return self._may_begin(request)
+
+    def _answer_under(self, request: Request) -> Request | None:
+        """Return the request whose answer ``request`` has interrupted, and that is held, or interrupts if confirmed."""
+        if self._held is not None and self._held.by is request:
+            return self._held.request
+        if self._aside is request:
+            return next(iter(self.waiting), None)
+        return None
 
     def _remember(self, request: Request, finished: Finished | None) -> None:
         """Add the request to the history."""
@@ -539,8 +590,9 @@ class RequestQueue:
         if not request.sees_history:
             return True
         pending = self._cut.pending_before(request)
-        if self._held is not None and self._held.by is request and not self._held.request.words_known:
-            pending.append(self._held.request)
+        under = self._answer_under(request)
+        if under is not None and not under.words_known:
+            pending.append(under)
         return not any(earlier.leaves_answer for earlier in pending)
 
     def _begin(self, request: Request) -> None:
@@ -575,14 +627,12 @@ class RequestQueue:
             request.note_announced()
 
     async def _write_answer(self, request: Request) -> None:
-        held = self._held if self._held is not None and self._held.by is request else None
         able = self._engine.capabilities
         writer = AnswerWriter(
             request,
             self._outbox,
             self._sequencer,
             self._observed,
-            held=held,
             transcribes=able.transcripts,
             transcribes_first=able.transcribes_first,
         )
@@ -592,18 +642,18 @@ class RequestQueue:
         if request.greeting:
             finished = await writer.answer(partial(say_greeting, self._engine, request), ())
         else:
-            if held is None and not request.held_back:
+            if request.holds is None and request.onset is None and not request.held_back:
                 self._announce(request)
-            history, earlier = self._seen_by(request, held)
+            history, earlier = self._seen_by(request)
             finished = await writer.answer(self._engine.generate, history, earlier=earlier)
         if request.answering and request.is_frozen and not request.input_ended.is_set():
             await self._rest_of_input(request)
-        if held is not None and request.error is not None and self._held is held:
+        if request.holds is not None and request.error is not None and self._held is request.holds:
             self._give_up()
             await request.released()  # the answer that was held has its final first
         self.end(request, finished.reason, finished)
 
-    def _seen_by(self, request: Request, held: HeldAnswer | None) -> tuple[tuple[Message, ...], EarlierTurns | None]:
+    def _seen_by(self, request: Request) -> tuple[tuple[Message, ...], EarlierTurns | None]:
         """Return the history that a request sees, and the unanswered turns with which its own message begins."""
         if request.context is not None or not request.config.history:
             return request.context or (), None
@@ -611,11 +661,11 @@ class RequestQueue:
             return self._ledger.messages(now=request.timeline.now()), None
         pending = self._cut.pending_before(request)
         beside = None
-        if held is not None:
-            if held.request.leaves_answer:
-                beside = held.request.entry
+        if (under := self._answer_under(request)) is not None:
+            if under.leaves_answer:
+                beside = under.entry
             else:
-                pending = [*pending, held.request]
+                pending = [*pending, under]
         now = request.timeline.now()
         messages = request.see(self._ledger.messages(request.entry.results, now=now, held=beside))
         last = messages[-1] if messages and messages[-1].role == "user" else None

@@ -29,6 +29,13 @@ places however fast the audio comes. Live audio hardly ever waits, as the questi
 older than the padding, and the rest joins the open request or opens one. While an answer is playing, an onset takes
 more windows and a clearer voice (``BARGE_IN_BAR``), so that an echo of that answer does not interrupt it.
 
+*Uncertain onsets.* With ``duck`` the onset over an answer takes no more than any other (``UNCERTAIN_BAR``), and it is
+uncertain (onsets.py): its audio is admitted to a request that nobody is told of, and the listener reports what is
+measured of the sound until it is decided. If it is dismissed, nothing of it stays in the ring, and detection starts
+afresh with the next piece; behind a sound that was not clear, an onset takes BARGE_IN_BAR for ``WARY_MS``. New settings
+wait, as for any open request. Text, images and ends of input decide at once, as do new onsets. In a saved state an
+uncertain onset is audio that belongs to no request: it is judged again.
+
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
 whatever the chunks or pieces were. Text and images that arrive within a turn join the same request.
 
@@ -71,17 +78,21 @@ from msgspec.structs import replace
 
 from omni_ws.audio import vad
 from omni_ws.audio.container import BURST_BYTES, media_type
+from omni_ws.audio.onset_meter import SpeechLasts, SpeechLull
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
+    MEASURED_BAR,
     ORDINARY_BAR,
     SLICE_SAMPLES,
+    UNCERTAIN_BAR,
     SpeechOffset,
     SpeechOnset,
     SpeechWatch,
     StartBar,
     StreamPiece,
+    TurnEvent,
     Watched,
 )
 from omni_ws.core.audio_ring import AudioRing
@@ -126,12 +137,14 @@ class SavedListening(Struct, kw_only=True):
     """A TurnListener in a form that can be written to bytes.
 
     ``audio_ms`` is how much audio was judged; ``turn_id`` is that of the speech in progress, if any; ``unassigned`` has
-    the input that belongs to no request yet (None: an end of input without a chunk).
+    the input that belongs to no request yet (None: an end of input without a chunk). ``uncertain``: that speech is an
+    uncertain onset, whose audio is at the beginning of ``unassigned``.
     """
 
     audio_ms: int
     turn_id: str | None
     unassigned: list[InputChunk | None]
+    uncertain: bool = False
 
 
 #: How much audio is worth waking a thread: in silence, in a turn, and if a turn may end or an answer be interrupted.
@@ -146,6 +159,8 @@ DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
 SLICE_BYTES: Final = 2 * SLICE_SAMPLES + BURST_BYTES
 #: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
+#: How long the bar for an onset stays raised behind a sound over an answer that was not clear.
+WARY_MS: Final = 2000
 #: How far before its detection speech may have begun.
 LOOK_BACK_MS: Final = MAX_START_SPAN * vad.WINDOW_MS
 
@@ -217,6 +232,15 @@ class TurnListener:
         #: Whether a decoder may still buffer a part of the audio that it got.
         self._is_decoding = False
         self._closed = False
+        #: Where the last turn ended, and the end of a dismissed onset: no audio before it is padding of the next turn.
+        #: Up to where the bar is raised; whether detection starts afresh; whether the end of the speech is told nobody.
+        self._dismissed_ms = self._stopped_ms = 0.0
+        self._wary_until_ms = 0.0
+        self._afresh = False
+        self._untold = False
+        #: An uncertain onset of another listener that is not decided, and up to where its audio is judged again.
+        self._undecided = ""
+        self._undecided_until_ms = 0.0
 
     @property
     def audio(self) -> AudioFormat | None:
@@ -263,17 +287,38 @@ class TurnListener:
         if not self._busy:
             self._close_watch()
 
+    def dismissed(self, *, clear: bool = True, rest_untold: bool = False) -> None:
+        """Forget the uncertain onset: its sound is no turn. With ``rest_untold``, nor is what goes on of it.
+
+        ``clear``: see OnsetMeter.
+        """
+        self._turn = None
+        self._dismissed_ms = self._judged_ms if self._speaking else self._stopped_ms
+        if not clear:
+            self._wary_until_ms = self._judged_ms + WARY_MS
+        if self._speaking:
+            self._untold = rest_untold
+            if not rest_untold:
+                self._set_state(ListeningState.SILENCE)
+                self._afresh = True
+
     def saved(self) -> SavedListening:
         """Return the state. It has the audio that belongs to no request yet, for another listener to judge again."""
         ring = [] if self._ring is None else self._ring.chunks
+        audio_ms = self._offset_ms + round(self._judged_ms)
+        if (onset := self._owner.onset) is not None:
+            ring = [*onset.audio, *ring]
+            audio_ms -= onset.audio_length_ms
         piece = self._piece or self._unfinished
         being_judged: list[InputChunk | None] = []
         if piece is not None and not self._sliced_ms:
             being_judged = [replace(piece.as_chunk(), end_of_input=piece.last.end_of_input)]
+        uncertain = onset is not None or bool(self._undecided)
         return SavedListening(
-            audio_ms=self._offset_ms + round(self._judged_ms),
-            turn_id=self._turn_id if self._speaking else None,
+            audio_ms=audio_ms,
+            turn_id=self._turn_id if (self._speaking and not self._untold) or uncertain else None,
             unassigned=[*ring, *being_judged, *self._queue.input],
+            uncertain=uncertain,
         )
 
     def restore(self, saved: SavedListening) -> None:
@@ -282,7 +327,13 @@ class TurnListener:
         Call it after the stream has its open request. The caller then puts ``saved.unassigned``.
         """
         self._offset_ms = saved.audio_ms
-        if saved.turn_id is not None:
+        if saved.turn_id is not None and saved.uncertain:
+            self._undecided = self._turn_id = saved.turn_id
+            size = sum(
+                0 if one is None or one.modality is not Modality.AUDIO else len(one.payload) for one in saved.unassigned
+            )
+            self._undecided_until_ms = 0 if self.audio is None else self.audio.duration_ms(size)
+        elif saved.turn_id is not None:
             self._owner.speech_stopped(saved.turn_id, saved.audio_ms)
             self._may_go_on = True
 
@@ -325,16 +376,34 @@ class TurnListener:
                 self._next = item
             case Mark.CANCEL:
                 self._cancels -= 1
+                self._drop_undecided()
                 self._cancelled_ms = self._judged_ms + self._rest_ms
                 if self._ring is not None:
                     self._stream.reweigh(-self._ring.drop())
             case InputChunk(end_of_input=True):
+                self._decide_before_input()
                 self._assign(None if self._in_turn else self._judged_ms)
                 self._turn = None
                 self._owner.take_turn_events(self._stream.admit(item))
                 self._end_recording()
             case InputChunk():
+                if item.has_content:
+                    self._decide_before_input()
                 self._owner.take_turn_events(self._stream.admit(item))
+
+    def _decide_before_input(self) -> None:
+        """Decide the uncertain onset, as other input follows it: within its turn that makes it an interruption."""
+        if (onset := self._owner.onset) is not None:
+            if self._in_turn:
+                onset.is_input()
+            else:
+                onset.settle()
+
+    def _drop_undecided(self) -> None:
+        """Dismiss the uncertain onset of another listener, in whose audio this one finds none."""
+        if self._undecided:
+            self._owner.onset_not_found(self._undecided, self._offset_ms)
+            self._undecided = ""
 
     @property
     def _ready(self) -> bool:
@@ -346,7 +415,9 @@ class TurnListener:
             return True
         if self.full or self._queue.overdue:
             return True  # no more audio may arrive before this is processed
-        return waiting_ms >= URGENT_PIECE_MS and (self._state is _PAUSE or self._owner.is_playing)
+        if waiting_ms < URGENT_PIECE_MS:
+            return False
+        return self._state is _PAUSE or self._owner.onset is not None or self._owner.is_playing
 
     def _apply_settings(self) -> None:
         if self._next is None or self._stream.current is not None:
@@ -379,7 +450,8 @@ class TurnListener:
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
-        self._submit(StreamPiece(self._watch, piece.payload, piece.source, self._bar, piece.borders, ends))
+        afresh, self._afresh = self._afresh, False
+        self._submit(StreamPiece(self._watch, piece.payload, piece.source, self._bar, piece.borders, ends, afresh))
 
     def _judge_more(self, piece: AudioPiece) -> None:
         assert self._watch is not None
@@ -404,7 +476,14 @@ class TurnListener:
 
     @property
     def _bar(self) -> StartBar:
-        return BARGE_IN_BAR if self._owner.is_playing else ORDINARY_BAR
+        if self._undecided:
+            return UNCERTAIN_BAR
+        if not self._owner.is_playing:
+            return ORDINARY_BAR
+        turns = self._turns
+        if turns.duck and turns.interrupt_response:
+            return UNCERTAIN_BAR if self._judged_ms >= self._wary_until_ms else MEASURED_BAR
+        return MEASURED_BAR if turns.interrupt_resume else BARGE_IN_BAR
 
     def _judge_rest(self) -> None:
         """Judge the audio that the decoder still buffers, before the end of the file, which is next in the queue."""
@@ -460,12 +539,12 @@ class TurnListener:
     def _apply(self, piece: AudioPiece, watched: Watched) -> None:
         """Apply the starts and ends of speech in ``watched``, up to a pause about which the TurnJudge must be asked."""
         for event in watched.events:
-            match event:
-                case SpeechOnset():
-                    self._start_turn(event)
-                case SpeechOffset():
-                    self._stop_turn(event)
+            self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
+        if (onset := self._owner.onset) is not None and self._speaking:
+            onset.sounds(watched.voiced_ms, clear=watched.clear)
+        if self._undecided and watched.judged_ms + vad.WINDOW_MS >= self._undecided_until_ms:
+            self._drop_undecided()
         if self._speaking:
             self._set_state(_PAUSE if watched.pausing else _SPEECH)
         self._assign(watched.judged_ms)
@@ -478,6 +557,20 @@ class TurnListener:
             self._workers.when_answered(watched.question, self._on_answered)
         elif piece.last.end_of_input and self._unfinished is None:
             self._end_input(piece.last.sequence_id)
+
+    def _take_event(self, event: TurnEvent) -> None:
+        """Apply one event; those of a sound that was dismissed meanwhile count no more."""
+        match event:
+            case SpeechOnset():
+                self._start_turn(event)
+            case SpeechLull() if self._speaking and not self._untold:
+                self._judged_ms = event.detected_ms
+                self._owner.speech_lulls(event)
+            case SpeechLasts() if self._speaking and self._owner.onset is not None:
+                self._judged_ms = event.detected_ms
+                self._owner.onset.lasts(clear=event.clear)
+            case SpeechOffset() if self._speaking:
+                self._stop_turn(event)
 
     def _add_to_ring(self, piece: AudioPiece, watched: Watched) -> None:
         audio, chunk = piece.source, piece.as_chunk()
@@ -507,19 +600,38 @@ class TurnListener:
 
     def _start_turn(self, onset: SpeechOnset) -> None:
         assert self._ring is not None
-        self._discard(onset.audio_ms - self._turns.prefix_padding_ms)
+        if (earlier := self._owner.onset) is not None:
+            earlier.settle()
+        self._discard(max(onset.audio_ms - self._turns.prefix_padding_ms, self._dismissed_ms))
         self._set_state(_SPEECH)
+        self._untold = False
         # Of a window that the cancel cuts, more than half lies behind it.
         straddles = onset.audio_ms + vad.WINDOW_MS / 2 < self._cancelled_ms
         chunks = [] if self._cancels or straddles else self._ring.take(onset.detected_ms)
-        self._turn_id = new_id("turn_")
-        self._owner.speech_started(self._turn_id, self._offset_ms + onset.audio_ms, is_input=bool(chunks))
+        told, self._undecided = bool(self._undecided), ""
+        uncertain = bool(chunks) and onset.measured and (told or self._ducks)
+        if told and not uncertain:
+            self._owner.onset_not_found(self._turn_id, self._offset_ms + onset.audio_ms)
+        if not (told and uncertain):
+            self._turn_id = new_id("turn_")
+        audio_ms = self._offset_ms + onset.audio_ms
+        if uncertain:
+            self._owner.onset_began(self._turn_id, audio_ms, told=told)
+        else:
+            self._owner.speech_started(self._turn_id, audio_ms, is_input=bool(chunks))
         if chunks:
             self._admit(chunks)
             self._turn = self._stream.current
 
+    @property
+    def _ducks(self) -> bool:
+        """Whether an onset over an answer is uncertain: it opens a request that would interrupt the answer."""
+        turns = self._turns
+        return turns.duck and turns.interrupt_response and self._owner.may_be_interrupted
+
     def _stop_turn(self, offset: SpeechOffset) -> None:
         last = self._assign(offset.detected_ms)
+        self._stopped_ms = offset.detected_ms
         self._report_stopped(offset.audio_ms)
         if self._in_turn:
             self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, last))
@@ -527,7 +639,9 @@ class TurnListener:
 
     def _report_stopped(self, audio_ms: int) -> None:
         self._set_state(ListeningState.SILENCE)
-        self._owner.speech_stopped(self._turn_id, self._offset_ms + audio_ms)
+        untold, self._untold = self._untold, False
+        if not untold:
+            self._owner.speech_stopped(self._turn_id, self._offset_ms + audio_ms)
 
     def _assign(self, until_ms: float | None) -> int | None:
         """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
@@ -558,6 +672,7 @@ class TurnListener:
 
     def _end_input(self, sequence_id: int | None) -> None:
         """End the input at the end that the client sent, and admit the audio before it if it belongs to a turn."""
+        self._decide_before_input()
         self._assign(None if self._in_turn else self._judged_ms)
         self._turn = None
         self._owner.take_turn_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
@@ -594,6 +709,7 @@ class TurnListener:
 
     def _reset(self) -> None:
         """Forget the audio judged so far, and what the detector remembers of it."""
+        self._drop_undecided()
         self._turn = None
         if self._ring is not None:
             self._discard(None)
@@ -601,6 +717,8 @@ class TurnListener:
             self._report_stopped(self._judged_ms)
         self._offset_ms += round(self._judged_ms + self._rest_ms)
         self._judged_ms, self._rest_ms, self._cancelled_ms = 0, 0.0, 0.0
+        self._dismissed_ms = self._stopped_ms = self._wary_until_ms = 0.0
+        self._afresh = False
         self._unfinished, self._sliced_ms = None, 0.0
         self._is_decoding = False
         self._ring = self._source = None

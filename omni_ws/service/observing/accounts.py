@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from omni_ws.config.startup import is_loopback
 from omni_ws.core.chunks import OutputModality
 from omni_ws.core.reorder import ReorderStatistics
@@ -33,7 +35,7 @@ from omni_ws.service.observing.observer import (
     Stage,
     Step,
 )
-from omni_ws.wire.server_frames import SpeechStartedFrame
+from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechStartedFrame
 
 _NOTHING: Final = InputAcknowledged(0, 0, 0, ReorderStatistics())
 
@@ -78,7 +80,7 @@ class Accounts:
             case OutputStalled(seconds=seconds):
                 self._metrics.stalls.inc()
                 self._metrics.stall_seconds.inc(seconds)
-            case SpeechHeard(event=SpeechStartedFrame()):
+            case SpeechHeard(event=SpeechStartedFrame(certain=msgspec.UNSET) | SpeechConfirmedFrame()):
                 self._metrics.speech_turns.inc()
             case RequestReached(timeline=timeline, step=step):
                 self._request_reached(timeline, step)

@@ -32,7 +32,12 @@ from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import OmniError
-from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.server_frames import (
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +52,10 @@ STAGES: Final[tuple[Stage, ...]] = ("input", "queue", "engine")
 #:
 #: Not every request reaches all of them, and only ``opened`` is always first: input may end while the engine works, and
 #: after a cancellation the final precedes ``engine_ended``. ``cancelled`` may repeat while a request waits for it.
-Step: TypeAlias = Literal["opened", "policy_fired", "input_ended", "engine_started", "cancelled", "engine_ended"]
+#: ``withdrawn`` is the last but ``engine_ended``: the request was a sound, and no turn.
+Step: TypeAlias = Literal[
+    "opened", "policy_fired", "input_ended", "engine_started", "cancelled", "engine_ended", "withdrawn"
+]
 
 
 class PassedStage(NamedTuple):
@@ -187,6 +195,7 @@ class RequestTimeline:
         "policy",
         "request_id",
         "task",
+        "withdrawn",
     )
 
     def __init__(
@@ -222,6 +231,8 @@ class RequestTimeline:
         self.engine_began: float | None = None
         self.engine_end: EngineEnd | None = None
         self.outcome: Outcome | None = None
+        #: Whether it was taken back, and gets no outcome.
+        self.withdrawn = False
         session.add(self)
 
     # reading
@@ -245,7 +256,7 @@ class RequestTimeline:
         """The stage under way; None once no stage is left."""
         if self.engine_began is not None:
             return "engine" if self.engine_end is None else None
-        if self.outcome is not None:
+        if self.outcome is not None or self.withdrawn:
             return None
         return "input" if self.policy is None else "queue"
 
@@ -263,8 +274,8 @@ class RequestTimeline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the final is out, and no engine works on the request any more."""
-        return self.outcome is not None and self.stage is None
+        """Whether the final is out, or there will be none, and no engine works on the request any more."""
+        return (self.outcome is not None or self.withdrawn) and self.stage is None
 
     @property
     def reached_engine(self) -> bool:
@@ -348,6 +359,13 @@ class RequestTimeline:
         )
         self._forget_if_over()
         self._report(RequestEnded(self, self.outcome, content))
+
+    def mark_withdrawn(self) -> None:
+        """Record that the request was taken back: it was no turn."""
+        self.withdrawn = True
+        self._session.request_count -= 1
+        self._forget_if_over()
+        self._reached("withdrawn")
 
     def _reached(self, step: Step) -> None:
         self._report(RequestReached(self, step))
@@ -434,9 +452,9 @@ class OutputStalled:
 
 @dataclass(frozen=True, slots=True)
 class SpeechHeard:
-    """Turn detection found the beginning or the end of speech."""
+    """Turn detection found the beginning or the end of speech, or what an uncertain beginning was."""
 
-    event: SpeechStartedFrame | SpeechStoppedFrame
+    event: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame
 
 
 Observation: TypeAlias = (

@@ -312,6 +312,8 @@ class _ProfiledSession:
     def _drop_if_over(self, timeline: RequestTimeline) -> None:
         if timeline.is_over:
             self._followed.discard(timeline.request_id)
+            if timeline.withdrawn:
+                self._unwritten.discard(timeline.request_id)
 
     def _opened(self, timeline: RequestTimeline) -> None:
         request_id = self._newest = timeline.request_id

@@ -72,8 +72,11 @@ class RequestSpans:
                 if parent is not None:
                     # An engine that has not released a request by now is not waited for.
                     for timeline in session_timeline.unfinished.values():
-                        self._export(session, timeline, parent)
-            case RequestReached(timeline=timeline) | RequestEnded(timeline=timeline) if timeline.is_over:
+                        if not timeline.withdrawn:
+                            self._export(session, timeline, parent)
+            case RequestReached(timeline=timeline) | RequestEnded(timeline=timeline) if (
+                timeline.is_over and not timeline.withdrawn
+            ):
                 parent = self._parents.get(session.session_id)
                 if parent is not None:
                     self._export(session, timeline, parent)

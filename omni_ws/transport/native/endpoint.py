@@ -285,6 +285,7 @@ class StreamingInput(SessionFrontEnd):
             structured_output=able.structured_output,
             turn_detection=bool(turn_detection_types),
             turn_detection_types=list(turn_detection_types),
+            duck=bool(turn_detection_types),
             resume=session.resumable,
             transcripts=able.transcripts,
             keywords=able.keywords or UNSET,

@@ -6,9 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, OutputModality
+from omni_ws.audio.ducking import Ducker
+from omni_ws.core.chunks import AudioFormat, FinalChunk, FinishReason, OutputChunk, OutputModality
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.wire.server_frames import SpeechStartedFrame
+from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 
 
 class Played(NamedTuple):
@@ -40,12 +41,14 @@ class _Answer:
 class Playout:
     """A queue of answers' audio, which is taken packet by packet. Has no socket and no clock.
 
-    The last packet of an answer is filled up with ``silence``, which is one byte.
+    The audio is pcm16 or mu-law in the format ``audio``. The last packet of an answer is filled up with ``silence``,
+    which is one byte. Packets are lowered while it is not known whether what the caller says interrupts the answer.
     """
 
-    def __init__(self, packet_bytes: int, *, silence: bytes = b"\0") -> None:
+    def __init__(self, packet_bytes: int, audio: AudioFormat, *, silence: bytes = b"\0") -> None:
         #: Bytes of audio that were not taken.
         self.waiting = 0
+        self._ducker = Ducker(audio)
         self._packet_bytes = packet_bytes
         self._silence = silence
         self._answers: deque[_Answer] = deque()
@@ -72,9 +75,18 @@ class Playout:
                 return any(answer.answer_id == message.request_id for answer in self._answers)
             case FinalChunk():
                 self.finish(message.request_id)
-            case SpeechStartedFrame():  # the caller interrupts
+            case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():
+                self.duck(isinstance(message, SpeechStartedFrame))
+            case SpeechStartedFrame() | SpeechConfirmedFrame():  # the caller interrupts
+                self.duck(False)
                 return True
         return False
+
+    def duck(self, lowered: bool) -> None:
+        """Lower the packets that are taken from now on, or raise them to their full level."""
+        self._ducker.duck(lowered)
+        if not self._answers:
+            self._ducker.settle()
 
     def say(self, answer_id: str, audio: bytes) -> None:
         """Queue audio of an answer after all earlier audio."""
@@ -106,7 +118,8 @@ class Playout:
         audio = bytes(answer.audio[: min(whole, most or self._packet_bytes) or self._packet_bytes])
         del answer.audio[: len(audio)]
         self.waiting -= len(audio)
-        played = Played(answer.answer_id, answer.taken, audio.ljust(self._packet_bytes, self._silence))
+        packet = self._ducker.apply(audio.ljust(self._packet_bytes, self._silence))
+        played = Played(answer.answer_id, answer.taken, packet)
         answer.taken += len(audio)
         return played
 
@@ -114,5 +127,6 @@ class Playout:
         """Discard the audio that was not taken. Returns the ids of the answers of which some audio was taken before."""
         heard = [answer.answer_id for answer in self._answers if answer.taken]
         self._answers.clear()
+        self._ducker.settle()
         self.waiting = 0
         return heard

@@ -71,7 +71,13 @@ from omni_ws.wire.realtime_session import (
     session_config,
     session_object,
 )
-from omni_ws.wire.server_frames import ResponseStartedFrame, SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.server_frames import (
+    ResponseStartedFrame,
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
 from omni_ws.wire.session_config import SessionConfig
 
 #: The path of each field of ``session_config`` in OpenAI's session object, for errors.
@@ -87,7 +93,7 @@ _FIELDS: Final = {
     "task": "audio.input.turn_detection.create_response",
     **{
         f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
-        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response", "eagerness")
+        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response", "eagerness", "duck")
     },
 }
 #: Responses that may wait for the transcript of a turn.
@@ -252,7 +258,12 @@ class RealtimeDialect:
                 yield from self._final(message)
             case ResponseStartedFrame(request_id=request_id):
                 yield from self._started(request_id)
-            case SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id):
+            case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():
+                pass  # clients are told of speech that does interrupt
+            case (
+                SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id)
+                | SpeechConfirmedFrame(audio_ms=audio_ms, request_id=request_id)
+            ):
                 yield from self._speech_started(audio_ms, request_id)
             case SpeechStoppedFrame(audio_ms=audio_ms):
                 yield from self._speech_stopped(audio_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -20,6 +20,7 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
@@ -283,7 +284,7 @@ class RealtimeConnection(SoleConnection):
                     break
                 if (message := self._outbox.take()) is None:
                     break
-                self._send(self._dialect.render(message))
+                self._send(self._render(message))
                 if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))
         except OmniError as error:
@@ -296,6 +297,9 @@ class RealtimeConnection(SoleConnection):
             self._emptied.set()
         elif self._connection.is_open and not self._connection.paused:
             self.output_ready()
+
+    def _render(self, message: ServerMessage) -> Iterator[Event]:
+        return self._dialect.render(message)
 
     def _output_cleared(self, response_id: str | None) -> None:
         """Confirm ``output_audio_buffer.clear`` to the client, if that has cancelled a response."""

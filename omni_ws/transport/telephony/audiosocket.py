@@ -15,7 +15,7 @@ from uuid import UUID
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.chunks import AudioEncoding
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.service.conversation.messages import ServerMessage
@@ -441,7 +441,7 @@ class PacedPlayout(Playout):
     def __init__(
         self, send: Callable[[bytes], bool], report: Callable[[str, float], None], progressed: Callable[[], None]
     ) -> None:
-        super().__init__(FRAME_BYTES)
+        super().__init__(FRAME_BYTES, AudioFormat(sample_rate=8000))
         self._send = send
         self._report = report
         self._progressed = progressed

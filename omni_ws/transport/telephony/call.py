@@ -60,7 +60,7 @@ class PhoneCalls(SessionFrontEnd):
                     "input_audio": audio,
                     "output_audio": audio,
                     "modalities": ["text", "audio"],  # the text is for the history
-                    "turn_detection": {"type": "server_vad"},
+                    "turn_detection": {"type": "server_vad", "duck": True},
                     **given,
                 }
             )

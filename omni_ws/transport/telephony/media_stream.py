@@ -17,7 +17,7 @@ from msgspec import Struct
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.chunks import AudioEncoding
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.core.json_values import check_values
 from omni_ws.errors import (
     InvalidFrame,
@@ -306,7 +306,7 @@ class MarkedPlayout(Playout):
     """
 
     def __init__(self, stream_sid: str, report: Callable[[str, float], None]) -> None:
-        super().__init__(FRAME_BYTES, silence=SILENCE)
+        super().__init__(FRAME_BYTES, AudioFormat(AudioEncoding.PCMU, SAMPLE_RATE), silence=SILENCE)
         self._stream_sid = stream_sid
         self._report = report
         #: The marks that have not returned, oldest first: by name, the request id and the position (ms) to report.

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any, Final
@@ -40,6 +40,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.audio.compressed import PACKET_BYTES, SAMPLE_RATE, OpusPacketDecoder, OpusPacketEncoder
 from omni_ws.config.model import WebrtcConfig
+from omni_ws.core.chunks import AudioFormat
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.reorder import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
 from omni_ws.engine.threads import Work, run_work
@@ -55,6 +56,7 @@ from omni_ws.errors import (
 )
 from omni_ws.installing import check_private_names
 from omni_ws.metrics import Metrics
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
@@ -63,6 +65,7 @@ from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
+from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +96,8 @@ class RealtimeCall(RealtimeConnection):
     """The RealtimeConnection of a call: events travel over the data channel, speech over the tracks.
 
     The server sends the audio of answers in real time. Therefore it reports when the audio of a response begins and
-    ends, and drops audio that was not heard when the caller speaks or a response is cancelled.
+    ends, and drops audio that was not heard when the caller speaks or a response is cancelled. While it is not known
+    whether what the caller says interrupts, the audio is lowered.
     """
 
     def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
@@ -144,6 +148,14 @@ class RealtimeCall(RealtimeConnection):
         self._pause_if_blocked()
 
     # output
+
+    def _render(self, message: ServerMessage) -> Iterator[Event]:
+        match message:
+            case SpeechStartedFrame(certain=False):
+                self.speaker.duck(True)
+            case SpeechConfirmedFrame() | SpeechDismissedFrame():
+                self.speaker.duck(False)
+        return super()._render(message)
 
     def _write(self, event: Event) -> None:
         match event["type"]:
@@ -688,7 +700,7 @@ class CallSpeaker(MediaStreamTrack):
         self._on_stopped = on_stopped
         self._now = asyncio.get_running_loop().time
         self._encoder = OpusPacketEncoder()
-        self._playout = Playout(PACKET_BYTES)
+        self._playout = Playout(PACKET_BYTES, AudioFormat(sample_rate=SAMPLE_RATE))
         self._changed = asyncio.Event()
         self._due = self._origin = self._now()
 
@@ -701,6 +713,10 @@ class CallSpeaker(MediaStreamTrack):
         """Note that no more audio of a response follows."""
         self._playout.finish(response_id)
         self._changed.set()
+
+    def duck(self, lowered: bool) -> None:
+        """Lower the audio that is sent from now on, or raise it to its full level."""
+        self._playout.duck(lowered)
 
     def clear(self) -> list[str]:
         """Drop audio that was not sent. Returns the ids of the responses of which some audio was sent before."""

@@ -8,7 +8,7 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.core.history import RUN_OVERHEAD_BYTES, Message
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.service.conversation.request import SPEECH_OVERHEAD_BYTES, KeptSpeech
+from omni_ws.service.conversation.kept_speech import SPEECH_OVERHEAD_BYTES, KeptSpeech
 
 PCM = AudioFormat()
 #: 40 ms: one token.

@@ -75,6 +75,7 @@ async def test_the_silence_follows_from_the_eagerness(turns: dict[str, Any], eff
             "prefix_padding_ms": 300,
             "interrupt_response": True,
             "interrupt_resume": False,
+            "duck": False,
             **effective,
         }
         assert (updated["overlap"], updated["max_lead_ms"]) == ("interrupt", 400)

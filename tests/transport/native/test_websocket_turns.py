@@ -84,6 +84,7 @@ async def test_defaults_with_turn_detection() -> None:
             "silence_duration_ms": 500,
             "interrupt_response": True,
             "interrupt_resume": False,
+            "duck": False,
         }
         assert (updated["overlap"], updated["max_lead_ms"]) == ("interrupt", 400)
         updated = await client.configure(turn_detection={"interrupt_response": False})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
+from omni_ws.audio.pcm import decode_mu_law, encode_mu_law
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, FinishReason, OutputChunk, OutputModality, Usage
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.telephony.media_stream import MAX_MARKS, MarkedPlayout
-from omni_ws.wire.server_frames import SpeechStartedFrame
+from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 
 FORMAT = AudioFormat(AudioEncoding.PCMU, 8000)
 
@@ -50,6 +52,17 @@ def final(request: str = "r1", reason: FinishReason = FinishReason.STOP) -> Fina
 
 
 SPEECH = SpeechStartedFrame(audio_ms=5)
+#: It is not known yet whether it interrupts; it does; it does not.
+UNCERTAIN = SpeechStartedFrame(audio_ms=5, turn_id="t1", certain=False)
+CONFIRMED = SpeechConfirmedFrame(audio_ms=5, turn_id="t1", request_id="r2")
+DISMISSED = SpeechDismissedFrame(audio_ms=5, turn_id="t1")
+LOUD = encode_mu_law(np.full(1600, 16_384, np.int16))
+
+
+def level(sent: list[tuple[str, Any]]) -> float:
+    """The last sample of audio that was sent, in decibels below LOUD."""
+    last = [data for kind, data in sent if kind == "media"][-1]
+    return float(20 * np.log10(decode_mu_law(last)[-1] / decode_mu_law(LOUD)[-1]))
 
 
 def test_audio_goes_out_in_whole_packets_between_marks() -> None:
@@ -109,6 +122,34 @@ def test_speech_clears_what_is_not_played_once() -> None:
     player.render(audio(bytes(160), request="r2"), final("r2"))
     player.playout.mark_returned("r2:end")
     assert player.render(SPEECH) == []
+
+
+def test_while_it_is_not_known_whether_speech_interrupts_the_answer_goes_on_lowered() -> None:
+    player = Player()
+    assert level(player.render(audio(LOUD))) == 0
+    assert player.render(UNCERTAIN) == []
+    lowered = player.render(audio(LOUD))
+    assert level(lowered) == pytest.approx(-15, abs=0.5)
+    assert player.render(DISMISSED) == []
+    rest = player.render(audio(LOUD), final())
+    assert level(rest) == 0
+    pieces = [data for kind, data in [*lowered, *rest] if kind == "media"]
+    assert sum(map(len, pieces)) == 2 * len(LOUD)  # no hole
+
+
+def test_speech_that_does_interrupt_clears_and_the_next_answer_is_at_full_level() -> None:
+    player = Player()
+    player.render(audio(LOUD), UNCERTAIN)
+    assert player.render(CONFIRMED) == [("clear", None)]
+    (first,) = [data for kind, data in player.render(audio(LOUD, request="r2", number=12)) if kind == "media"]
+    assert first == LOUD
+
+
+def test_an_answer_that_begins_while_it_is_not_known_is_lowered_from_its_first_sample() -> None:
+    player = Player()
+    player.render(UNCERTAIN)
+    (first,) = [data for kind, data in player.render(audio(LOUD)) if kind == "media"]
+    assert 20 * np.log10(decode_mu_law(first)[0] / decode_mu_law(LOUD)[0]) == pytest.approx(-15, abs=0.5)
 
 
 def test_speech_clears_audio_behind_the_last_mark_that_returned() -> None:
