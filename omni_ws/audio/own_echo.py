@@ -27,8 +27,8 @@ from omni_ws.core.sent_sound import Playing, SentPiece
 
 #: How far the far end is read ahead of the position that the client is thought to be at.
 LEAD_MS: Final = 50
-#: How much later or earlier than that it may be.
-LATEST_MS: Final = 40
+#: How much later or earlier than that it may be. At the end of what was sent it has no lead.
+LATEST_MS: Final = 60
 EARLIEST_MS: Final = 200
 #: A piece that arrives late says little about when it was recorded: the promptest of so long a time says it.
 PROMPT_MS: Final = 2000

@@ -43,9 +43,9 @@ def playing(
     *sent: SentPiece,
     answer: str | None = "a",
     sounds: bool = True,
-    moves: bool = True,
+    more: bool = True,
 ) -> Playing:
-    return Playing(at_ms, answer, position_ms, sounds, moves, sent)
+    return Playing(at_ms, answer, position_ms, sounds, more, sent)
 
 
 @pytest.fixture(autouse=True)
@@ -130,8 +130,8 @@ def test_a_cut_answer_is_silent_and_a_held_one_goes_on_where_it_resumes() -> Non
 def test_the_end_of_what_was_sent_is_waited_at() -> None:
     far = FarEnd()
     far.take(20 * MS, playing(20, 150, piece("a", 0, 200)))
-    far.take(20 * MS, playing(40, 200, moves=False))
-    assert not far.take(20 * MS, playing(60, 200, moves=False)).any()
+    far.take(20 * MS, playing(40, 200, more=False))
+    assert not far.take(20 * MS, playing(60, 200, more=False)).any()
     later = far.take(20 * MS, playing(80, 220, piece("a", 200, 400)))
     assert np.array_equal(later, ramp(200 * MS, 20 * MS))
 
@@ -152,10 +152,8 @@ def test_sound_of_which_some_is_missing_is_at_its_place() -> None:
 
 def test_other_formats_are_read_at_16_khz() -> None:
     far = FarEnd()
-    tone = np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000) * 0.5
-    sent = SentPiece(
-        "a", 0, AudioFormat(AudioEncoding.PCM16, 24_000), pcm16_from_samples(tone.astype(np.float32)).tobytes()
-    )
+    tone = (np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000) * 0.5).astype(np.float32)
+    sent = SentPiece("a", 0, AudioFormat(AudioEncoding.PCM16, 24_000), pcm16_from_samples(tone).tobytes())
     heard = far.take(400 * MS, playing(400, 500, sent))
     wanted = np.sin(2 * np.pi * 440 * (np.arange(400 * MS) + 100 * MS + LEAD) / RATE) * 0.5 * 32768
     assert np.abs(heard - wanted).max() < 400
@@ -199,7 +197,7 @@ def heard_and_cleaned(near: Samples, *, sounds: tuple[int, int]) -> Samples:
         now = playing(end / MS, 0, answer=None)
         if position >= 0:
             begins = () if sent else (SentPiece("a", 0, AUDIO, noise.tobytes()),)
-            now = playing(end / MS, min(position, sounds[1] - sounds[0]), *begins, moves=end / MS < sounds[1])
+            now = playing(end / MS, min(position, sounds[1] - sounds[0]), *begins, more=end / MS < sounds[1])
             sent = True
         cleaned.append(own.clean(near[place:end], now))
         place = end
@@ -217,10 +215,10 @@ def test_no_sample_is_lost_or_added_and_those_in_silence_stay_bit_for_bit() -> N
     changed = np.flatnonzero(cleaned != near)
     assert changed[0] > 900 * MS
     assert changed[-1] < (3000 + TAIL_MS) * MS
-    # In between it is the same sound at the same place.
+    # In between it is the same sound at the same place, apart from the delay of a filter against hum.
     middle = slice(1500 * MS, 2500 * MS)
     matches = [float(np.dot(np.roll(cleaned, shift)[middle], near[middle])) for shift in range(-160, 161)]
-    assert int(np.argmax(matches)) == 160
+    assert 150 <= int(np.argmax(matches)) <= 170
 
 
 def test_while_nothing_plays_the_samples_are_not_even_copied() -> None:

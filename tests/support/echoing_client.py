@@ -103,15 +103,10 @@ class EchoingClient:
             self.heard = np.concatenate((self.heard, heard))
             await self.client.binary(as_pcm16(heard))
             if self._reports and number % 5 == 0 and self._answer is not None:
-                request_id, begin, sequence_id = self._answer
-                played = min(len(self._played), end) - begin - self._room.delay_ms * SAMPLE_RATE // 2000
+                request_id, begin, last = self._answer
+                played = (min(len(self._played), end) - begin) * 1000 / SAMPLE_RATE - self._room.delay_ms / 2
                 if played > 0:
-                    await self.client.send(
-                        "output_ack",
-                        sequence_id=sequence_id,
-                        played_ms=played * 1000 / SAMPLE_RATE,
-                        request_id=request_id,
-                    )
+                    await self.client.send("output_ack", sequence_id=last, played_ms=played, request_id=request_id)
 
     def _microphone(self, response: Samples, begin: int, end: int) -> Samples:
         delay = self._room.delay_ms * SAMPLE_RATE // 1000
