@@ -176,7 +176,7 @@ lock: $(PACKAGING_VENV)/.ready ## write the locks of both images anew: the newes
 COMPILE_LOCK = $(PACKAGING_VENV)/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate \
   --custom-compile-command 'make lock' --override requirements/server-overrides.txt
 CUDA_LOCK := requirements/cuda.lock
-LOCKED_EXTRAS := embedded espeak remote whisper hibari
+LOCKED_EXTRAS := embedded espeak remote whisper hibari echo
 CUDA_EXTRAS := $(LOCKED_EXTRAS) vllm grpc
 
 $(PACKAGING_VENV)/.ready: requirements/packaging.txt | $(BIN)/python
@@ -302,9 +302,9 @@ NEURAL := whisper,hibari
 HIBARI = $(shell grep -om1 'hibari-tts==[0-9.]*' pyproject.toml)
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and its engines (a minute)'
-	@{ $(PIP) --no-compile --editable '.[embedded,espeak,remote,whisper]' && \
+	@{ $(PIP) --no-compile --editable '.[embedded,espeak,remote,whisper,echo]' && \
 	  $(PIP) --no-compile --no-deps '$(HIBARI)'; } || { \
-	  echo 'once more, without Whisper and hibari:' >&2; $(PIP) --no-compile --editable '.[embedded,espeak,remote]'; }
+	  echo 'once more, without Whisper, hibari and the echo canceller:' >&2; $(PIP) --no-compile --editable '.[embedded,espeak,remote]'; }
 	@touch $@
 
 $(VENV)/.ready-for-gguf: $(VENV)/.ready-to-serve

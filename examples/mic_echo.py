@@ -1,13 +1,14 @@
-"""An echo canceller: WebRTC's, by the library pywebrtc-audio, which is imported on first use."""
+"""An echo canceller between a microphone and a loudspeaker, which each have a thread and a rate of their own."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import soxr
 
+from omni_ws.audio.echo import EchoRemover
 from omni_ws.client.audio import PlaybackBuffer
 
 #: What is played waits at least so long for the piece of the microphone that may have its echo: the length of a piece.
@@ -16,28 +17,10 @@ LEAST_LAG_MS: Final = 20
 LAG_SHARE: Final = 0.5
 #: Devices whose clocks differ let played audio pile up. More is dropped, and the canceller finds the new delay.
 MOST_LAG_MS: Final = 250
-#: While the loudspeaker sounds, and so long after it, a piece of which the canceller leaves less than this is silenced:
-#: it is echo that is yet to be learnt, as in the first words of a conversation.
-TAIL_MS: Final = 500
-LEFT_OVER: Final = 10 ** (-12 / 10)
-#: The weight of each piece's energy when the next one is judged: together they are some 100 ms.
-MEMORY: Final = 0.8
-#: Quieter samples are no sound.
-QUIET: Final = 300
 
 
 class NoEchoCanceller(Exception):
     """The library is missing, or cannot work at the rate of a device; the message tells which."""
-
-
-def echo_library() -> Any:
-    try:
-        import pywebrtc_audio
-    except ImportError:
-        raise NoEchoCanceller(
-            f"the library pywebrtc-audio is not installed: {sys.executable} -m pip install pywebrtc-audio"
-        ) from None
-    return pywebrtc_audio
 
 
 class EchoCanceller:
@@ -50,10 +33,12 @@ class EchoCanceller:
     def __init__(self, *, microphone_rate: int, loudspeaker_rate: int, latency_ms: float = 0) -> None:
         if microphone_rate % 100:
             raise NoEchoCanceller(f"it does not work at the microphone's rate of {microphone_rate} Hz")
-        library = echo_library()
-        self._processor = library.AudioProcessor(sample_rate=microphone_rate, echo_cancellation=True)
-        #: Hum and a constant, which the canceller takes out as well, are no echo.
-        self._without_hum = library.AudioProcessor(sample_rate=microphone_rate, high_pass_filter=True)
+        try:
+            self._remover = EchoRemover(microphone_rate)
+        except ImportError:
+            raise NoEchoCanceller(
+                f"the library pywebrtc-audio is not installed: {sys.executable} -m pip install pywebrtc-audio"
+            ) from None
         self._resampler = soxr.ResampleStream(loudspeaker_rate, microphone_rate, 1, dtype="int16")
         bytes_per_ms = 2 * microphone_rate // 1000
         self._most_bytes = MOST_LAG_MS * bytes_per_ms
@@ -61,10 +46,6 @@ class EchoCanceller:
         #: What was played and is yet to be heard, at the rate of the microphone.
         self._played = PlaybackBuffer(prefill_bytes=round(lag_ms) * bytes_per_ms)
         self._listening = False
-        self._bytes_per_ms = bytes_per_ms
-        self._tail_ms = 0.0
-        #: The energy of the latest pieces, as they were heard and as they were passed on.
-        self._heard = self._kept = 0.0
 
     def played(self, audio: bytes) -> None:
         """Note what the loudspeaker is given, silence included."""
@@ -79,15 +60,4 @@ class EchoCanceller:
         self._listening = True
         near = np.frombuffer(audio, "<i2")
         far = np.frombuffer(self._played.read(len(audio)), "<i2")
-        cleaned = self._processor.process(near, far)
-        self._heard = MEMORY * self._heard + _energy(self._without_hum.process(near))
-        self._kept = MEMORY * self._kept + _energy(cleaned)
-        self._tail_ms = TAIL_MS if far.max() > QUIET else self._tail_ms - len(audio) / self._bytes_per_ms
-        if self._tail_ms > 0 and self._kept < LEFT_OVER * self._heard:
-            return bytes(len(audio))
-        passed: bytes = cleaned.tobytes()
-        return passed
-
-
-def _energy(samples: Any) -> float:
-    return float(np.square(samples, dtype=np.float64).sum())
+        return self._remover.process(near, far).tobytes()

@@ -18,6 +18,7 @@ import numpy as np
 
 from omni_ws.audio.backchannel import backchannel_probability
 from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.echo import NoiseSuppressor
 from omni_ws.audio.onset_meter import (
     CLEAR_MARGIN,
     CLEAR_SPAN,
@@ -29,10 +30,12 @@ from omni_ws.audio.onset_meter import (
     SpeechLasts,
     SpeechLull,
 )
+from omni_ws.audio.own_echo import OwnEcho
 from omni_ws.audio.pcm import NO_SAMPLES, Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.smart_turn import HEARD_SAMPLES
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.chunks import AudioFormat
+from omni_ws.core.sent_sound import Playing
 from omni_ws.errors import OmniError
 
 # The rule for speech, given the probabilities that ``vad`` computes
@@ -330,12 +333,14 @@ class Watched:
 class _Decoded:
     """A decoded piece at 16 kHz, which begins at ``start_ms``, and the samples that the detector has to process for it.
 
-    ``unjudged`` begins with samples that the decoder of the file before held back, if there are any.
+    ``unjudged`` begins with samples that the decoder of the file before held back, if there are any. ``detected`` are
+    those that the detector gets in their place: without noise, if it is suppressed.
     """
 
     start_ms: float
     samples: Samples
     unjudged: Samples
+    detected: Samples
     more: bool
     left_out: OmniError | None
     left_out_at: int
@@ -345,7 +350,8 @@ class SpeechWatch:
     """Decodes a stream, runs voice activity detection on it, and reports starts and ends of speech.
 
     A turn ends after ``silence_duration_ms`` of silence. With a ``judge`` it ends sooner if the speaker has likely
-    finished, and soonest if the probability of that is above ``sure``. For use by one thread at a time.
+    finished, and soonest if the probability of that is above ``sure``. ``echo`` takes the echo of what the client plays
+    out of the samples, and ``noise`` the noise out of those that the detector gets. For use by one thread at a time.
     """
 
     def __init__(
@@ -356,8 +362,15 @@ class SpeechWatch:
         silence_duration_ms: float,
         judge: AskJudge | None = None,
         sure: float = SURE,
+        echo: OwnEcho | None = None,
+        noise: NoiseSuppressor | None = None,
     ) -> None:
         self.detector = detector
+        self._echo = echo
+        self._noise = noise
+        #: What the client plays as the current piece ends, and whether the input ends then.
+        self._playing: Playing | None = None
+        self._ends = False
         self._turns = TurnDetector(
             threshold,
             max(0, silence_duration_ms - DETECTOR_LAG_MS),
@@ -396,7 +409,7 @@ class SpeechWatch:
         UnsupportedFormat for input that cannot be decoded.
         """
         decoded = self._decode(data, source, borders, ends, most=sys.maxsize)
-        return self._judge(decoded, self.detector.process(decoded.unjudged), bar)
+        return self._judge(decoded, self.detector.process(decoded.detected), bar)
 
     def go_on(self) -> Watched:
         """Judge the windows that waited for the answer to ``question``, once it is there. Needs no worker thread."""
@@ -408,8 +421,16 @@ class SpeechWatch:
             self._decoder.close()
 
     def _decode(
-        self, data: bytes, source: AudioFormat, borders: Sequence[int], ends: bool, *, most: int = SLICE_SAMPLES
+        self,
+        data: bytes,
+        source: AudioFormat,
+        borders: Sequence[int],
+        ends: bool,
+        *,
+        most: int = SLICE_SAMPLES,
+        playing: Playing | None = None,
     ) -> _Decoded:
+        self._playing, self._ends = playing, ends
         held: Samples | None = None
         if self._decoder is None or source != self._source:
             if self._decoder is not None:
@@ -449,10 +470,22 @@ class SpeechWatch:
             self._block = self._block[room:] if len(self._block) > room else next(self._blocks, None)
             room -= len(taken[-1])
         samples = taken[0] if len(taken) == 1 else np.concatenate(taken or [NO_SAMPLES])
+        if self._echo is not None:
+            samples = self._without_echo(self._echo, samples)
         self._samples += len(samples)
         unjudged = samples if held is None else np.concatenate((held, samples))
+        detected = unjudged if self._noise is None else self._noise.process(unjudged)
         left_out, self._left_out = self._left_out, None
-        return _Decoded(start_ms, samples, unjudged, self._block is not None, left_out, self._left_out_at)
+        return _Decoded(start_ms, samples, unjudged, detected, self._block is not None, left_out, self._left_out_at)
+
+    def _without_echo(self, echo: OwnEcho, samples: Samples) -> Samples:
+        if self._playing is None:
+            return np.concatenate((echo.rest(), samples))
+        samples = echo.clean(samples, self._playing, behind=0 if self._block is None else len(self._block))
+        self._playing = replace(self._playing, sent=())
+        if self._ends and self._block is None:
+            samples = np.concatenate((samples, echo.rest()))
+        return samples
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
         self._turns.demand(bar)
@@ -595,6 +628,8 @@ class StreamPiece:
     ends: bool = False
     #: Whether the turn before the piece is over.
     afresh: bool = False
+    #: What the client plays as the piece ends, if its echo is taken out.
+    playing: Playing | None = None
 
     @property
     def seconds(self) -> float:
@@ -608,12 +643,12 @@ class StreamPiece:
             self.watch.start_afresh()
         if self.data is None:
             return self.watch._next_slice()
-        return self.watch._decode(self.data, self.source, self.borders, self.ends)
+        return self.watch._decode(self.data, self.source, self.borders, self.ends, playing=self.playing)
 
     def hear(self) -> Watched:
         """Process the next slice of the piece."""
         decoded = self.decode()
-        return self.watch._judge(decoded, self.watch.detector.process(decoded.unjudged), self.bar)
+        return self.watch._judge(decoded, self.watch.detector.process(decoded.detected), self.bar)
 
 
 def hear_together(pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:
@@ -625,9 +660,9 @@ def hear_together(pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:
     heard = [(piece, each) for piece, each in zip(pieces, decoded, strict=True) if isinstance(each, _Decoded)]
     probabilities: Sequence[list[float] | Exception]
     try:
-        probabilities = process_together([(piece.watch.detector, each.unjudged) for piece, each in heard])
+        probabilities = process_together([(piece.watch.detector, each.detected) for piece, each in heard])
     except Exception:  # each stream gets an exception of its own, or none if it was not at fault
-        probabilities = [_outcome(piece.watch.detector.process, each.unjudged) for piece, each in heard]
+        probabilities = [_outcome(piece.watch.detector.process, each.detected) for piece, each in heard]
     judged = iter(
         found if isinstance(found, Exception) else piece.watch._judge(each, found, piece.bar)
         for (piece, each), found in zip(heard, probabilities, strict=True)

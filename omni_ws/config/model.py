@@ -438,6 +438,11 @@ class TelephonyConfig(Section):
     """Telephone calls: the media streams of a telephony gateway, and Asterisk's AudioSocket."""
 
     enabled: bool = setting("Serve `/v1/telephony/media-stream`; if off, it answers 404.", False)
+    cancel_echo: bool = setting(
+        "Take the echo of the answers out of what callers say, who may be on a loudspeaker without a canceller; needs "
+        "the extra `echo`.",
+        False,
+    )
     audiosocket_port: Port | None = setting("TCP port for calls over AudioSocket; 0: any free one; unset: none.")
     audiosocket_host: Text = setting(
         "Address to listen on for AudioSocket, which is not encrypted. Beyond this machine it needs keys: the UUID of "

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Final
 from urllib.parse import urlsplit
 
+from omni_ws.audio.echo import has_library
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.config.parts import (
     AUTO,
@@ -82,6 +83,8 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield "grpc.readout_vectors and grpc.readout_manifest need each other"
     if config.grpc.readout_vectors is not None and llm != "vllm":
         yield f"the {what} has no readouts; remove grpc.readout_vectors"
+    if config.telephony.cancel_echo and not has_library():
+        yield f"telephony.cancel_echo needs its library: {install_command('echo')}"
     if config.tracing and not all(map(_is_installed, TRACING_PACKAGES)):
         yield f"tracing needs OpenTelemetry: {install_command('otel')}"
     if config.record is not None and os.name != "posix":

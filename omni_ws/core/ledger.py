@@ -43,6 +43,7 @@ from omni_ws.core.ledger_entry import (
     read_all,
 )
 from omni_ws.core.quota import ByteBudget, beyond_ordinary
+from omni_ws.core.sent_sound import SentSound
 
 #: The number of entries that are over and played, and of which more is kept than the history has.
 MAX_ENTRIES: Final = 16
@@ -97,6 +98,7 @@ class Ledger:
         "history",
         "language",
         "reporting",
+        "sound",
     )
 
     def __init__(self, max_tokens: int, budget: ByteBudget, *, read: Read = read_all) -> None:
@@ -107,6 +109,8 @@ class Ledger:
         self.reporting = False
         #: The language in which the user spoke last (primary subtag of RFC 5646); None if it is not known.
         self.language: str | None = None
+        #: Keeps what is sent until the canceller of its echo has taken it; None without one.
+        self.sound: SentSound | None = None
         self._budget = budget
         #: The bytes that are charged for texts and marks.
         self._weighed = 0
@@ -313,6 +317,14 @@ class Ledger:
             if other.cut_ms is None:
                 before += other.sent_ms - self.position_ms(other, now)
         return start_ms - position + before
+
+    def now_playing(self, now: float) -> tuple[LedgerEntry, float] | None:
+        """Return the answer that plays now, or played last, and the client's position in it; None before the first."""
+        self._advance(now)
+        if not self._line:
+            return None
+        entry = self._line[self._at]
+        return entry, self.position_ms(entry, now)
 
     def playing(self, now: float) -> bool:
         """Return whether any audio that was sent is not played yet."""

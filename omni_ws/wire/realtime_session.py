@@ -56,6 +56,7 @@ class RealtimeAbilities:
     turn_detection_types: tuple[str, ...]
     languages: frozenset[str]
     keywords: bool
+    cleans_audio: bool
     temperature: bool
     max_tokens: bool
 
@@ -110,11 +111,19 @@ class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True)
     duck: Any = None
 
 
+class NoiseReductionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The object ``audio.input.noise_reduction``."""
+
+    type: Any = None
+
+
 class InputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``audio.input``."""
+    """``audio.input``. ``echo`` is not OpenAI's."""
 
     format: FormatFields | str | None = None
     transcription: TranscriptionFields | None = None
+    noise_reduction: NoiseReductionFields | None = None
+    echo: Any = None
     turn_detection: TurnDetectionFields | None = TurnDetectionFields()
 
 
@@ -232,6 +241,9 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
     language = given.transcription.language if given.transcription else None
     known = primary_subtag(str(language or "")) in abilities.languages
     input_audio["language"] = language if known else None  # it is detected
+    input_audio["echo"] = given.echo
+    if abilities.cleans_audio:  # else it has no effect: OpenAI's clients may set it unasked
+        input_audio["noise_reduction"] = given.noise_reduction.type if given.noise_reduction else None
     if abilities.keywords:
         input_audio["prompt"] = (given.transcription.prompt or None) if given.transcription else None
     return {
@@ -352,11 +364,13 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
     shown_input = {
         "format": _shown_format(config.input_audio.format, config.input_audio.sample_rate),
         "transcription": msgspec.to_builtins(session.audio.input.transcription),
-        "noise_reduction": None,
+        "noise_reduction": None if (kind := config.input_audio.noise_reduction) is None else {"type": kind},
         "turn_detection": _shown_detection(
             config, creates=session.answers_turns, interrupts=session.interrupts_answers
         ),
     }
+    if config.input_audio.echo is not UNSET:
+        shown_input["echo"] = config.input_audio.echo
     shown: dict[str, Any] = {
         "type": "transcription" if session.transcribes_only else "realtime",
         "object": "realtime.session",

@@ -48,6 +48,8 @@ MAX_PREFIX_PADDING_MS = 2_000
 MAX_SILENCE_DURATION_MS = 10_000
 #: The default of ``max_lead_ms`` with turn detection.
 DEFAULT_MAX_LEAD_MS = 400
+#: The upper limit of ``max_lead_ms`` where the server takes out the echo of what it has sent.
+MAX_ECHO_LEAD_MS = 5_000
 #: A page of text, some five minutes of speech.
 MAX_GREETING_CHARACTERS = 4096
 MAX_KEYWORDS = 100
@@ -66,7 +68,8 @@ class InputAudioConfig(Struct, frozen=True, kw_only=True):
     """The default format of input audio, the language spoken in it (RFC 5646), and what is expected in it.
 
     With ``language`` "auto", or without one, the language is detected, among ``languages`` if there are any. ``prompt``
-    is a text that could precede the speech.
+    is a text that could precede the speech. ``echo`` says who takes the echo of the answers out of it; without it,
+    nobody here. ``noise_reduction`` is for turn detection, for a microphone at the mouth or in the room.
     """
 
     format: AudioEncoding = AudioEncoding.PCM16
@@ -76,6 +79,8 @@ class InputAudioConfig(Struct, frozen=True, kw_only=True):
     languages: Annotated[list[Language], Meta(min_length=1, max_length=MAX_LANGUAGES)] | UnsetType = UNSET
     keywords: Annotated[list[Keyword], Meta(max_length=MAX_KEYWORDS)] | UnsetType = UNSET
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARACTERS)] | UnsetType = UNSET
+    echo: Literal["client", "server"] | UnsetType = UNSET
+    noise_reduction: Literal["near_field", "far_field"] | None = None
 
 
 class OutputAudioConfig(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger_entry import SentAudio, SpokenSpan, read_all
+from omni_ws.core.sent_sound import SentPiece
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -428,6 +429,8 @@ class AnswerWriter:
             self._put(chunk)
             now = request.timeline.now()
             request.ledger.send(request.entry, number, start_ms, speech.end_ms, now)
+            if (sound := request.ledger.sound) is not None:
+                sound.add(SentPiece(request.request_id, speech.start_ms, self._audio_format, payload))
             if request.entry.kept is not None:
                 sent = SentAudio(chunk, speech.start_ms, speech.end_ms, message_cost(chunk))
                 request.ledger.keep_unheard(request.entry, sent, now)

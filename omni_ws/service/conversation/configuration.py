@@ -25,11 +25,13 @@ from omni_ws.errors import (
     UnsupportedModality,
     UnsupportedParameter,
 )
+from omni_ws.installing import install_command
 from omni_ws.service.listening.workers import ListeningSettings
 from omni_ws.wire.openai_fields import check_tools
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,
     FIELDS,
+    MAX_ECHO_LEAD_MS,
     InputAudioConfig,
     SamplingConfig,
     SessionConfig,
@@ -93,6 +95,8 @@ class ConfigurationRules:
     forced_start_policy: str | None = None
     #: The kinds of turn detection that this kind of session has.
     turn_detection_types: Sequence[TurnDetectionType] = ()
+    #: Whether echo and noise can be taken out of input audio.
+    cleans_audio: bool = False
     #: Whether this kind of session can begin with a greeting.
     greeting: bool = False
     #: The default of ``instructions`` if answers are spoken.
@@ -215,7 +219,10 @@ class Configuration:
         """The settings of turn detection, with the format of the input audio."""
         audio = self.effective.input_audio
         return ListeningSettings(
-            self.effective.turn_detection, AudioFormat(audio.format, audio.sample_rate, audio.channels)
+            self.effective.turn_detection,
+            AudioFormat(audio.format, audio.sample_rate, audio.channels),
+            echo=audio.echo == "server",
+            noise=audio.noise_reduction,
         )
 
     def check_chunk(self, chunk: InputChunk) -> None:
@@ -295,6 +302,7 @@ class Configuration:
             changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
         _check(config, capabilities)
+        _check_cleaning(config.input_audio, cleans_audio=rules.cleans_audio)
         if not same_tools:
             check_tools(config.tools, config.tool_choice)
         if config.output_audio.format not in rules.output_formats:
@@ -354,7 +362,31 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
         changes["overlap"] = "interrupt" if config.turn_detection.interrupt_response else "wait"
     if "max_lead_ms" not in given:
         changes["max_lead_ms"] = DEFAULT_MAX_LEAD_MS
+    if config.input_audio.echo == "server":
+        changes |= _for_echo(config)
     return changes
+
+
+def _for_echo(config: SessionConfig) -> dict[str, Any]:
+    """Return what changes where the server takes out its echo: what is sent ahead is kept, so it has a limit."""
+    audio = config.output_audio
+    if not AudioFormat(audio.format, audio.sample_rate).is_raw:
+        raise UnsupportedFormat(
+            f"the server cannot take out the echo of answers in {audio.format}: output audio must be raw samples",
+            param="input_audio.echo",
+        )
+    lead_ms = config.max_lead_ms
+    return {"max_lead_ms": MAX_ECHO_LEAD_MS} if lead_ms is not None and lead_ms > MAX_ECHO_LEAD_MS else {}
+
+
+def _check_cleaning(audio: InputAudioConfig, *, cleans_audio: bool) -> None:
+    """Raise UnsupportedParameter for echo or noise that is to be taken out without the library for that."""
+    wanted = {"echo": audio.echo == "server", "noise_reduction": audio.noise_reduction is not None}
+    for name, asked in wanted.items():
+        if asked and not cleans_audio:
+            raise UnsupportedParameter(
+                f"{name} needs a library that is not installed: {install_command('echo')}", param=f"input_audio.{name}"
+            )
 
 
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:

@@ -55,6 +55,10 @@ a sample.
 starts afresh with a reset detector and an empty ring; speech still in progress is reported as stopped. Times go on:
 every ``audio_ms`` counts the judged audio since turn detection was first switched on.
 
+*Echo.* With ``echo: "server"`` the echo of what the client plays is taken out in the thread, before detection: each
+piece comes with what plays at its end. What is cleaned joins the request, as 16-bit samples at 16 kHz. Noise is
+suppressed for the detector only. Without turn detection nothing is cleaned.
+
 *Failures.* Audio that cannot be decoded, or a detector that fails, is reported once and ends the open turn. The
 listener is then deaf: it discards audio until the format or the settings change.
 
@@ -78,7 +82,9 @@ from msgspec.structs import replace
 
 from omni_ws.audio import vad
 from omni_ws.audio.container import BURST_BYTES, media_type
+from omni_ws.audio.echo import NoiseSuppressor
 from omni_ws.audio.onset_meter import SpeechLasts, SpeechLull
+from omni_ws.audio.own_echo import OwnEcho
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
@@ -200,6 +206,8 @@ class TurnListener:
         self._configured: ListeningSettings | None = None
         #: Decodes and judges the audio; used by a worker thread while ``_piece`` is set.
         self._watch: SpeechWatch | None = None
+        #: Takes the client's echo out of its audio, in the same thread; None if that is not wanted.
+        self._echo: OwnEcho | None = None
         #: The audio that a worker thread is judging.
         self._piece: AudioPiece | None = None
         #: The audio of which more slices are to be judged, and how much of it was, in milliseconds.
@@ -247,7 +255,11 @@ class TurnListener:
         """The format in which audio joins a request; None while turn detection is off."""
         if self._settings is None or self._settings.turns is None:
             return None
-        return self._settings.audio if self._settings.audio.is_raw else DECODED
+        return self._settings.audio if self._joins_as_it_is(self._settings.audio) else DECODED
+
+    def _joins_as_it_is(self, source: AudioFormat) -> bool:
+        """Whether audio in this format joins a request undecoded."""
+        return source.is_raw and (self._settings is None or not self._settings.echo)
 
     @property
     def full(self) -> bool:
@@ -424,6 +436,10 @@ class TurnListener:
             return
         self._reset()
         self._settings, self._next = self._next, None
+        cleans = self._settings.echo and self._settings.turns is not None
+        if cleans is not (self._echo is not None):
+            self._echo = OwnEcho() if cleans else None
+            self._owner.keep_sound(cleans)
         self._queue.expect(self._settings.audio)
         self._set_state(ListeningState.OFF if self._settings.turns is None else ListeningState.SILENCE)
 
@@ -440,6 +456,7 @@ class TurnListener:
             self._discard_piece(piece)
             return
         if self._watch is None:
+            assert self._settings is not None
             turns, judge = self._turns, self._workers.judge
             self._watch = SpeechWatch(
                 self._workers.new_detector(),
@@ -447,11 +464,18 @@ class TurnListener:
                 silence_duration_ms=turns.silence_ms,
                 judge=judge.ask if judge is not None and turns.type == "semantic_vad" else None,
                 sure=turns.sure,
+                echo=self._echo,
+                noise=None if self._settings.noise is None else NoiseSuppressor(self._settings.noise),
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
         afresh, self._afresh = self._afresh, False
-        self._submit(StreamPiece(self._watch, piece.payload, piece.source, self._bar, piece.borders, ends, afresh))
+        playing = None if self._echo is None else self._owner.what_plays(ago_ms=self._queue.waiting_ms)
+        self._submit(
+            StreamPiece(
+                self._watch, piece.payload, piece.source, self._bar, piece.borders, ends, afresh=afresh, playing=playing
+            )
+        )
 
     def _judge_more(self, piece: AudioPiece) -> None:
         assert self._watch is not None
@@ -462,7 +486,7 @@ class TurnListener:
         if self._closed:
             self._close_watch()
             return
-        if not piece.source.is_raw:
+        if not self._joins_as_it_is(piece.source):
             try:
                 self._stream.reserve(SLICE_BYTES)
             except EngineOverloaded:  # others hold what there is, and will return it
@@ -574,7 +598,7 @@ class TurnListener:
 
     def _add_to_ring(self, piece: AudioPiece, watched: Watched) -> None:
         audio, chunk = piece.source, piece.as_chunk()
-        if not audio.is_raw:
+        if not self._joins_as_it_is(audio):
             audio, payload = DECODED, pcm16_from_samples(watched.samples).tobytes()
             self._free_piece(len(piece.payload) if watched.more else 0)
             self._stream.reweigh(len(payload))
@@ -661,7 +685,7 @@ class TurnListener:
     def _admit(self, chunks: list[InputChunk]) -> int | None:
         for chunk in chunks:
             self._owner.take_turn_events(self._stream.admit(chunk, by_speech=True))
-        if chunks and (piece := self._unfinished) is not None and not piece.source.is_raw:
+        if chunks and (piece := self._unfinished) is not None and not self._joins_as_it_is(piece.source):
             # The rest of it names no request: its beginning did.
             self._unfinished = dataclasses.replace(piece, last=replace(piece.last, ref=None))
         return chunks[-1].sequence_id if chunks else None
@@ -722,6 +746,8 @@ class TurnListener:
         self._unfinished, self._sliced_ms = None, 0.0
         self._is_decoding = False
         self._ring = self._source = None
+        if self._echo is not None:
+            self._echo.rest()
         self._close_watch()
 
     def _close_watch(self) -> None:

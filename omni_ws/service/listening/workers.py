@@ -19,6 +19,7 @@ from typing import Final, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from omni_ws.audio.container import parse_audio_format
+from omni_ws.audio.echo import NoiseReduction, has_library
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import LIKELY, StreamPiece, Watched, hear_together
 from omni_ws.audio.vad import PACKAGE, SpeechDetector
@@ -66,6 +67,11 @@ class SpeechWorkers:
     def available(self) -> bool:
         """Whether the detector's package is installed."""
         return importlib.util.find_spec(PACKAGE) is not None
+
+    @property
+    def cleans_audio(self) -> bool:
+        """Whether the library that takes out echo and noise is installed."""
+        return has_library()
 
     @property
     def turn_detection_types(self) -> tuple[TurnDetectionType, ...]:
@@ -158,10 +164,15 @@ class Mark(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ListeningSettings:
-    """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off."""
+    """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off.
+
+    ``echo``: the echo of what the client plays is taken out of its audio. ``noise`` is suppressed for the detector.
+    """
 
     turns: TurnDetectionConfig | None
     audio: AudioFormat
+    echo: bool = False
+    noise: NoiseReduction | None = None
 
 
 #: Input, settings that apply from here on, a mark, or None for an end of input without a chunk.

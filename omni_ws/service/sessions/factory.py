@@ -297,6 +297,7 @@ class SessionFactory:
             defaults=self._defaults(paced=not single_request),
             forced_start_policy=self.config.streaming_input.force_start_policy,
             turn_detection_types=() if single_request else self.speech_workers.turn_detection_types,
+            cleans_audio=self.speech_workers.cleans_audio,
             greeting=not single_request,
             spoken_instructions=self.config.spoken_instructions,
             spoken_instructions_with_tools=self.config.spoken_instructions_with_tools,

@@ -89,6 +89,8 @@ _FIELDS: Final = {
     "sampling.temperature": "temperature",
     "input_audio.sample_rate": "audio.input.format.rate",
     "input_audio.prompt": "audio.input.transcription.prompt",
+    "input_audio.echo": "audio.input.echo",
+    "input_audio.noise_reduction": "audio.input.noise_reduction.type",
     "output_audio.sample_rate": "audio.output.format.rate",
     "task": "audio.input.turn_detection.create_response",
     **{
@@ -111,6 +113,7 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
         turn_detection_types=tuple(factory.speech_workers.turn_detection_types) if hears else (),
         languages=frozenset(able.languages),
         keywords=able.keywords,
+        cleans_audio=factory.speech_workers.cleans_audio,
         temperature="temperature" in sampling,
         max_tokens="max_tokens" in sampling,
     )

@@ -57,7 +57,7 @@ class PhoneCalls(SessionFrontEnd):
         try:
             session.conversation.configure(
                 {
-                    "input_audio": audio,
+                    "input_audio": {**audio, "echo": "server" if self._sessions.config.telephony.cancel_echo else None},
                     "output_audio": audio,
                     "modalities": ["text", "audio"],  # the text is for the history
                     "turn_detection": {"type": "server_vad", "duck": True},
