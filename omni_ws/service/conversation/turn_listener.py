@@ -75,6 +75,7 @@ from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
+    NEAR_BAR,
     ORDINARY_BAR,
     SLICE_SAMPLES,
     SpeechOffset,
@@ -376,6 +377,8 @@ class TurnListener:
                 silence_duration_ms=turns.silence_ms,
                 judge=judge.ask if judge is not None and turns.type == "semantic_vad" else None,
                 sure=turns.sure,
+                words=self._owner.words,
+                whole_silence_ms=turns.whole_silence_ms,
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
@@ -404,7 +407,9 @@ class TurnListener:
 
     @property
     def _bar(self) -> StartBar:
-        return BARGE_IN_BAR if self._owner.is_playing else ORDINARY_BAR
+        if self._owner.is_playing:
+            return BARGE_IN_BAR
+        return NEAR_BAR if self._owner.is_answering else ORDINARY_BAR
 
     def _judge_rest(self) -> None:
         """Judge the audio that the decoder still buffers, before the end of the file, which is next in the queue."""
