@@ -74,6 +74,9 @@ class Recognised:
 class LiveText(Protocol):
     """A source of interim texts of one request's utterances while they are spoken. Used by one thread at a time."""
 
+    #: How many interim texts were made so far, equal ones included; 0 if that is not known.
+    readings: int
+
     def read(self, utterance: Utterance) -> str | None:
         """Return the preliminary text of ``utterance``, which has grown since the last call. May block.
 
@@ -158,6 +161,7 @@ def asr_capabilities(
     languages: Iterable[str],
     word_times: bool,
     keywords: bool = False,
+    transcript_guesses: bool = False,
 ) -> EngineCapabilities:
     """Return the capabilities of an engine that transcribes speech as it arrives."""
     return EngineCapabilities(
@@ -170,6 +174,7 @@ def asr_capabilities(
         languages=frozenset(languages),
         word_times=word_times,
         keywords=keywords,
+        transcript_guesses=transcript_guesses,
     )
 
 
@@ -211,6 +216,7 @@ class StretchedText:
         first: int,
         gap: Callable[[float, float], float],
     ) -> None:
+        self.readings = 0
         self._recognise = recognise
         self._clock = clock
         self._first = first
@@ -250,6 +256,7 @@ class StretchedText:
         self._reading, self._next = None, next_length
         if not work.cancelled() and work.exception() is None:  # the final text will report a failure
             self._text = work.result()
+            self.readings += 1
 
 
 # Slots: how many requests may be listened to at once.

@@ -57,7 +57,7 @@ from omni_ws.core.request_input import (
 )
 from omni_ws.core.sent_sound import Playing, SentSound
 from omni_ws.core.start_policy import ON_END_ONLY
-from omni_ws.engine.base import AnswerOptions, Engine
+from omni_ws.engine.base import AnswerOptions, Engine, TranscriptGuess, TranscriptOutput
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
@@ -77,6 +77,7 @@ from omni_ws.service.conversation.request import (
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
+from omni_ws.service.conversation.unfinished import TurnWords
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
@@ -92,7 +93,7 @@ from omni_ws.wire.server_frames import (
     SpeechStartedFrame,
     SpeechStoppedFrame,
 )
-from omni_ws.wire.session_config import SessionConfig
+from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 logger = logging.getLogger(__name__)
 
@@ -197,10 +198,11 @@ class Conversation:
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
-        #: The speech in progress.
+        #: The speech in progress, and its words.
         self._speech: _Speech | None = None
         #: The uncertain onset of speech over an answer, until it is decided.
         self.onset: Onset | None = None
+        self.words = TurnWords(expected=self._expects_words)
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -667,6 +669,11 @@ class Conversation:
         """Whether an answer is being played, so that speech would interrupt it."""
         return self.ledger.playing(self._now())
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is being made or played, or is due."""
+        return self.is_playing or any(request is not self.receiving for request in self.queue.requests)
+
     def keep_sound(self, wanted: bool) -> None:
         """Keep what is sent from now on for the canceller of its echo, or keep nothing."""
         if not wanted and self.ledger.sound is not None:
@@ -707,6 +714,7 @@ class Conversation:
         """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
         opens = is_input and self.receiving is None and self.stream.current is None
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
+        self.words.begin(now=self._now())
         if is_input and self.receiving is not None:
             speech.joins(self.receiving)
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
@@ -779,6 +787,23 @@ class Conversation:
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
         self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
+
+    def _expects_words(self) -> bool:
+        """Return whether the engine tells the words of the speech in progress in each pause. Called by any thread."""
+        request = self.receiving
+        return request is not None and request.answering and self.engine.capabilities.transcript_guesses
+
+    def _note_words(self, request: Request, words: TranscriptOutput | TranscriptGuess) -> None:
+        """Note what the engine tells of the speech in progress, for turn detection."""
+        if isinstance(words, TranscriptOutput) and words.interim:
+            self.words.interim(words.text, now=self._now())
+            return
+        heard = words.language if isinstance(words, TranscriptGuess) else request.language_of(words)
+        known = (heard, spoken_language(request.config.input_audio), self.ledger.language)
+        languages = self.engine.capabilities.languages
+        language = next(filter(None, known), None) or (next(iter(languages)) if len(languages) == 1 else "")
+        settled = isinstance(words, TranscriptOutput)
+        self.words.tell(words.text, language, asked=self.ledger.last_said(), settled=settled, now=self._now())
 
     def _tell_speech(
         self, frame: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame
@@ -928,6 +953,7 @@ class Conversation:
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
             given=[] if self.limits.keeps_input else None,
+            on_spoken=None if config.turn_detection is None else self._note_words,
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:

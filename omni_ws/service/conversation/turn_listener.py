@@ -90,6 +90,7 @@ from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
     MEASURED_BAR,
+    NEAR_BAR,
     ORDINARY_BAR,
     SLICE_SAMPLES,
     UNCERTAIN_BAR,
@@ -466,6 +467,8 @@ class TurnListener:
                 sure=turns.sure,
                 echo=self._echo,
                 noise=None if self._settings.noise is None else NoiseSuppressor(self._settings.noise),
+                words=self._owner.words,
+                whole_silence_ms=turns.whole_silence_ms,
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
@@ -503,7 +506,7 @@ class TurnListener:
         if self._undecided:
             return UNCERTAIN_BAR
         if not self._owner.is_playing:
-            return ORDINARY_BAR
+            return NEAR_BAR if self._owner.is_answering else ORDINARY_BAR
         turns = self._turns
         if turns.duck and turns.interrupt_response:
             return UNCERTAIN_BAR if self._judged_ms >= self._wary_until_ms else MEASURED_BAR
