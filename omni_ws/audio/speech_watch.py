@@ -474,10 +474,8 @@ class SpeechWatch:
         pausing, meter = turns.silent_windows > 0, turns.meter
         if self._recent is not None:
             events = tuple(self._with_probability(event) for event in events)
-        if meter is None:
-            return Watched(events, start_ms, turns.audio_ms, samples, pausing, question)
-        measures = {"voiced_ms": meter.voiced_ms, "clear": meter.clear}
-        return Watched(events, start_ms, turns.audio_ms, samples, pausing, question, **measures)
+        watched = Watched(events, start_ms, turns.audio_ms, samples, pausing, question)
+        return watched if meter is None else replace(watched, voiced_ms=meter.voiced_ms, clear=meter.clear)
 
     def start_afresh(self) -> None:
         """End the current turn: what follows may begin a new one."""

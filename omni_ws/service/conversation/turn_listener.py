@@ -306,7 +306,7 @@ class TurnListener:
         """Return the state. It has the audio that belongs to no request yet, for another listener to judge again."""
         ring = [] if self._ring is None else self._ring.chunks
         audio_ms = self._offset_ms + round(self._judged_ms)
-        if (onset := self._owner.onset) is not None:
+        if (onset := self._owner.spoken.onset) is not None:
             ring = [*onset.audio, *ring]
             audio_ms -= onset.audio_length_ms
         piece = self._piece or self._unfinished
@@ -334,7 +334,7 @@ class TurnListener:
             )
             self._undecided_until_ms = 0 if self.audio is None else self.audio.duration_ms(size)
         elif saved.turn_id is not None:
-            self._owner.speech_stopped(saved.turn_id, saved.audio_ms)
+            self._owner.spoken.stopped(saved.turn_id, saved.audio_ms)
             self._may_go_on = True
 
     def go_on(self) -> None:
@@ -393,7 +393,7 @@ class TurnListener:
 
     def _decide_before_input(self) -> None:
         """Decide the uncertain onset, as other input follows it: within its turn that makes it an interruption."""
-        if (onset := self._owner.onset) is not None:
+        if (onset := self._owner.spoken.onset) is not None:
             if self._in_turn:
                 onset.is_input()
             else:
@@ -402,7 +402,7 @@ class TurnListener:
     def _drop_undecided(self) -> None:
         """Dismiss the uncertain onset of another listener, in whose audio this one finds none."""
         if self._undecided:
-            self._owner.onset_not_found(self._undecided, self._offset_ms)
+            self._owner.spoken.not_found(self._undecided, self._offset_ms)
             self._undecided = ""
 
     @property
@@ -417,7 +417,7 @@ class TurnListener:
             return True  # no more audio may arrive before this is processed
         if waiting_ms < URGENT_PIECE_MS:
             return False
-        return self._state is _PAUSE or self._owner.onset is not None or self._owner.is_playing
+        return self._state is _PAUSE or self._owner.spoken.onset is not None or self._owner.is_playing
 
     def _apply_settings(self) -> None:
         if self._next is None or self._stream.current is not None:
@@ -541,7 +541,7 @@ class TurnListener:
         for event in watched.events:
             self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
-        if (onset := self._owner.onset) is not None and self._speaking:
+        if (onset := self._owner.spoken.onset) is not None and self._speaking:
             onset.sounds(watched.voiced_ms, clear=watched.clear)
         if self._undecided and watched.judged_ms + vad.WINDOW_MS >= self._undecided_until_ms:
             self._drop_undecided()
@@ -565,10 +565,10 @@ class TurnListener:
                 self._start_turn(event)
             case SpeechLull() if self._speaking and not self._untold:
                 self._judged_ms = event.detected_ms
-                self._owner.speech_lulls(event)
-            case SpeechLasts() if self._speaking and self._owner.onset is not None:
+                self._owner.spoken.lulls(event)
+            case SpeechLasts() if self._speaking and self._owner.spoken.onset is not None:
                 self._judged_ms = event.detected_ms
-                self._owner.onset.lasts(clear=event.clear)
+                self._owner.spoken.onset.lasts(clear=event.clear)
             case SpeechOffset() if self._speaking:
                 self._stop_turn(event)
 
@@ -600,7 +600,7 @@ class TurnListener:
 
     def _start_turn(self, onset: SpeechOnset) -> None:
         assert self._ring is not None
-        if (earlier := self._owner.onset) is not None:
+        if (earlier := self._owner.spoken.onset) is not None:
             earlier.settle()
         self._discard(max(onset.audio_ms - self._turns.prefix_padding_ms, self._dismissed_ms))
         self._set_state(_SPEECH)
@@ -611,14 +611,14 @@ class TurnListener:
         told, self._undecided = bool(self._undecided), ""
         uncertain = bool(chunks) and onset.measured and (told or self._ducks)
         if told and not uncertain:
-            self._owner.onset_not_found(self._turn_id, self._offset_ms + onset.audio_ms)
+            self._owner.spoken.not_found(self._turn_id, self._offset_ms + onset.audio_ms)
         if not (told and uncertain):
             self._turn_id = new_id("turn_")
         audio_ms = self._offset_ms + onset.audio_ms
         if uncertain:
-            self._owner.onset_began(self._turn_id, audio_ms, told=told)
+            self._owner.spoken.began(self._turn_id, audio_ms, told=told)
         else:
-            self._owner.speech_started(self._turn_id, audio_ms, is_input=bool(chunks))
+            self._owner.spoken.started(self._turn_id, audio_ms, is_input=bool(chunks))
         if chunks:
             self._admit(chunks)
             self._turn = self._stream.current
@@ -641,7 +641,7 @@ class TurnListener:
         self._set_state(ListeningState.SILENCE)
         untold, self._untold = self._untold, False
         if not untold:
-            self._owner.speech_stopped(self._turn_id, self._offset_ms + audio_ms)
+            self._owner.spoken.stopped(self._turn_id, self._offset_ms + audio_ms)
 
     def _assign(self, until_ms: float | None) -> int | None:
         """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
