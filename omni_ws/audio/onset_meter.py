@@ -23,6 +23,8 @@ LONG_MS: Final = 800
 CLEAR_WINDOWS: Final = 6
 CLEAR_SPAN: Final = 8
 CLEAR_MARGIN: Final = 0.15
+#: How long the bar stays raised behind a sound that lasts and is not clear, such as the echo of an answer.
+WARY_WINDOWS: Final = 2000 // WINDOW_MS
 #: What the judge of a sound hears before its onset.
 HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 #: The sound that is kept for the judge, in samples: a sound of LONG_MS, what is before it, and the quiet behind it.

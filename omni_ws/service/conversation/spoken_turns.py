@@ -153,7 +153,7 @@ class SpokenTurns:
                 owner.stop_receiving()
             owner.queue.withdraw(request)
         if owner.listener is not None:
-            owner.listener.dismissed(clear=onset.clear, rest_untold=onset.rest_untold)
+            owner.listener.dismissed(rest_untold=onset.rest_untold)
         self._tell(SpeechDismissedFrame(turn_id=onset.turn_id, audio_ms=onset.audio_ms))
 
     def _tell(

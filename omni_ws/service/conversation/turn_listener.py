@@ -32,9 +32,8 @@ more windows and a clearer voice (``BARGE_IN_BAR``), so that an echo of that ans
 *Uncertain onsets.* With ``duck`` the onset over an answer takes no more than any other (``UNCERTAIN_BAR``), and it is
 uncertain (onsets.py): its audio is admitted to a request that nobody is told of, and the listener reports what is
 measured of the sound until it is decided. If it is dismissed, nothing of it stays in the ring, and detection starts
-afresh with the next piece; behind a sound that was not clear, an onset takes BARGE_IN_BAR for ``WARY_MS``. New settings
-wait, as for any open request. Text, images and ends of input decide at once, as do new onsets. In a saved state an
-uncertain onset is audio that belongs to no request: it is judged again.
+afresh with the next piece. New settings wait, as for any open request. Text, images and ends of input decide at once,
+as does a new onset. In a saved state an uncertain onset is audio that belongs to no request: it is judged again.
 
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
 whatever the chunks or pieces were. Text and images that arrive within a turn join the same request.
@@ -159,8 +158,6 @@ DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
 SLICE_BYTES: Final = 2 * SLICE_SAMPLES + BURST_BYTES
 #: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
-#: How long the bar for an onset stays raised behind a sound over an answer that was not clear.
-WARY_MS: Final = 2000
 #: How far before its detection speech may have begun.
 LOOK_BACK_MS: Final = MAX_START_SPAN * vad.WINDOW_MS
 
@@ -233,9 +230,8 @@ class TurnListener:
         self._is_decoding = False
         self._closed = False
         #: Where the last turn ended, and the end of a dismissed onset: no audio before it is padding of the next turn.
-        #: Up to where the bar is raised; whether detection starts afresh; whether the end of the speech is told nobody.
+        #: Whether detection starts afresh behind it; whether the end of the speech is told nobody.
         self._dismissed_ms = self._stopped_ms = 0.0
-        self._wary_until_ms = 0.0
         self._afresh = False
         self._untold = False
         #: An uncertain onset of another listener that is not decided, and up to where its audio is judged again.
@@ -287,15 +283,10 @@ class TurnListener:
         if not self._busy:
             self._close_watch()
 
-    def dismissed(self, *, clear: bool = True, rest_untold: bool = False) -> None:
-        """Forget the uncertain onset: its sound is no turn. With ``rest_untold``, nor is what goes on of it.
-
-        ``clear``: see OnsetMeter.
-        """
+    def dismissed(self, *, rest_untold: bool = False) -> None:
+        """Forget the uncertain onset: its sound is no turn. With ``rest_untold``, nor is what goes on of it."""
         self._turn = None
         self._dismissed_ms = self._judged_ms if self._speaking else self._stopped_ms
-        if not clear:
-            self._wary_until_ms = self._judged_ms + WARY_MS
         if self._speaking:
             self._untold = rest_untold
             if not rest_untold:
@@ -482,7 +473,7 @@ class TurnListener:
             return ORDINARY_BAR
         turns = self._turns
         if turns.duck and turns.interrupt_response:
-            return UNCERTAIN_BAR if self._judged_ms >= self._wary_until_ms else MEASURED_BAR
+            return UNCERTAIN_BAR
         return MEASURED_BAR if turns.interrupt_resume else BARGE_IN_BAR
 
     def _judge_rest(self) -> None:
@@ -717,7 +708,7 @@ class TurnListener:
             self._report_stopped(self._judged_ms)
         self._offset_ms += round(self._judged_ms + self._rest_ms)
         self._judged_ms, self._rest_ms, self._cancelled_ms = 0, 0.0, 0.0
-        self._dismissed_ms = self._stopped_ms = self._wary_until_ms = 0.0
+        self._dismissed_ms = self._stopped_ms = 0.0
         self._afresh = False
         self._unfinished, self._sliced_ms = None, 0.0
         self._is_decoding = False
