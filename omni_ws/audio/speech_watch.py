@@ -501,10 +501,9 @@ class SpeechWatch:
         self._recent.hear(samples)
 
     def _with_probability(self, event: TurnEvent) -> TurnEvent:
-        meter = self._turns.meter
-        if not isinstance(event, SpeechLull) or self._recent is None or meter is None or event.voiced_ms > JUDGED_MS:
+        if not isinstance(event, SpeechLull) or self._recent is None or event.voiced_ms > JUDGED_MS:
             return event
-        return replace(event, probability=backchannel_probability(self._recent.of(event, meter.began)))
+        return replace(event, probability=backchannel_probability(self._recent.of(event)))
 
 
 class _Pauses:

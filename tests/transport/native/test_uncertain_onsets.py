@@ -166,8 +166,8 @@ async def test_more_than_800_ms_of_voice_interrupt(voiced_ms: int, confirmed: bo
     async with conversation(hearing()) as (_, client):
         await playing(client)
         await onset(client, loud(voiced_ms))
-        await client.barrier()
         await asyncio.sleep(0.5)  # less audio than is worth a thread waits for so long
+        await client.barrier()
         assert bool(client.seen("speech_confirmed")) == confirmed
 
 
@@ -178,8 +178,8 @@ async def test_the_quiet_that_ends_a_sound(quiet_ms: int, decided: bool) -> None
         await playing(client)
         await onset(client)
         await stream(client, quiet(quiet_ms))
-        await client.barrier()
         await asyncio.sleep(0.5)  # less audio than is worth a thread waits for so long
+        await client.barrier()
         assert bool(client.seen("speech_dismissed")) == decided
 
 
@@ -306,8 +306,8 @@ async def test_a_voice_that_goes_on_ends_the_wait(probability: list[float]) -> N
     async with conversation(hearing(recognised.wait)) as (_, client):
         await playing(client)
         await onset(client, SHORT + quiet(192) + loud(96))
-        await client.barrier()
         await asyncio.sleep(WAIT_SEC + 0.1)
+        await client.barrier()
         assert speech_frames(client) == ["speech_started"]
         await stream(client, loud(448))
         await client.until("speech_confirmed")
