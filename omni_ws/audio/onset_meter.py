@@ -35,7 +35,8 @@ _KEPT: Final = HEARD_BEFORE + (LONG_MS + 2000) * SAMPLE_RATE // 1000
 class SpeechLull:
     """A sound is quiet, for now. Detected at ``detected_ms``; it was voiced for ``voiced_ms``, and ``clear`` or not.
 
-    ``began_ms`` is where it began in the stream. ``probability`` is that of ``backchannel_probability``; None for a sound of more than JUDGED_MS.
+    ``began_ms`` is where it began in the stream. ``probability`` is that of ``backchannel_probability``; None for a
+    sound of more than JUDGED_MS.
     """
 
     voiced_ms: int
