@@ -27,6 +27,7 @@ from omni_ws.audio.onset_meter import (
     CLEAR_WINDOWS,
     JUDGED_MS,
     QUIET_WINDOWS,
+    WARY_WINDOWS,
     OnsetMeter,
     RecentSound,
     SpeechLasts,
@@ -215,6 +216,8 @@ class TurnDetector:
         self._whole_windows = max(1, int(whole_silence_ms // WINDOW_MS))
         #: How often words had been told when the current pause began.
         self._told_before = 0
+        #: The number of the window up to which the bar is MEASURED_BAR, where it is measured.
+        self._wary_until = 0
         #: Measures the current turn, if it began by a measured bar.
         self.meter: OnsetMeter | None = None
 
@@ -253,6 +256,8 @@ class TurnDetector:
     def _while_silent(self, probability: float) -> SpeechOnset | None:
         self._recent.append(probability)
         bar = self._bar
+        if bar.measured and self.windows <= self._wary_until:
+            bar = MEASURED_BAR
         level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
         if probability <= level:
             return None
@@ -280,6 +285,7 @@ class TurnDetector:
         measured = self.meter.feed(probability, silent=self.silent_windows, windows=self.windows)
         if isinstance(measured, SpeechLasts) and not measured.clear:
             self.end_turn()
+            self._wary_until = self.windows + WARY_WINDOWS
         return measured
 
     def _paused_or_ended(self, probability: float) -> SpeechPause | SpeechOffset | None:
@@ -605,10 +611,9 @@ class SpeechWatch:
         self._recent.hear(samples)
 
     def _with_probability(self, event: TurnEvent) -> TurnEvent:
-        meter = self._turns.meter
-        if not isinstance(event, SpeechLull) or self._recent is None or meter is None or event.voiced_ms > JUDGED_MS:
+        if not isinstance(event, SpeechLull) or self._recent is None or event.voiced_ms > JUDGED_MS:
             return event
-        return replace(event, probability=backchannel_probability(self._recent.of(event, meter.began)))
+        return replace(event, probability=backchannel_probability(self._recent.of(event)))
 
 
 class _Windows:

@@ -113,12 +113,22 @@ A_LITTLE = 0.001
 def test_known_words_beat_the_sound(probability: float | None) -> None:
     assert verdict("Yeah.", probability) is BACKCHANNEL
     assert verdict("Yeah, but why?", probability) is INTERRUPTION
-    assert verdict("Seven.", probability) is INTERRUPTION
+    assert verdict("No.", probability) is INTERRUPTION
     assert verdict("Okay, stop.", probability) is STOP
     assert verdict("Stop.", probability, voiced_ms=2000, question=True) is STOP
 
 
-def test_what_recognisers_make_of_a_hum_is_one_if_it_sounded_so() -> None:
+def test_other_words_are_made_of_a_hum_if_it_surely_was_one() -> None:
+    assert verdict("Lambda.", SURE_BACKCHANNEL) is BACKCHANNEL
+    assert verdict("Lambda.", SURE_BACKCHANNEL - A_LITTLE) is INTERRUPTION
+    assert verdict("Lambda.", None) is INTERRUPTION
+    assert verdict("Lambda.", 1.0, voiced_ms=LONGEST_BACKCHANNEL_MS) is BACKCHANNEL
+    assert verdict("Lambda.", 1.0, voiced_ms=LONGEST_BACKCHANNEL_MS + 1) is INTERRUPTION
+    assert verdict("Let me hear it", 1.0) is BACKCHANNEL
+    assert verdict("Let me hear it again", 1.0) is INTERRUPTION
+
+
+def test_what_recognisers_often_make_of_a_hum_is_one_if_it_rather_sounded_so() -> None:
     assert verdict("My hammer.", 0.5) is BACKCHANNEL
     assert verdict("Yeah, my hammer.", 0.5) is BACKCHANNEL
     assert verdict("My hammer.", 0.5 - A_LITTLE) is INTERRUPTION
