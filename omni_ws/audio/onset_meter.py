@@ -23,6 +23,8 @@ LONG_MS: Final = 800
 CLEAR_WINDOWS: Final = 6
 CLEAR_SPAN: Final = 8
 CLEAR_MARGIN: Final = 0.15
+#: How long the bar stays raised behind a sound that lasts and is not clear, such as the echo of an answer.
+WARY_WINDOWS: Final = 2000 // WINDOW_MS
 #: What the judge of a sound hears before its onset.
 HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 #: The sound that is kept for the judge, in samples: a sound of LONG_MS, what is before it, and the quiet behind it.
@@ -33,12 +35,14 @@ _KEPT: Final = HEARD_BEFORE + (LONG_MS + 2000) * SAMPLE_RATE // 1000
 class SpeechLull:
     """A sound is quiet, for now. Detected at ``detected_ms``; it was voiced for ``voiced_ms``, and ``clear`` or not.
 
-    ``probability`` is that of ``backchannel_probability``; None for a sound of more than JUDGED_MS.
+    ``began_ms`` is where it began in the stream. ``probability`` is that of ``backchannel_probability``; None for a
+    sound of more than JUDGED_MS.
     """
 
     voiced_ms: int
     clear: bool
     detected_ms: int
+    began_ms: int = 0
     probability: float | None = None
 
 
@@ -54,14 +58,13 @@ class OnsetMeter:
     """The measures of one sound, window by window from its onset on. ``level`` is that of a clear voice.
 
     ``recent`` are the probabilities of the windows up to the onset, the last ``voiced`` of which are part of the sound.
-    It is quiet after ``quiet_windows``.
+    It begins behind ``began`` windows of the stream, and is quiet after ``quiet_windows``.
     """
 
     def __init__(self, recent: Iterable[float], *, voiced: int, began: int, level: float, quiet_windows: int) -> None:
         self.voiced = voiced
-        #: The number of the window with which the sound begins.
-        self.began = began
         self.clear = False
+        self._began = began
         self._level = level
         self._quiet_windows = quiet_windows
         self._quiet = False
@@ -88,7 +91,7 @@ class OnsetMeter:
                 return SpeechLasts(self.clear, windows * WINDOW_MS)
         elif silent >= self._quiet_windows and not self._quiet:
             self._quiet = True
-            return SpeechLull(self.voiced_ms, self.clear, windows * WINDOW_MS)
+            return SpeechLull(self.voiced_ms, self.clear, windows * WINDOW_MS, self._began * WINDOW_MS)
         return None
 
     def _note(self, probability: float) -> None:
@@ -112,9 +115,9 @@ class RecentSound:
         while self._end - self._first - len(self._blocks[0]) >= _KEPT:
             self._first += len(self._blocks.popleft())
 
-    def of(self, lull: SpeechLull, began: int) -> Samples:
-        """Return the voiced stretch of a sound that began with the window ``began``, and what is before it."""
-        start = max(self._first, began * WINDOW_SAMPLES - HEARD_BEFORE)
+    def of(self, lull: SpeechLull) -> Samples:
+        """Return the voiced stretch of a sound, and what is before it."""
+        start = max(self._first, lull.began_ms // WINDOW_MS * WINDOW_SAMPLES - HEARD_BEFORE)
         end = lull.detected_ms // WINDOW_MS * WINDOW_SAMPLES - QUIET_WINDOWS * WINDOW_SAMPLES
         held: Samples = np.concatenate([np.empty(0, np.float32), *self._blocks])
         return held[start - self._first : max(start, end) - self._first]

@@ -24,6 +24,7 @@ from omni_ws.audio.onset_meter import (
     CLEAR_WINDOWS,
     JUDGED_MS,
     QUIET_WINDOWS,
+    WARY_WINDOWS,
     OnsetMeter,
     RecentSound,
     SpeechLasts,
@@ -163,6 +164,8 @@ class TurnDetector:
         self._sure = sure if self.silence_windows > FINISHED_WINDOWS else None
         #: The silent windows after which the turn ends, by the answer about this pause; None without an answer.
         self._answered: int | None = None
+        #: The number of the window up to which the bar is MEASURED_BAR, where it is measured.
+        self._wary_until = 0
         #: Measures the current turn, if it began by a measured bar.
         self.meter: OnsetMeter | None = None
 
@@ -204,6 +207,8 @@ class TurnDetector:
     def _while_silent(self, probability: float) -> SpeechOnset | None:
         self._recent.append(probability)
         bar = self._bar
+        if bar.measured and self.windows <= self._wary_until:
+            bar = MEASURED_BAR
         level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
         if probability <= level:
             return None
@@ -231,6 +236,7 @@ class TurnDetector:
         measured = self.meter.feed(probability, silent=self.silent_windows, windows=self.windows)
         if isinstance(measured, SpeechLasts) and not measured.clear:
             self.end_turn()
+            self._wary_until = self.windows + WARY_WINDOWS
         return measured
 
     def _paused_or_ended(self, probability: float) -> SpeechPause | SpeechOffset | None:
@@ -474,10 +480,8 @@ class SpeechWatch:
         pausing, meter = turns.silent_windows > 0, turns.meter
         if self._recent is not None:
             events = tuple(self._with_probability(event) for event in events)
-        if meter is None:
-            return Watched(events, start_ms, turns.audio_ms, samples, pausing, question)
-        measures = {"voiced_ms": meter.voiced_ms, "clear": meter.clear}
-        return Watched(events, start_ms, turns.audio_ms, samples, pausing, question, **measures)
+        watched = Watched(events, start_ms, turns.audio_ms, samples, pausing, question)
+        return watched if meter is None else replace(watched, voiced_ms=meter.voiced_ms, clear=meter.clear)
 
     def start_afresh(self) -> None:
         """End the current turn: what follows may begin a new one."""
@@ -497,10 +501,9 @@ class SpeechWatch:
         self._recent.hear(samples)
 
     def _with_probability(self, event: TurnEvent) -> TurnEvent:
-        meter = self._turns.meter
-        if not isinstance(event, SpeechLull) or self._recent is None or meter is None or event.voiced_ms > JUDGED_MS:
+        if not isinstance(event, SpeechLull) or self._recent is None or event.voiced_ms > JUDGED_MS:
             return event
-        return replace(event, probability=backchannel_probability(self._recent.of(event, meter.began)))
+        return replace(event, probability=backchannel_probability(self._recent.of(event)))
 
 
 class _Pauses:

@@ -39,7 +39,6 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.audio.onset_meter import SpeechLull
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
@@ -61,9 +60,7 @@ from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionCon
 from omni_ws.service.conversation.answer_writer import read_aloud
 from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, input_settings
 from omni_ws.service.conversation.input_flow import InputFlow
-from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
-from omni_ws.service.conversation.onsets import Onset
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
 from omni_ws.service.conversation.request import (
     FieldNames,
@@ -73,6 +70,7 @@ from omni_ws.service.conversation.request import (
     as_they_are,
 )
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
+from omni_ws.service.conversation.spoken_turns import SpokenTurns
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.failure import identified, new_id, unexpected
@@ -81,15 +79,8 @@ from omni_ws.service.observing.observer import (
     InputReceived,
     ObservedSession,
     OutputStalled,
-    SpeechHeard,
 )
-from omni_ws.wire.server_frames import (
-    InputAckFrame,
-    SpeechConfirmedFrame,
-    SpeechDismissedFrame,
-    SpeechStartedFrame,
-    SpeechStoppedFrame,
-)
+from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
 logger = logging.getLogger(__name__)
@@ -98,19 +89,6 @@ logger = logging.getLogger(__name__)
 MAX_CONFIGURATIONS: Final = 64
 #: The options of all conversations that were given none; one object, as there may be thousands.
 _NO_OPTIONS: Final = AnswerOptions()
-
-
-@dataclasses.dataclass(slots=True)
-class _Speech:
-    """A speech turn, and the request that it is about to open, has opened or has joined; that may have ended since."""
-
-    turn_id: str
-    request_id: str | None = None
-    request: Request | None = None
-
-    def joins(self, request: Request) -> None:
-        self.request, self.request_id = request, request.request_id
-        request.joined_by(self.turn_id)
 
 
 class SavedConversation(msgspec.Struct, kw_only=True):
@@ -174,7 +152,9 @@ class Conversation:
         self.stream = self._new_stream(now())
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
-        self._listener: TurnListener | None = None
+        self.listener: TurnListener | None = None
+        #: What the listener hears.
+        self.spoken = SpokenTurns(self, now)
         self._flow = InputFlow(self.stream, self.observed, self)
         #: The options of requests that open from now on, see ``answer_with``.
         self.options = _NO_OPTIONS
@@ -195,10 +175,6 @@ class Conversation:
         self._configurations: dict[str, SessionConfig] = {}
         #: The request whose input is open.
         self.receiving: Request | None = None
-        #: The speech in progress.
-        self._speech: _Speech | None = None
-        #: The uncertain onset of speech over an answer, until it is decided.
-        self.onset: Onset | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -264,11 +240,11 @@ class Conversation:
         if self.stream.current is None:
             self._update_order()
         listening = self.configuration.listening
-        if listening.turns is not None and self._listener is None and self._speech_workers is not None:
-            self._listener = TurnListener(self.stream, self._speech_workers, self, self._flow.lane)
-            self._flow.listen(self._listener)
-        if self._listener is not None:
-            self._listener.configure(listening)
+        if listening.turns is not None and self.listener is None and self._speech_workers is not None:
+            self.listener = TurnListener(self.stream, self._speech_workers, self, self._flow.lane)
+            self._flow.listen(self.listener)
+        if self.listener is not None:
+            self.listener.configure(listening)
 
     def follow(self, rules: ConfigurationRules) -> None:
         """Apply other rules, as the engine has become another one: as soon as no request runs, and there is memory."""
@@ -298,7 +274,7 @@ class Conversation:
         if config.greeting.strip() and not self.queue.opened:
             request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
             self.queue.announce_greeting(request)
-            self._admit_request(request, interrupts=False)
+            self.admit_request(request, interrupts=False)
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
@@ -361,8 +337,8 @@ class Conversation:
         Without a name, or with that of the request whose input is open, a cancel is a position in the input: all input
         before that position is dropped.
         """
-        if request_id is None and self.onset is not None:
-            self.onset.dismiss(rest_untold=True)
+        if request_id is None:
+            self.spoken.dismiss(rest_untold=True)
         receiving = self.receiving
         named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)
         if named is None and request_id is not None:
@@ -374,7 +350,7 @@ class Conversation:
             self.stream.cancel(now=self._now())
             self._results.cancelled()
             if receiving is not None:
-                self._stop_receiving()
+                self.stop_receiving()
         else:
             self.stream.touch(now=self._now())
         if request_id is None or (named is not None and named.answering):
@@ -388,8 +364,8 @@ class Conversation:
                 self.queue.cancel(receiving)
             # What waits before it does not hold its final up.
             self.queue.end(receiving, FinishReason.CANCELLED)
-        if cuts_input and self._listener is not None:
-            self._listener.cancel()
+        if cuts_input and self.listener is not None:
+            self.listener.cancel()
         self._flow.renew_credit()
 
     def report_playback(
@@ -423,12 +399,17 @@ class Conversation:
         """Refuse new requests; those that are open get their answers."""
         self._draining = True
 
+    @property
+    def detached(self) -> bool:
+        """Whether no client is connected."""
+        return self._attached is NOBODY
+
     # saved
 
     def saved(self) -> SavedConversation:
         """Return the whole conversation as a value. If requests are open, ``limits.keeps_input`` must hold."""
         # An uncertain onset is saved as audio that belongs to no request.
-        aside = None if self.onset is None else self.onset.request
+        aside = self.spoken.aside
         receiving = None if self.receiving is aside else self.receiving
         current = None if aside is not None and self.stream.current is aside.session else self.stream.current
         discarding = None if current is None or (receiving and receiving.session is current) else current.saved()
@@ -441,7 +422,7 @@ class Conversation:
             input=self.stream.saved(),
             receiving=None if receiving is None else receiving.request_id,
             discarding=discarding,
-            listening=None if self._listener is None else self._listener.saved(),
+            listening=None if self.listener is None else self.listener.saved(),
             ledger=self.ledger.to_bytes(),
             withdrawn=None if aside is None else aside.request_id,
             queue=self.queue.saved(),
@@ -477,12 +458,10 @@ class Conversation:
         self._update_answering()
 
     def _listen_on(self, saved: SavedListening) -> None:
-        if self._listener is not None:
+        if self.listener is not None:
             if saved.turn_id is not None and not saved.uncertain:
-                self._speech = _Speech(saved.turn_id)
-                if self.receiving is not None:
-                    self._speech.joins(self.receiving)
-            self._listener.restore(saved)
+                self.spoken.restore(saved.turn_id)
+            self.listener.restore(saved)
         for chunk in saved.unassigned:
             self.stream.hold_again(None, 0 if chunk is None else len(chunk.payload))
             self._handle([Diverted(chunk)])
@@ -615,11 +594,10 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only if ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        if self.onset is not None:
-            self.onset.dismiss()
+        self.spoken.dismiss()
         self.queue.end_all(self._reason_at_end)
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
         self.stream.close()
         self.ledger.close()
         self._configurations.clear()
@@ -647,7 +625,7 @@ class Conversation:
         if request is self.receiving:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
-            self._stop_receiving()
+            self.stop_receiving()
         self._update_answering()
         self._flow.offer()
         if self._rules_to_follow is not None:
@@ -657,7 +635,7 @@ class Conversation:
         """Tell the attachment that input may continue: it was full, or there is credit for a whole chunk again."""
         self._attached.input_may_continue()
 
-    # what the turn listener asks and tells, always from the event loop
+    # what the turn listener asks and tells, always from the event loop; see also SpokenTurns
 
     @property
     def is_playing(self) -> bool:
@@ -672,88 +650,11 @@ class Conversation:
         """Handle the events of input that the turn listener has admitted, in order."""
         self._handle(events)
 
-    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
-        """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
-        opens = is_input and self.receiving is None and self.stream.current is None
-        speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
-        if is_input and self.receiving is not None:
-            speech.joins(self.receiving)
-        self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
-
     @property
     def may_be_interrupted(self) -> bool:
         """Whether speech that begins now opens a request that interrupts."""
         no_input = self.receiving is None and self.stream.current is None
         return no_input and self.configuration.effective.overlap == "interrupt"
-
-    def onset_began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
-        """Report an uncertain onset, unless the client was ``told`` of it; the next event opens its request."""
-        self._speech = _Speech(turn_id, new_id("req_"))
-        self.onset = Onset(
-            turn_id,
-            audio_ms,
-            after_question=self._has_asked(),
-            waits=lambda: self._attached is NOBODY,
-            decide=self._decide_onset,
-        )
-        if not told:
-            self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, certain=False))
-
-    def _has_asked(self) -> bool:
-        """Return whether the last sentence that was heard of the answer that plays is a question."""
-        answer, now = self.ledger.at_play(self._now()), self._now()
-        return answer is not None and asks(answer.said.joined(), len(self.ledger.answer_if_cut(answer, now).text))
-
-    def speech_lulls(self, lull: SpeechLull) -> None:
-        """Take what is measured of speech over an answer, as it is quiet for now."""
-        if self.onset is not None:
-            self.onset.lulls(lull)
-        elif self._speech is not None and self._speech.request is not None:
-            self._speech.request.lull = lull
-
-    def onset_not_found(self, turn_id: str, audio_ms: int) -> None:
-        """Dismiss an uncertain onset that the client was told of before a restore, as none is found again."""
-        self._tell_speech(SpeechDismissedFrame(turn_id=turn_id, audio_ms=audio_ms))
-
-    def _decide_onset(self, onset: Onset) -> None:
-        """Confirm or dismiss the uncertain onset, by its verdict."""
-        request, self.onset = onset.request, None
-        if onset.verdict is Verdict.BACKCHANNEL or request is None:
-            self._speech = None
-            if request is not None:
-                self.stream.withdraw(request.session)
-                if request is self.receiving:
-                    self._stop_receiving()
-                self.queue.withdraw(request)
-            if self._listener is not None:
-                self._listener.dismissed(clear=onset.clear, rest_untold=onset.rest_untold)
-            self._tell_speech(SpeechDismissedFrame(turn_id=onset.turn_id, audio_ms=onset.audio_ms))
-            return
-        self._tell_speech(
-            SpeechConfirmedFrame(turn_id=onset.turn_id, request_id=request.request_id, audio_ms=onset.audio_ms)
-        )
-        request.lull = onset.lull
-        self.queue.take_in(request)
-        self._admit_request(request, interrupts=True, has_words=onset.has_words)
-        self.queue.wake()
-        if onset.stopped_ms is not None:
-            self.speech_stopped(onset.turn_id, onset.stopped_ms)
-
-    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
-        """Report that the speech that began last has ended."""
-        if self.onset is not None:
-            self.onset.ends(audio_ms)
-            return
-        speech, self._speech = self._speech, None
-        request = None if speech is None else speech.request
-        request_id = request.request_id if request is not None and request.answerable else None
-        self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
-
-    def _tell_speech(
-        self, frame: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame
-    ) -> None:
-        self.observed.notify(SpeechHeard(frame))
-        self.outbox.put_nowait(frame)
 
     def report_turn(self, error: OmniError) -> None:
         """Send an error about the audio itself to the client."""
@@ -797,7 +698,7 @@ class Conversation:
         held += sum(map(message_bytes, context or ()))
         if input_kept:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
-        self._admit_request(request, interrupts=False, held=held)
+        self.admit_request(request, interrupts=False, held=held)
         if request.state is RequestState.FINISHED:  # refused
             return request.request_id
         for event in events:
@@ -817,13 +718,12 @@ class Conversation:
             match event:
                 case InputAppended(chunk=chunk) if request is not None:
                     request.extend(chunk)
-                case Diverted(chunk=chunk) if self._listener is not None:
-                    self._listener.put(chunk)
+                case Diverted(chunk=chunk) if self.listener is not None:
+                    self.listener.put(chunk)
                 case TextRefused(error=refusal):
                     self._refuse_text(refusal)
                 case InputRefused(error=excess) if request is not None:
-                    if self.onset is not None:
-                        self.onset.is_input()
+                    self.spoken.is_input()
                     self.queue.refuse(request, excess)
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
@@ -853,17 +753,14 @@ class Conversation:
         if request.config.history and not self.stream.single_request:
             request.keep_speech(supported=self.engine.capabilities.speech_in_history)
         self.receiving = request
-        if by_speech and self.onset is not None:
-            self.onset.request = request
-            request.is_aside(self.onset)
-            self.queue.listen_aside(request)
+        if by_speech and self.spoken.sets_aside(request):
             return
         interrupts = request.interrupts(by_speech=by_speech) and not session.only_results
-        self._admit_request(request, interrupts=interrupts)
+        self.admit_request(request, interrupts=interrupts)
 
     def _new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         """Return a request that opens now, to be admitted."""
-        speech = self._speech if by_speech else None
+        speech = self.spoken.current if by_speech else None
         request_id = (speech and speech.request_id) or new_id("req_")
         request = self._make_request(request_id, session, config, by_speech=by_speech, options=self.options)
         if speech is not None:
@@ -903,7 +800,7 @@ class Conversation:
         """Return the configuration of a request, which may have ended; for one long ago, the one in effect now."""
         return self._configurations.get(request_id, self.configuration.effective)
 
-    def _admit_request(self, request: Request, *, interrupts: bool, held: int = 0, has_words: bool = False) -> None:
+    def admit_request(self, request: Request, *, interrupts: bool, held: int = 0, has_words: bool = False) -> None:
         """Queue a request, or end it at once with the error that refuses it.
 
         ``held`` is the size in bytes of input that came whole: input of the stream is charged as it comes.
@@ -939,7 +836,7 @@ class Conversation:
         self._flow.notify_observers()
         request.timeline.mark_input_ended()
         if request is self.receiving:
-            self._stop_receiving()
+            self.stop_receiving()
         if error is not None:
             request.fail(error)
         request.end_input()
@@ -950,10 +847,10 @@ class Conversation:
     def _input_settings(self) -> InputSettings:
         self._update_order()
         settings = dataclasses.replace(self.configuration.input_settings(), results_wait=not self.stream.single_request)
-        audio = None if self._listener is None else self._listener.audio
+        audio = None if self.listener is None else self.listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
-    def _stop_receiving(self) -> None:
+    def stop_receiving(self) -> None:
         self.receiving = None
         self._update_order()
 

@@ -17,6 +17,8 @@ from typing import Final, TypeAlias
 LANGUAGES: Final = frozenset({"de", "en", "es", "fr", "it", "pt"})
 #: A text of more words is no mere acknowledgement, and no mere "stop".
 MOST_WORDS: Final = 6
+#: More words are not made of a hum.
+_MOST_WORDS_OF_A_HUM: Final = 4
 #: If fewer words of a sentence were heard, the listener answers the sentence before it: to react takes a moment.
 _LEAST_HEARD_WORDS: Final = 3
 
@@ -56,25 +58,33 @@ def judged(
     is that of ``backchannel_probability``. ``after_question``: the speaker has just asked something, and "yeah" answers
     it. Known words are always enough for a verdict.
     """
+    sure = probability is not None and probability >= SURE_BACKCHANNEL and voiced_ms <= LONGEST_BACKCHANNEL_MS
     if text is not None and _words(text):
-        return _judged_by_words(text, probability or 0.0, language or "en", after_question=after_question)
+        rather = probability is not None and probability >= _RATHER_BACKCHANNEL
+        return _judged_by_words(text, language or "en", sure=sure, rather=rather, after_question=after_question)
     if text is not None:
         return Verdict.BACKCHANNEL
     if voiced_ms > LONGEST_BACKCHANNEL_MS or (probability is not None and probability <= SURE_WORDS):
         return Verdict.INTERRUPTION
-    if probability is None or probability < SURE_BACKCHANNEL or after_question:
-        return Verdict.UNSURE
-    return Verdict.BACKCHANNEL
+    return Verdict.BACKCHANNEL if sure and not after_question else Verdict.UNSURE
 
 
-def _judged_by_words(text: str, probability: float, language: str, *, after_question: bool) -> Verdict:
+def _judged_by_words(text: str, language: str, *, sure: bool, rather: bool, after_question: bool) -> Verdict:
+    """Return the verdict on known words; ``sure`` and ``rather``: how much they sounded like a backchannel.
+
+    Of a hum a recogniser makes any words, "The moment." or "Lambda": the sound says that it was one, unless the words
+    are those that interrupt. Some words are so often written for hums that less of the sound will do.
+    """
     if is_stop_word(text, language):
         return Verdict.STOP
-    rather = probability >= _RATHER_BACKCHANNEL
-    misheard = rather and _divides(_words(text), (_list_of(language).misheard, _list_of(language).acknowledgements))
-    if not after_question and (misheard or is_acknowledgement(text, language)):
+    if after_question:
+        return Verdict.INTERRUPTION
+    if is_acknowledgement(text, language):
         return Verdict.BACKCHANNEL
-    return Verdict.INTERRUPTION
+    words, known = _words(text), _list_of(language)
+    hum = sure and len(words) <= _MOST_WORDS_OF_A_HUM and not begins_with_stop_word(text, language)
+    misheard = rather and _divides(words, (known.misheard, known.acknowledgements))
+    return Verdict.BACKCHANNEL if hum or misheard else Verdict.INTERRUPTION
 
 
 def is_acknowledgement(text: str, language: str = "en") -> bool:

@@ -147,7 +147,7 @@ class Onset:
         """Note that the turn has ended at ``audio_ms``."""
         self.stopped_ms = audio_ms
         if self.lull is None:
-            self.lulls(SpeechLull(self._voiced_ms, self.clear, 0))
+            self.lulls(SpeechLull(self._voiced_ms, self.clear, audio_ms))
 
     def is_input(self) -> None:
         """Note that the client has sent more input to its turn, or has ended the input."""

@@ -32,9 +32,8 @@ more windows and a clearer voice (``BARGE_IN_BAR``), so that an echo of that ans
 *Uncertain onsets.* With ``duck`` the onset over an answer takes no more than any other (``UNCERTAIN_BAR``), and it is
 uncertain (onsets.py): its audio is admitted to a request that nobody is told of, and the listener reports what is
 measured of the sound until it is decided. If it is dismissed, nothing of it stays in the ring, and detection starts
-afresh with the next piece; behind a sound that was not clear, an onset takes BARGE_IN_BAR for ``WARY_MS``. New settings
-wait, as for any open request. Text, images and ends of input decide at once, as do new onsets. In a saved state an
-uncertain onset is audio that belongs to no request: it is judged again.
+afresh with the next piece. New settings wait, as for any open request. Text, images and ends of input decide at once,
+as does a new onset. In a saved state an uncertain onset is audio that belongs to no request: it is judged again.
 
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
 whatever the chunks or pieces were. Text and images that arrive within a turn join the same request.
@@ -159,8 +158,6 @@ DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
 SLICE_BYTES: Final = 2 * SLICE_SAMPLES + BURST_BYTES
 #: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
-#: How long the bar for an onset stays raised behind a sound over an answer that was not clear.
-WARY_MS: Final = 2000
 #: How far before its detection speech may have begun.
 LOOK_BACK_MS: Final = MAX_START_SPAN * vad.WINDOW_MS
 
@@ -233,9 +230,8 @@ class TurnListener:
         self._is_decoding = False
         self._closed = False
         #: Where the last turn ended, and the end of a dismissed onset: no audio before it is padding of the next turn.
-        #: Up to where the bar is raised; whether detection starts afresh; whether the end of the speech is told nobody.
+        #: Whether detection starts afresh behind it; whether the end of the speech is told nobody.
         self._dismissed_ms = self._stopped_ms = 0.0
-        self._wary_until_ms = 0.0
         self._afresh = False
         self._untold = False
         #: An uncertain onset of another listener that is not decided, and up to where its audio is judged again.
@@ -287,15 +283,10 @@ class TurnListener:
         if not self._busy:
             self._close_watch()
 
-    def dismissed(self, *, clear: bool = True, rest_untold: bool = False) -> None:
-        """Forget the uncertain onset: its sound is no turn. With ``rest_untold``, nor is what goes on of it.
-
-        ``clear``: see OnsetMeter.
-        """
+    def dismissed(self, *, rest_untold: bool = False) -> None:
+        """Forget the uncertain onset: its sound is no turn. With ``rest_untold``, nor is what goes on of it."""
         self._turn = None
         self._dismissed_ms = self._judged_ms if self._speaking else self._stopped_ms
-        if not clear:
-            self._wary_until_ms = self._judged_ms + WARY_MS
         if self._speaking:
             self._untold = rest_untold
             if not rest_untold:
@@ -306,7 +297,7 @@ class TurnListener:
         """Return the state. It has the audio that belongs to no request yet, for another listener to judge again."""
         ring = [] if self._ring is None else self._ring.chunks
         audio_ms = self._offset_ms + round(self._judged_ms)
-        if (onset := self._owner.onset) is not None:
+        if (onset := self._owner.spoken.onset) is not None:
             ring = [*onset.audio, *ring]
             audio_ms -= onset.audio_length_ms
         piece = self._piece or self._unfinished
@@ -334,7 +325,7 @@ class TurnListener:
             )
             self._undecided_until_ms = 0 if self.audio is None else self.audio.duration_ms(size)
         elif saved.turn_id is not None:
-            self._owner.speech_stopped(saved.turn_id, saved.audio_ms)
+            self._owner.spoken.stopped(saved.turn_id, saved.audio_ms)
             self._may_go_on = True
 
     def go_on(self) -> None:
@@ -393,7 +384,7 @@ class TurnListener:
 
     def _decide_before_input(self) -> None:
         """Decide the uncertain onset, as other input follows it: within its turn that makes it an interruption."""
-        if (onset := self._owner.onset) is not None:
+        if (onset := self._owner.spoken.onset) is not None:
             if self._in_turn:
                 onset.is_input()
             else:
@@ -402,7 +393,7 @@ class TurnListener:
     def _drop_undecided(self) -> None:
         """Dismiss the uncertain onset of another listener, in whose audio this one finds none."""
         if self._undecided:
-            self._owner.onset_not_found(self._undecided, self._offset_ms)
+            self._owner.spoken.not_found(self._undecided, self._offset_ms)
             self._undecided = ""
 
     @property
@@ -417,7 +408,7 @@ class TurnListener:
             return True  # no more audio may arrive before this is processed
         if waiting_ms < URGENT_PIECE_MS:
             return False
-        return self._state is _PAUSE or self._owner.onset is not None or self._owner.is_playing
+        return self._state is _PAUSE or self._owner.spoken.onset is not None or self._owner.is_playing
 
     def _apply_settings(self) -> None:
         if self._next is None or self._stream.current is not None:
@@ -482,7 +473,7 @@ class TurnListener:
             return ORDINARY_BAR
         turns = self._turns
         if turns.duck and turns.interrupt_response:
-            return UNCERTAIN_BAR if self._judged_ms >= self._wary_until_ms else MEASURED_BAR
+            return UNCERTAIN_BAR
         return MEASURED_BAR if turns.interrupt_resume else BARGE_IN_BAR
 
     def _judge_rest(self) -> None:
@@ -541,7 +532,7 @@ class TurnListener:
         for event in watched.events:
             self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
-        if (onset := self._owner.onset) is not None and self._speaking:
+        if (onset := self._owner.spoken.onset) is not None and self._speaking:
             onset.sounds(watched.voiced_ms, clear=watched.clear)
         if self._undecided and watched.judged_ms + vad.WINDOW_MS >= self._undecided_until_ms:
             self._drop_undecided()
@@ -565,10 +556,10 @@ class TurnListener:
                 self._start_turn(event)
             case SpeechLull() if self._speaking and not self._untold:
                 self._judged_ms = event.detected_ms
-                self._owner.speech_lulls(event)
-            case SpeechLasts() if self._speaking and self._owner.onset is not None:
+                self._owner.spoken.lulls(event)
+            case SpeechLasts() if self._speaking and self._owner.spoken.onset is not None:
                 self._judged_ms = event.detected_ms
-                self._owner.onset.lasts(clear=event.clear)
+                self._owner.spoken.onset.lasts(clear=event.clear)
             case SpeechOffset() if self._speaking:
                 self._stop_turn(event)
 
@@ -600,7 +591,7 @@ class TurnListener:
 
     def _start_turn(self, onset: SpeechOnset) -> None:
         assert self._ring is not None
-        if (earlier := self._owner.onset) is not None:
+        if (earlier := self._owner.spoken.onset) is not None:
             earlier.settle()
         self._discard(max(onset.audio_ms - self._turns.prefix_padding_ms, self._dismissed_ms))
         self._set_state(_SPEECH)
@@ -611,14 +602,14 @@ class TurnListener:
         told, self._undecided = bool(self._undecided), ""
         uncertain = bool(chunks) and onset.measured and (told or self._ducks)
         if told and not uncertain:
-            self._owner.onset_not_found(self._turn_id, self._offset_ms + onset.audio_ms)
+            self._owner.spoken.not_found(self._turn_id, self._offset_ms + onset.audio_ms)
         if not (told and uncertain):
             self._turn_id = new_id("turn_")
         audio_ms = self._offset_ms + onset.audio_ms
         if uncertain:
-            self._owner.onset_began(self._turn_id, audio_ms, told=told)
+            self._owner.spoken.began(self._turn_id, audio_ms, told=told)
         else:
-            self._owner.speech_started(self._turn_id, audio_ms, is_input=bool(chunks))
+            self._owner.spoken.started(self._turn_id, audio_ms, is_input=bool(chunks))
         if chunks:
             self._admit(chunks)
             self._turn = self._stream.current
@@ -641,7 +632,7 @@ class TurnListener:
         self._set_state(ListeningState.SILENCE)
         untold, self._untold = self._untold, False
         if not untold:
-            self._owner.speech_stopped(self._turn_id, self._offset_ms + audio_ms)
+            self._owner.spoken.stopped(self._turn_id, self._offset_ms + audio_ms)
 
     def _assign(self, until_ms: float | None) -> int | None:
         """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
@@ -717,7 +708,7 @@ class TurnListener:
             self._report_stopped(self._judged_ms)
         self._offset_ms += round(self._judged_ms + self._rest_ms)
         self._judged_ms, self._rest_ms, self._cancelled_ms = 0, 0.0, 0.0
-        self._dismissed_ms = self._stopped_ms = self._wary_until_ms = 0.0
+        self._dismissed_ms = self._stopped_ms = 0.0
         self._afresh = False
         self._unfinished, self._sliced_ms = None, 0.0
         self._is_decoding = False

@@ -67,7 +67,7 @@ def test_speech_leaves_half_of_what_the_server_may_hold(past: int) -> None:
 
 @pytest.mark.parametrize("past", [False, True])
 def test_bytes_of_the_speech_of_a_request_are_bounded(past: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.service.conversation.request.MAX_SPEECH_BYTES", len(TOKEN) + 256 + 64 - past)
+    monkeypatch.setattr("omni_ws.service.conversation.kept_speech.MAX_SPEECH_BYTES", len(TOKEN) + 256 + 64 - past)
     assert bool(spoken(ByteBudget(1 << 20), TOKEN).lost) is past
 
 

@@ -164,10 +164,17 @@ class User:
                 case InputEnded():
                     self.requests[-1].ended = True
 
-    def speech_started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
+    #: No onset is uncertain here.
+    onset = None
+
+    @property
+    def spoken(self) -> User:
+        return self
+
+    def started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
         self.speech.append(("started", audio_ms))
 
-    def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
+    def stopped(self, turn_id: str, audio_ms: int) -> None:
         self.speech.append(("stopped", audio_ms))
 
     def report_turn(self, error: OmniError) -> None:

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from support.capable_engine import HearingEngine
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.reined_engine import ReinedEngine, Reins
 
+from omni_ws.audio import speech_watch
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import (
@@ -37,6 +40,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.base import AudioOutput, Engine, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
 from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning, SavedMessage, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
@@ -45,6 +49,8 @@ from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.wire.server_frames import (
     HistoryTruncatedFrame,
     SessionUpdatedFrame,
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
     SpeechStartedFrame,
     SpeechStoppedFrame,
 )
@@ -91,8 +97,8 @@ class Client(Attachment):
 
 
 class Server:
-    def __init__(self, reins: Reins, speech_workers: InlineWorkers | None = None) -> None:
-        self.engine = ReinedEngine(reins)
+    def __init__(self, reins: Reins, speech_workers: InlineWorkers | None = None, engine: Engine | None = None) -> None:
+        self.engine = engine or ReinedEngine(reins)
         config = ServerConfig(engine=EngineName.FAKE)
         self.factory = SessionFactory(self.engine, config, speech_workers=speech_workers)
         self.sessions = Sessions(self.factory, origin="websocket", grace=30, survive=True)
@@ -519,6 +525,65 @@ async def test_who_speaks_while_the_session_moves_is_answered_once(moves_at: int
     assert 1 <= len(kinds) // 2 <= 2
     times = [one.audio_ms for one in received if isinstance(one, SpeechStartedFrame | SpeechStoppedFrame)]
     assert times == sorted(times)
+
+
+async def over_an_answer(sound: bytes, *, moves_at: int) -> list[ServerMessage]:
+    """What a client gets that makes this sound over an answer; after so many chunks of 20 ms its session moves."""
+
+    def server_of_this() -> Server:
+        ramp = np.linspace(0, 0.5, 1600, dtype=np.float32)
+        answer = [TextOutput("so it goes on"), *(AudioOutput(ramp, 16_000) for _ in range(60))]
+        heard = [TranscriptOutput("What time is it?"), TextOutput("Noon.")]
+        return Server(Reins(), InlineWorkers(), HearingEngine(answer, heard=heard))
+
+    server = server_of_this()
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    session.conversation.configure({"turn_detection": {"type": "server_vad", "duck": True}})
+    now = asyncio.get_running_loop().time
+    session.conversation.receive_chunk(InputChunk(Modality.TEXT, b"talk", 0, end_of_input=True), now=now())
+    await asyncio.sleep(0.5)
+    audio = quiet(400) + sound + quiet(1200)
+    for number, start in enumerate(range(0, len(audio), 20 * MS)):
+        if number == moves_at:
+            token = session.new_token()
+            assert token is not None
+            data = server.sessions.save(session)
+            session.detach(client)
+            before, server = server, server_of_this()
+            await server.engine.start()
+            await before.stop()
+            server.sessions.restore(data, None)
+            session = server.sessions.claim(session.session_id, token, None)
+            client.come(session)
+            client.lose(client.last_output)
+            session.resume(client, client.last_output)
+            client.output_ready()
+        session.conversation.receive_chunk(
+            InputChunk(Modality.AUDIO, audio[start : start + 20 * MS], number + 1), now=now()
+        )
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(8)
+    await server.stop()
+    return client.received
+
+
+@pytest.mark.parametrize("moves_at", [10, 24, 26, 28, 30, 35, 40, 41, 42, 43, 44, 45, 46, 50])
+@pytest.mark.parametrize("words", [False, True])
+async def test_an_uncertain_onset_is_decided_once_wherever_the_session_moves(
+    words: bool, moves_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.95)
+    received = await over_an_answer(loud(1100 if words else 440), moves_at=moves_at)
+    told = [one for one in received if type(one).__name__.startswith("Speech")]
+    kinds = [type(one) for one in told]
+    decided = [SpeechConfirmedFrame, SpeechStoppedFrame] if words else [SpeechDismissedFrame]
+    assert kinds == [SpeechStartedFrame, *decided]
+    assert len({one.turn_id for one in told}) == 1
+    finals = [one.finish_reason for one in received if isinstance(one, FinalChunk)]
+    assert finals == ([FinishReason.CANCELLED, FinishReason.STOP] if words else [FinishReason.STOP])
 
 
 def test_playback_goes_on_by_another_clock() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support.capable_engine import HearingEngine
-from support.inline_workers import MS, InlineWorkers, loud, quiet
+from support.inline_workers import MS, InlineWorkers, LoudnessDetector, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 
 from omni_ws.audio import speech_watch
+from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, TranscriptOutput
+from omni_ws.errors import EngineFailed
+from omni_ws.service.conversation.onsets import LIMIT_SEC, WAIT_SEC
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -138,3 +142,289 @@ async def test_words_are_confirmed_and_interrupt() -> None:
         roles = [(one.role, one.text) for one in engine.requests[-1].history]
         assert [role for role, _ in roles] == ["user", "assistant", "user", "assistant"]
         assert roles[2:] == [("user", "What time is it?"), ("assistant", "Noon.")]
+
+
+# limits
+
+
+@pytest.mark.parametrize(("voiced_ms", "judged"), [(672, True), (704, False)])
+async def test_the_sound_is_judged_up_to_700_ms(voiced_ms: int, judged: bool) -> None:
+    """In windows of 32 ms. The sound alone decides about the one; the other waits for words, and none come."""
+    async with conversation(hearing()) as (_, client):
+        await playing(client)
+        await onset(client, loud(voiced_ms))
+        quiet_since = asyncio.get_running_loop().time()
+        await stream(client, QUIET)
+        told = await client.until("speech_confirmed", "speech_dismissed")
+        waited = asyncio.get_running_loop().time() - quiet_since
+        assert told["type"] == ("speech_dismissed" if judged else "speech_confirmed")
+        assert waited == pytest.approx(0 if judged else WAIT_SEC, abs=0.05)
+
+
+@pytest.mark.parametrize(("voiced_ms", "confirmed"), [(800, False), (832, True)])
+async def test_more_than_800_ms_of_voice_interrupt(voiced_ms: int, confirmed: bool) -> None:
+    async with conversation(hearing()) as (_, client):
+        await playing(client)
+        await onset(client, loud(voiced_ms))
+        await asyncio.sleep(0.5)  # less audio than is worth a thread waits for so long
+        await client.barrier()
+        assert bool(client.seen("speech_confirmed")) == confirmed
+
+
+@pytest.mark.parametrize(("quiet_ms", "decided"), [(128, False), (160, True)])
+async def test_the_quiet_that_ends_a_sound(quiet_ms: int, decided: bool) -> None:
+    """200 ms less the lag of the detector (64 ms), in whole windows."""
+    async with conversation(hearing()) as (_, client):
+        await playing(client)
+        await onset(client)
+        await stream(client, quiet(quiet_ms))
+        await asyncio.sleep(0.5)  # less audio than is worth a thread waits for so long
+        await client.barrier()
+        assert bool(client.seen("speech_dismissed")) == decided
+
+
+@pytest.mark.parametrize(("sound_ms", "sees"), [(64, False), (96, True)])
+async def test_the_bar_of_an_uncertain_onset_is_the_ordinary_one(sound_ms: int, sees: bool) -> None:
+    """A click goes unnoticed; what is a little longer ducks, and is dismissed: it is not clear enough to interrupt."""
+    async with conversation(hearing(TranscriptOutput("What?"), TextOutput("Hm."))) as (_, client):
+        request_id = await playing(client)
+        await stream(client, quiet(96) + loud(sound_ms) + PAUSE)
+        await goes_on(client, request_id)
+        assert speech_frames(client) == (["speech_started", "speech_dismissed"] if sees else [])
+
+
+async def test_a_sound_that_is_never_clear_does_not_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the answer's own echo: for a while behind it, the bar is raised."""
+    monkeypatch.setattr(LoudnessDetector, "process", faint)
+    async with conversation(hearing(TranscriptOutput("What?"), TextOutput("Hm."))) as (_, client):
+        request_id = await playing(client)
+        await stream(client, quiet(96) + loud(2400) + PAUSE)
+        await goes_on(client, request_id)
+        assert speech_frames(client) == ["speech_started", "speech_dismissed"]
+
+
+def faint(detector: LoudnessDetector, samples: Samples) -> list[float]:
+    return [0.6 * probability for probability in loudness(detector, samples)]
+
+
+loudness = LoudnessDetector.process
+
+
+# what decides
+
+
+@pytest.mark.parametrize(
+    ("likely", "verdict"), [(0.5, "speech_dismissed"), (0.49, "speech_confirmed")], ids=["likely", "less so"]
+)
+async def test_without_words_the_probability_alone_decides(
+    probability: list[float], likely: float, verdict: str
+) -> None:
+    recognised = asyncio.Event()
+    probability.append(likely)
+    async with conversation(hearing(recognised.wait)) as (_, client):
+        await playing(client)
+        await onset(client)
+        await stream(client, PAUSE)
+        began = asyncio.get_running_loop().time()
+        assert (await client.until("speech_confirmed", "speech_dismissed"))["type"] == verdict
+        assert asyncio.get_running_loop().time() - began == pytest.approx(WAIT_SEC, abs=0.05)
+        recognised.set()
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ([TranscriptOutput("Yeah.")], "speech_dismissed"),
+        ([TranscriptOutput("Louder.")], "speech_confirmed"),
+        ([TranscriptOutput("yeah", interim=True)], "speech_dismissed"),
+        ([TextOutput("I have heard nothing.")], "speech_dismissed"),
+        ([PartFailed(EngineFailed("deaf", param="asr"))], "speech_confirmed"),
+        ([EngineFailed("broken")], "speech_confirmed"),
+    ],
+    ids=["acknowledgement", "words", "interim", "no words", "deaf", "broken"],
+)
+async def test_an_unsure_sound_waits_for_its_words(
+    probability: list[float], words: Sequence[Any], verdict: str
+) -> None:
+    probability.append(0.45)
+    async with conversation(hearing(*words), turns={"silence_duration_ms": 224}, expect_errors=True) as (_, client):
+        await playing(client)
+        await onset(client)
+        await stream(client, PAUSE)
+        assert (await client.until("speech_confirmed", "speech_dismissed"))["type"] == verdict
+
+
+async def test_after_a_question_yeah_is_an_answer() -> None:
+    text = "It will rain. Shall I read on for you? Then " + " ".join(["so"] * 40)
+    engine = hearing(TranscriptOutput("Yeah."), TextOutput("Very well."), script=spoken_answer(text))
+    async with conversation(engine) as (_, client):
+        await playing(client, until_ms=1300)
+        await client.send("output_ack", sequence_id=client.guarantees.next_output - 1, played_ms=850)
+        await onset(client)
+        await stream(client, PAUSE)
+        await client.until("speech_confirmed")
+        assert (await client.answer()).reason == "cancelled"
+        assert (await client.answer()).text == "Very well."
+
+
+async def test_stop_ends_the_answer_and_is_not_answered(probability: list[float]) -> None:
+    probability.append(0.2)
+    engine = hearing(TranscriptOutput("Stop."), TextOutput("Stop what?"))
+    async with conversation(engine) as (_, client):
+        request_id = await playing(client)
+        await onset(client)
+        await stream(client, PAUSE)
+        confirmed = await client.until("speech_confirmed")
+        cut = await client.answer()
+        assert (cut.final["request_id"], cut.reason) == (request_id, "cancelled")
+        turn = await client.answer()
+        assert (turn.final["request_id"], turn.reason, turn.text) == (confirmed["request_id"], "stop", "")
+        assert [chunk["text"] for chunk in turn.chunks] == ["Stop."]
+        await client.configure(turn_detection=None, overlap=None)
+        await client.say("and?")
+        await client.answer()
+        assert [chunk.payload for chunk in engine.inputs[-1] if chunk.payload] == [b"Stop.", b" and?"]
+
+
+async def test_a_new_onset_decides_the_one_before(probability: list[float]) -> None:
+    """The first has ended and is unsure when the second begins."""
+    probability.append(0.45)
+    recognised = asyncio.Event()
+    async with conversation(hearing(recognised.wait), turns={"silence_duration_ms": 224}) as (_, client):
+        await playing(client)
+        await stream(client, quiet(96) + SHORT + quiet(224) + loud(160))
+        await client.until("speech_confirmed")
+        recognised.set()
+        await stream(client, PAUSE)
+        await client.barrier()
+        assert speech_frames(client)[:3] == ["speech_started", "speech_confirmed", "speech_stopped"]
+
+
+async def test_a_voice_that_goes_on_ends_the_wait(probability: list[float]) -> None:
+    probability.append(0.45)
+    recognised = asyncio.Event()
+    async with conversation(hearing(recognised.wait)) as (_, client):
+        await playing(client)
+        await onset(client, SHORT + quiet(192) + loud(96))
+        await asyncio.sleep(WAIT_SEC + 0.1)
+        await client.barrier()
+        assert speech_frames(client) == ["speech_started"]
+        await stream(client, loud(448))
+        await client.until("speech_confirmed")
+        recognised.set()
+
+
+# whatever happens
+
+
+async def test_audio_that_stops_coming_leaves_nothing_uncertain() -> None:
+    async with conversation(hearing()) as (_, client):
+        await playing(client)
+        await onset(client)
+        began = asyncio.get_running_loop().time()
+        await client.until("speech_confirmed", "speech_dismissed")
+        assert asyncio.get_running_loop().time() - began == pytest.approx(LIMIT_SEC, abs=0.3)
+
+
+async def test_a_cancel_dismisses_it_and_tells_nothing_of_the_rest() -> None:
+    async with conversation(hearing(TranscriptOutput("What?"), TextOutput("Hm."))) as (_, client):
+        request_id = await playing(client)
+        await onset(client)
+        await client.send("cancel")
+        assert (await client.until("speech_dismissed", "speech_confirmed"))["type"] == "speech_dismissed"
+        cut = await client.answer()
+        assert (cut.final["request_id"], cut.reason) == (request_id, "cancelled")
+        await stream(client, loud(900) + PAUSE)
+        await client.barrier()
+        assert speech_frames(client) == ["speech_started", "speech_dismissed"]
+        assert client.guarantees.finished == [request_id]
+        await stream(client, loud(500) + PAUSE)
+        assert (await client.answer()).text == "Hm."
+
+
+@pytest.mark.parametrize("what", ["end_of_input", "text"])
+async def test_other_input_confirms_it(what: str) -> None:
+    engine = hearing(TranscriptOutput("What?"), TextOutput("Hm."))
+    async with conversation(engine) as (_, client):
+        request_id = await playing(client)
+        await onset(client)
+        if what == "text":
+            await client.chunk("look at this")
+        else:
+            await client.chunk(end=True)
+        await client.until("speech_confirmed")
+        cut = await client.answer()
+        assert (cut.final["request_id"], cut.reason) == (request_id, "cancelled")
+        await stream(client, PAUSE)
+        assert (await client.answer()).text == "Hm."
+
+
+async def test_the_end_of_the_answer_decides_nothing() -> None:
+    async with conversation(hearing(script=spoken_answer()[:12])) as (_, client):
+        await client.say("talk to me")
+        await client.answer()
+        await stream(client, quiet(96) + SHORT)
+        assert (await client.until("speech_started"))["certain"] is False
+        await asyncio.sleep(1.5)  # it has been played
+        await client.barrier()
+        assert speech_frames(client) == ["speech_started"]
+        await stream(client, QUIET)
+        await client.until("speech_dismissed")
+
+
+async def test_new_settings_wait_for_it() -> None:
+    async with conversation(hearing()) as (_, client):
+        await playing(client)
+        await onset(client)
+        await client.configure(turn_detection=None)
+        assert speech_frames(client) == ["speech_started"]
+        await stream(client, QUIET)
+        await client.until("speech_dismissed")
+
+
+@pytest.mark.parametrize("way", ["leaves", "vanishes"])
+async def test_nothing_is_left_of_a_client_that_goes(way: str) -> None:
+    async with conversation(hearing()) as (_, client):
+        await playing(client)
+        await onset(client)
+        if way == "vanishes":
+            client.gone()
+    await asyncio.sleep(0)  # ``live_server`` has found nothing left
+
+
+async def test_a_lost_connection_decides_nothing_and_a_resume_tells_it_again() -> None:
+    async with conversation(hearing(), streaming_input={"resume_grace_sec": 60}) as (server, client):
+        request_id = await playing(client)
+        began = await onset(client)
+        created, last = client.created, client.guarantees.next_output - 1
+        client.gone()
+        await server.until(lambda: not server.connections, "the loss")
+        await asyncio.sleep(2 * LIMIT_SEC)
+        query = f"?session_id={created['session_id']}&resume_token={created['resume_token']}&last_output={last}"
+        async with native_client(server, query=query, greeted=False) as again:
+            await again.until("session_resumed")
+            again.guarantees.next_output = last + 1
+            again.guarantees._running = request_id
+            told = await again.until("speech_confirmed", "speech_dismissed")
+            assert told["turn_id"] == began["turn_id"]
+
+
+async def test_without_duck_a_hum_that_is_spelled_as_words_lets_the_answer_go_on(probability: list[float]) -> None:
+    engine = hearing(TranscriptOutput("My hammer."), TextOutput("Which one?"))
+    async with conversation(engine, turns={"duck": False, "interrupt_resume": True}) as (_, client):
+        request_id = await playing(client)
+        await stream(client, quiet(96) + SHORT + PAUSE)
+        turn = await client.answer()
+        assert (turn.reason, turn.chunks, turn.started) == ("stop", [], None)
+        assert (await client.answer()).final["request_id"] == request_id
+        assert [frame.get("certain") for frame in client.seen("speech_started")] == [None]
+
+
+@pytest.mark.parametrize("turns", [{"interrupt_response": False}, {"duck": False}])
+async def test_where_it_does_not_act_onsets_are_sure(turns: dict[str, Any]) -> None:
+    async with conversation(hearing(TranscriptOutput("What?")), turns=turns) as (_, client):
+        await playing(client)
+        await stream(client, quiet(96) + SHORT + PAUSE)
+        assert "certain" not in await client.until("speech_started")
+        assert (await client.until("speech_stopped"))["turn_id"]
+        assert not {"speech_confirmed", "speech_dismissed"} & set(speech_frames(client))
