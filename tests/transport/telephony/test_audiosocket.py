@@ -95,7 +95,7 @@ async def test_speech_silences_the_answer_and_the_history_keeps_what_was_heard()
         await call.identify()
         await ask(call)
         await call.hear(1000)
-        await call.speak(quiet(96) + loud(320))
+        await call.speak(quiet(96) + loud(960))  # too long for an acknowledgement
         await server.until(lambda: len(engine.requests) == 2 or not server.engine.active_requests)
         await call.speak(quiet(640))
         await server.until(lambda: len(engine.requests) == 2)
@@ -113,7 +113,7 @@ async def test_a_call_is_greeted_and_instructed_as_configured() -> None:
     async with live_server(engine, telephony=settings) as server, asterisk_call(inline(server)) as call:
         await call.identify()
         await call.hear(1000)
-        await ask(call)
+        await ask(call, 960)
         await call.hear(200)
         assert [request.task.value for request in engine.requests] == ["speech", "chat"]
         assert engine.requests[1].instructions == "Be brief."
