@@ -20,6 +20,8 @@ from omni_ws.wire.frames import encode_input
 #: Milliseconds of pcm16 at 16 kHz.
 MS: Final = 32
 VAD: Final = {"type": "server_vad", "silence_duration_ms": 200}
+#: The request of speech that is uncertain.
+UNCERTAIN: Final = "uncertain"
 #: A client that is silent for longer than this leaves no gap behind.
 _GAP_PATIENCE_SEC: Final = 5
 #: More chunks may follow in the same step, and all of them lie within the window.
@@ -57,12 +59,23 @@ class SessionGuarantees(Guarantees):
                 assert self.speaking is None
                 assert frame["audio_ms"] >= self.audio_ms
                 assert frame["turn_id"] not in {turn for turn, _ in self.spoken}
-                self.speaking, self.audio_ms = (frame["turn_id"], request_id), frame["audio_ms"]
+                uncertain = frame.get("certain") is False
+                assert not uncertain or request_id is None
+                self.speaking = (frame["turn_id"], UNCERTAIN if uncertain else request_id)
+                self.audio_ms = frame["audio_ms"]
+                self.spoken |= {(frame["turn_id"], request_id)}
+            case "speech_confirmed":
+                assert self.speaking == (frame["turn_id"], UNCERTAIN)
+                self.speaking = (frame["turn_id"], request_id)
                 self.spoken |= {self.speaking}
+            case "speech_dismissed":
+                assert self.speaking == (frame["turn_id"], UNCERTAIN)
+                self.speaking = None
             case "speech_stopped":
                 assert self.speaking is not None
                 assert frame["audio_ms"] >= self.audio_ms
                 turn_id, opened = self.speaking
+                assert opened is not UNCERTAIN
                 assert frame["turn_id"] == turn_id
                 assert request_id == (None if opened in self.unanswered else opened) or request_id is None
                 self.speaking, self.audio_ms = None, frame["audio_ms"]
@@ -190,7 +203,8 @@ class WanderingClient:
             patch["turn_detection"] = rng.choice(
                 [
                     *(None, VAD, VAD | {"interrupt_response": False}, VAD | {"prefix_padding_ms": 0}),
-                    VAD | {"interrupt_resume": True},
+                    *(VAD | {"interrupt_resume": True}, VAD | {"duck": True}),
+                    *(VAD | {"interrupt_resume": True, "duck": True}, VAD | {"duck": True, "prefix_padding_ms": 0}),
                 ]
             )
         if rng.random() < 0.3:
