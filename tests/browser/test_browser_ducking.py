@@ -9,14 +9,18 @@ import pytest
 from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, Played, demo_page
 from support.live_server import LiveServer, live_server
+from support.speech_clips import clip_bytes
 
+from omni_ws.audio import speech_watch
 from omni_ws.audio.ducking import DUCKED
-from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.wire.server_frames import SpeechDismissedFrame, SpeechStartedFrame
 
 pytestmark = IN_BROWSER
 
 LEVEL = 0.5
+#: Of a voice, as long as an acknowledgement.
+SHORT_MS = 600
 UNCERTAIN = SpeechStartedFrame(audio_ms=96, turn_id="turn_a", certain=False)
 DISMISSED = SpeechDismissedFrame(audio_ms=96, turn_id="turn_a")
 SECONDS = 4
@@ -56,6 +60,39 @@ async def test_the_voice_is_lowered_until_it_is_known_that_nobody_interrupts() -
     assert played.without_holes.seconds == pytest.approx(SECONDS, abs=0.1)
     assert seconds_at(played, LEVEL * DUCKED) > 0.5
     assert seconds_at(played, LEVEL) > 0.5
+
+
+async def test_the_server_decides_what_interrupts_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short sound lowers the voice for a moment, and all of the answer is played; a sentence stops it."""
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.95)
+    levels = [number / 100 for number in range(1, 61)]
+    pieces = [AudioOutput(np.full(2400, level, np.float32), 24_000) for level in levels]
+    engine = HearingEngine(
+        [TextOutput("It goes on."), *pieces], heard=[TranscriptOutput("Mm-hm."), TextOutput("What?")]
+    )
+    async with live_server(engine) as server, demo_page(settings={"mode": "open"}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#talk").click()
+        await demo.in_state("listening")
+        await demo.write("Talk to me.")
+        await demo.in_state("speaking")
+        await demo.say(clip_bytes("cards_001")[: SHORT_MS * 32])
+        await demo.in_state("ducked")
+        await demo.in_state("speaking")
+        assert await demo.answered(turn=0) == "It goes on."
+        await demo.in_state("listening")
+        whole = await demo.played()
+        assert await demo.page.locator(".turn:visible").count() == 1
+        engine.heard = (TranscriptOutput("Go forward ten metres."), TextOutput("I go."))
+        await demo.write("Again.")
+        await demo.in_state("speaking")
+        await demo.say(clip_bytes("goforward"))
+        await demo.answered(turn=1, state="stopped")
+        await demo.heard("Go forward ten metres.", turn=2)
+        assert await demo.answered(turn=2) == "I go."
+    assert whole.without_holes.seconds == pytest.approx(6.0, abs=0.1)
+    played = {level: seconds_at(whole, level) + seconds_at(whole, level * DUCKED) for level in levels}
+    assert sum(seconds < 0.07 for seconds in played.values()) <= 2  # those on a slope
 
 
 async def test_short_words_stop_an_answer_where_that_is_wanted() -> None:

@@ -120,7 +120,8 @@ def test_the_voice_is_lowered_until_it_is_known_whether_somebody_interrupts(end:
 
     def level() -> int:
         """The last sample of the next 20 ms, as the sound device gets them."""
-        audio = listener.loudspeaker.ducker.apply(buffer.read(960)) if listener.loudspeaker else b""
+        assert listener.loudspeaker is not None
+        audio = listener.loudspeaker.ducker.apply(buffer.read(960))
         return int(np.frombuffer(audio, "<i2")[-1])
 
     listener.take(ResponseStarted("req_a", "end_of_input", 0, "extend"))
@@ -134,7 +135,7 @@ def test_the_voice_is_lowered_until_it_is_known_whether_somebody_interrupts(end:
         assert level() == 16_384
     elif end == "confirmed":
         listener.take(SpeechConfirmed(900, "turn_a", "req_b"))
-        assert listener.paused == ("req_a", 40)
+        assert listener.played == ("req_a", 40)
         assert buffer.idle
     else:
         listener.take(Reconnected("sess_b", 0))

@@ -186,9 +186,9 @@ class PhoneCall(SoleConnection):
             self._pause = None
 
     def _silence(self) -> None:
-        """Cancel the answer. A turn that the caller is speaking goes on."""
+        """Cancel the answer. A turn that the caller is speaking goes on, unless it is not known to be one."""
         self._clear()
-        if self._conversation.receiving is None:
+        if self._conversation.receiving is None or self._conversation.spoken.onset is not None:
             self._conversation.cancel()
 
     def _keys_entered(self) -> None:

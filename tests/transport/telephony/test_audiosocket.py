@@ -11,13 +11,15 @@ from uuid import UUID
 import numpy as np
 import pytest
 from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
+from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.scrape import read
 
+from omni_ws.audio import speech_watch
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.transport.telephony.audiosocket import MAX_AUDIO_BYTES
@@ -93,7 +95,7 @@ async def test_speech_silences_the_answer_and_the_history_keeps_what_was_heard()
         await call.identify()
         await ask(call)
         await call.hear(1000)
-        await call.speak(quiet(96) + loud(320))
+        await call.speak(quiet(96) + loud(960))  # too long for an acknowledgement
         await server.until(lambda: len(engine.requests) == 2 or not server.engine.active_requests)
         await call.speak(quiet(640))
         await server.until(lambda: len(engine.requests) == 2)
@@ -111,10 +113,55 @@ async def test_a_call_is_greeted_and_instructed_as_configured() -> None:
     async with live_server(engine, telephony=settings) as server, asterisk_call(inline(server)) as call:
         await call.identify()
         await call.hear(1000)
-        await ask(call)
+        await ask(call, 960)
         await call.hear(200)
         assert [request.task.value for request in engine.requests] == ["speech", "chat"]
         assert engine.requests[1].instructions == "Be brief."
+
+
+# short words
+
+
+def levels(call: AsteriskCall, ms: int) -> set[float]:
+    """The levels of the samples of the last ``ms``, in decibels below the answer's."""
+    heard = np.frombuffer(call.heard[-16 * ms :], "<i2").astype(float)
+    return {round(20 * np.log10(max(1.0, level) / 8192)) for level in heard}
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("way", ["acknowledgement", "words", "key"])
+async def test_an_answer_is_lowered_until_it_is_known_whether_the_caller_interrupts(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.95)
+    second, other = (AudioOutput(np.full(24_000, level, np.float32), 24_000) for level in (0.25, 0.5))
+    engine = HearingEngine([TextOutput("One."), other])
+    said = "Mm-hm." if way == "acknowledgement" else "Go forward ten metres."
+    engine.heard = (TranscriptOutput("Talk."), TextOutput("A story."), *[second] * 8)
+    async with live_server(engine, **ON) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(1000)
+        assert levels(call, 500) == {0}
+        engine.heard = (TranscriptOutput(said), TextOutput("I go."), other)
+        await call.speak(quiet(96) + loud(320))
+        await call.hear(200)
+        assert levels(call, 100) == {-15}
+        match way:
+            case "acknowledgement":
+                await call.speak(quiet(640))
+                await call.hear(200)
+                assert levels(call, 100) == {0}
+                await call.hear(8000 - len(call.heard) // 16)  # all of the answer
+                assert levels(call, 6000) == {0}
+            case "words":
+                await call.speak(loud(640) + quiet(640))
+                await call.hear(500)
+                assert levels(call, 300) == {6}
+            case "key":
+                await call.press("1#")
+                await call.hear(400)
+                assert levels(call, 200) == {6}
 
 
 # keys

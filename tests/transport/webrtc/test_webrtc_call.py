@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from aiortc.rtcsctptransport import SCTP_DATA_FIRST_FRAG, SCTP_DATA_UNORDERED, DataChunk, tsn_plus_one
+from support.capable_engine import HearingEngine
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.patience import PATIENCE_SEC
@@ -19,9 +20,10 @@ from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
 from support.until import until
 from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
 
+from omni_ws.audio import speech_watch
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.engine.threads import Work
 from omni_ws.transport.native.connection import FrameReceiver, Pause
@@ -109,6 +111,30 @@ async def test_speech_silences_the_answer() -> None:
         await caller.until("input_audio_buffer.speech_stopped")
         assert not caller.seen("output_audio_buffer.stopped")
         assert loud_ms(caller) - before < 200
+
+
+async def test_the_answer_is_lowered_until_it_is_known_that_nobody_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.95)
+    story = (TextOutput("A story."), *[AudioOutput(TONE, 24_000)] * 6)
+    engine = HearingEngine(story, heard=[TranscriptOutput("Mm-hm."), TextOutput("What?")])
+    async with live_server(engine) as server, webrtc_call(server) as caller:
+        await caller.update(audio={"input": {"turn_detection": {"type": "semantic_vad"}}})
+        await ask(caller)
+        await caller.until("output_audio_buffer.started")
+        short = clip_bytes("cards_001")[: 600 * 32]  # as long as an acknowledgement
+        caller.microphone.say(at_24k(silence(0.3) + short + silence(1.0)))
+        await caller.until("output_audio_buffer.stopped")
+        assert not caller.seen("input_audio_buffer.speech_started")
+        assert not caller.seen("output_audio_buffer.cleared")
+        (done,) = caller.seen("response.done")
+        assert done["response"]["status"] == "completed"
+    heard = np.concatenate(caller.heard).astype(float)
+    pieces = heard[: len(heard) // 960 * 960].reshape(-1, 960)  # 20 ms
+    levels = 20 * np.log10(np.maximum(1.0, np.sqrt((pieces**2).mean(axis=1))) / (8192 / np.sqrt(2)))
+    lowered, full = np.flatnonzero(np.abs(levels + 15) < 1.5), np.flatnonzero(np.abs(levels) < 1.5)
+    assert 10 < len(lowered) < 100
+    assert full[0] < lowered[0]
+    assert full[-1] > lowered[-1] + 50  # a second of it
 
 
 async def test_the_caller_clears_what_was_not_heard() -> None:

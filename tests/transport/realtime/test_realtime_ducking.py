@@ -1,0 +1,110 @@
+"""Over a response, ``/v1/realtime`` with ``semantic_vad`` tells of speech once it is known that it interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.capable_engine import HearingEngine
+from support.inline_workers import InlineWorkers
+from support.live_server import LiveServer, live_server
+from support.realtime_client import RealtimeClient, realtime_client, text_of
+from support.until import until
+
+from omni_ws.audio import speech_watch
+from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
+
+pytestmark = pytest.mark.virtual_clock
+
+BUFFER = "input_audio_buffer."
+#: Where speech begins.
+BEGINS_MS = 96
+
+
+def loud(ms: int) -> bytes:
+    return (8000 + np.arange(ms * 24) % 9973).astype("<i2").tobytes()
+
+
+def quiet(ms: int) -> bytes:
+    return (np.arange(ms * 24) % 97).astype("<i2").tobytes()
+
+
+def inline(server: LiveServer) -> LiveServer:
+    server.app.sessions.speech_workers = InlineWorkers()
+    return server
+
+
+@pytest.fixture(autouse=True)
+def _judged_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sound may be a backchannel, by its sound."""
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.6)
+
+
+@contextlib.asynccontextmanager
+async def responding(said: str, **detection: Any) -> AsyncIterator[tuple[RealtimeClient, HearingEngine, asyncio.Event]]:
+    """A client whose response sounds for ten seconds, and ends once the event is set; then ``said`` is heard."""
+    over = asyncio.Event()
+    second = AudioOutput(np.full(24_000, 0.25, np.float32), 24_000)
+    engine = HearingEngine(
+        [TextOutput("A story."), *[second] * 10, over.wait], heard=[TranscriptOutput(said), TextOutput("I go.")]
+    )
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        await client.update(audio={"input": {"turn_detection": detection, "transcription": {"model": "any"}}})
+        await client.say("Tell me a story.")
+        await client.send("response.create")
+        await client.until("response.output_audio.delta")
+        yield client, engine, over
+
+
+def speech_events(client: RealtimeClient) -> list[str]:
+    return [event["type"].removeprefix(BUFFER) for event in client.received if event["type"].startswith(BUFFER)]
+
+
+@pytest.mark.parametrize("detection", [{"type": "semantic_vad"}, {"type": "server_vad", "duck": True}])
+async def test_an_acknowledgement_is_told_to_nobody_and_the_response_is_whole(detection: dict[str, Any]) -> None:
+    async with responding("Mm-hm.", **detection) as (client, engine, over):
+        for number in (2, 3):
+            await client.append(quiet(BEGINS_MS) + loud(320) + quiet(2000))
+            await until(lambda heard=number: len(engine.inputs) == heard)  # it was listened to
+        over.set()
+        response = await client.response()
+        assert (response["status"], text_of(response)) == ("completed", "A story.")
+        assert len(client.heard(response["id"])) == 10 * 48_000
+        await client.append(quiet(12_000))
+        assert speech_events(client) == []
+        assert not client.seen("conversation.item.input_audio_transcription.completed")
+
+
+async def test_speech_that_interrupts_is_told_late_with_the_place_where_it_began() -> None:
+    async with responding("Go forward.", type="semantic_vad") as (client, *_):
+        await client.append(quiet(BEGINS_MS) + loud(640))
+        assert speech_events(client) == []
+        await client.append(loud(320) + quiet(2000))
+        started = await client.until(BUFFER + "speech_started")
+        assert started["audio_start_ms"] == BEGINS_MS
+        response = await client.response()
+        assert (response["status"], response["status_details"]["reason"]) == ("cancelled", "turn_detected")
+        assert text_of(await client.response()) == "I go."
+        (completed,) = client.seen("conversation.item.input_audio_transcription.completed")
+        assert (completed["item_id"], completed["transcript"]) == (started["item_id"], "Go forward.")
+        assert speech_events(client) == ["speech_started", "speech_stopped", "committed"]
+
+
+@pytest.mark.parametrize("detection", [{"type": "server_vad"}, {"type": "semantic_vad", "duck": False}])
+async def test_otherwise_whatever_is_heard_interrupts_at_once(detection: dict[str, Any]) -> None:
+    async with responding("Mm-hm.", **detection) as (client, *_):
+        await client.append(quiet(BEGINS_MS) + loud(320))
+        await client.until(BUFFER + "speech_started")
+        assert (await client.response())["status"] == "cancelled"
+
+
+async def test_a_choice_that_is_none_is_refused_by_its_name() -> None:
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        session = {"type": "realtime", "audio": {"input": {"turn_detection": {"type": "server_vad", "duck": "no"}}}}
+        await client.send("session.update", session=session)
+        error = (await client.until("error"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "session.audio.input.turn_detection.duck")
