@@ -163,10 +163,10 @@ ORDINARY_BAR = StartBar()
 #: The condition for barge-in, while the server itself speaks: 192 ms of clear voice, so that its echo, a cough or a
 #: click does not interrupt it.
 BARGE_IN_BAR = StartBar(windows=CLEAR_WINDOWS, span=CLEAR_SPAN, margin=CLEAR_MARGIN, only_near=True)
-#: The condition while an answer is being made: a television does not withdraw it.
-NEAR_BAR = StartBar(only_near=True)
 #: The same, where a sound that is no interruption shall let the answer go on.
 MEASURED_BAR: Final = replace(BARGE_IN_BAR, measured=True)
+#: The condition while an answer is being made: a television does not withdraw it.
+NEAR_BAR = StartBar(only_near=True)
 #: The condition for a sound over an answer that may prove no interruption, before it is known to be clear.
 UNCERTAIN_BAR: Final = replace(NEAR_BAR, measured=True)
 
