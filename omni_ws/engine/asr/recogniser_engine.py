@@ -527,7 +527,8 @@ class _OpenUtterance(Utterance):
     def read_live(self, live_text: LiveText, *, live: bool) -> InterimText | None:
         """Ask ``live_text`` for the text if enough audio was added, and return a changed text.
 
-        With ``tells_all`` an equal one of a new reading, too. With ``live`` False there are no more interim texts of this utterance.
+        With ``tells_all`` an equal one of a new reading, too. With ``live`` False there are no more interim texts of
+        this utterance.
         """
         if self.length - self._read_length < PIECE_SAMPLES:
             return None

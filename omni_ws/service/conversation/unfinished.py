@@ -155,7 +155,7 @@ def _is_open(words: list[str], lists: _Lists) -> Unfinished:
 def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     """Return whether a text ends in a row of digits or letters, of which more may follow."""
     begin, signs = len(words), 0
-    while begin and (found := _signs(words[begin - 1], lists, asked=asked)):
+    while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or signs > 0)):
         begin, signs = begin - 1, signs + found
     length = len(words) - begin
     if not length:
@@ -167,14 +167,17 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     return length >= _LEAST_WORDS or not begin
 
 
-def _signs(word: str, lists: _Lists, *, asked: bool) -> int:
-    """Return how many digits or letters a word of a row stands for; 0 if it belongs to none."""
+def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
+    """Return how many digits or letters a word of a row stands for; 0 if it belongs to none.
+
+    ``all_letters``: a letter that may be a word is a letter here.
+    """
     if word.isdecimal():
         return len(word)
     if word in lists.digits or word in lists.numbers:
         return 1
     if len(word) == 1 and word.isalpha():
-        return int(asked or word not in lists.words_that_are_letters)
+        return int(all_letters or word not in lists.words_that_are_letters)
     return 0
 
 
