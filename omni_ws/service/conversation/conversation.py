@@ -39,7 +39,14 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
+from omni_ws.core.chunks import (
+    CHUNK_OVERHEAD_BYTES,
+    FinishReason,
+    InputChunk,
+    InputMode,
+    StartTrigger,
+    WordsKnown,
+)
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
@@ -671,6 +678,20 @@ class Conversation:
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
         self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
+
+    def withdraw_wordless_turn(self) -> bool:
+        """Cancel the request of the speech in progress if its recogniser has found no word for long; return whether.
+
+        Other input than speech, such as typed text, then opens a request of its own, and waits for no babble.
+        """
+        request = self.receiving
+        if request is None or not request.only_speech or not self.words.wordless(now=self._now()):
+            return False
+        self._handle(self.stream.end_input(StartTrigger.VAD, None))
+        request.know_words(WordsKnown.ALL)  # there are none
+        if self.queue.find(request.request_id) is not None:
+            self.queue.cancel(request)
+        return True
 
     def _expects_words(self) -> bool:
         """Return whether the engine tells the words of the speech in progress in each pause. Called by any thread."""

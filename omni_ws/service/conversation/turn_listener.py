@@ -30,7 +30,8 @@ older than the padding, and the rest joins the open request or opens one. While 
 more windows and a clearer voice (``BARGE_IN_BAR``), so that an echo of that answer does not interrupt it.
 
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
-whatever the chunks or pieces were. Text and images that arrive within a turn join the same request.
+whatever the chunks or pieces were. Text and images that arrive within a turn join the same request, unless the
+recogniser has found no word in it for long: then the turn is withdrawn.
 
 *End of a turn.* At the offset, the audio judged so far is admitted and the request's input ends with the trigger
 ``vad``; what was recorded after that belongs to the next turn. The client may end the input itself (``end_of_input``,
@@ -329,6 +330,9 @@ class TurnListener:
                 self._cancelled_ms = self._judged_ms + self._rest_ms
                 if self._ring is not None:
                     self._stream.reweigh(-self._ring.drop())
+            case InputChunk() if self._in_turn and item.has_content and self._owner.withdraw_wordless_turn():
+                self._turn = None  # the rest of the sound belongs to no request
+                self._process(item)
             case InputChunk(end_of_input=True):
                 self._assign(None if self._in_turn else self._judged_ms)
                 self._turn = None

@@ -39,6 +39,8 @@ _LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
 #: So many interim transcripts without a new word, over so long, say that no words come any more.
 _STALE_INTERIMS: Final = 3
 _STALE_SEC: Final = 3.0
+#: A turn of so long in which the recogniser has found no word is none that typed text waits for.
+_WORDLESS_SEC: Final = 2.0
 
 
 class TurnWords:
@@ -54,6 +56,9 @@ class TurnWords:
         self.unfinished = Unfinished.PERHAPS
         self.stalled = False
         self._settled = ""
+        #: When the turn began, and whether the recogniser has read it and has found a word.
+        self._began_at = 0.0
+        self._has_word: bool | None = None
         #: The most words of an interim transcript, when it first had them, and how many were no longer since then.
         self._most_words = 0
         self._news_at = 0.0
@@ -66,12 +71,18 @@ class TurnWords:
     def begin(self, *, now: float) -> None:
         """Forget the words: another turn begins."""
         self._settled = ""
+        self._began_at, self._has_word = now, None
         self._expect_news(now)
+
+    def wordless(self, *, now: float) -> bool:
+        """Return whether the recogniser has found no word in the turn, which has lasted for a while."""
+        return self._has_word is False and now - self._began_at >= _WORDLESS_SEC
 
     def tell(self, text: str, language: str, *, asked: str, settled: bool, now: float) -> None:
         """Take the text of the current utterance: a guess in a pause, or ``settled``. See ``how_unfinished``."""
         if not text.strip():
             return  # a guess is withdrawn
+        self._has_word = True
         said = f"{self._settled} {text}"[-_READ:]
         self.unfinished = how_unfinished(said, language, asked=asked)
         if settled:
@@ -82,6 +93,7 @@ class TurnWords:
     def interim(self, text: str, *, now: float) -> None:
         """Take an interim transcript of the current utterance, which may be the same as the last."""
         words = len(text.split())
+        self._has_word = self._has_word or words > 0
         if words > self._most_words:
             self._expect_news(now)
             self._most_words = words
