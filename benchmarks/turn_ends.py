@@ -136,10 +136,11 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser.add_argument(
         "--words", type=Path, help="by the words as well, of speech by Kokoro that is kept in this folder"
     )
+    parser.add_argument("--eagerness", nargs="+", default=["low", "auto", "high"], help="for --words: only these")
     options = parser.parse_args(arguments)
     judge = Judge(SmartTurn(_weights(weights_cache())))
     if options.words is not None:
-        table(judge.ask, weights_cache(), options.words)
+        table(judge.ask, weights_cache(), options.words, options.eagerness)
         return True
     sentences = list(_sentences(options.folder))
     pauses = PAUSES_MS[1::2] if options.quick else PAUSES_MS

@@ -205,7 +205,7 @@ def judged(
     return Judged(cut, late[-1] if late else None)
 
 
-def table(ask: AskJudge, cache: WeightsCache, folder: Path) -> None:
+def table(ask: AskJudge, cache: WeightsCache, folder: Path, eagerness: Sequence[Any]) -> None:
     """Print how many turns were cut, and how late the others ended, without the words and with them."""
     reader, recogniser = Reader(cache, folder), WhisperRecogniser(workers=1)
     recogniser.load()
@@ -217,8 +217,8 @@ def table(ask: AskJudge, cache: WeightsCache, folder: Path) -> None:
         for kind in ("pauses", "dictated", "whole"):
             spoken = list(spoken_turns(reader, kind))
             told = [texts(turn.samples, recogniser.limits) for turn in spoken]
-            for eagerness in ("low", "auto", "high"):
-                turns = TurnDetectionConfig(type="semantic_vad", eagerness=eagerness)
+            for each in eagerness:
+                turns = TurnDetectionConfig(type="semantic_vad", eagerness=each)
                 for name, known in (("sound", [None] * len(told)), ("words as well", told)):
                     asked = requested if kind == "dictated" else ""
                     found = [judged(turns, ask, *pair, asked=asked) for pair in zip(spoken, known, strict=True)]
@@ -226,8 +226,8 @@ def table(ask: AskJudge, cache: WeightsCache, folder: Path) -> None:
                     figures = " | ".join(f"{value:.0f} ms" for value in np.quantile(late, [0.5, 0.9]))
                     cut, gaps = sum(one.cut > 0 for one in found), sum(one.cut for one in found)
                     of = f"{cut} of {len(spoken)} | {gaps} of {sum(len(turn.gaps_ms) for turn in spoken)}"
-                    print(f"| {kind} | {eagerness}, {name} | {of} | {figures} |", flush=True)
-                    if eagerness == "auto" and known[0] is not None:
+                    print(f"| {kind} | {each}, {name} | {of} | {figures} |", flush=True)
+                    if each == "auto" and known[0] is not None:
                         _explain(spoken, told, found)
     finally:
         recogniser.close()

@@ -255,7 +255,8 @@ def silent_windows_of(detector: TurnDetector) -> int:
         (Unfinished.YES, 0.0, 47),
         # They are whole, and so is the sound, likely or not.
         (Unfinished.NO, 0.91, 6),
-        (Unfinished.NO, 0.9, 18),
+        (Unfinished.NO, 0.9, 11),
+        (Unfinished.NO, 0.51, 11),
         (Unfinished.NO, 0.5, 32),
         # They do not tell: the sound does.
         (Unfinished.PERHAPS, 0.91, 6),

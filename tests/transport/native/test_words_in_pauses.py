@@ -88,7 +88,7 @@ async def silence_until_stopped(client: NativeClient) -> int:
         ("Set a timer for", "low", 1.0, 4000),
         ("Set a timer for", "high", 1.0, 704),
         ("Set a timer.", "auto", 1.0, 256),
-        ("Set a timer.", "auto", 0.6, 640),
+        ("Set a timer.", "auto", 0.6, 416),
         ("Set a timer.", "auto", 0.2, 1088),
         ("Set a timer.", "low", 0.2, 1984),
         ("", "auto", 1.0, 640),
