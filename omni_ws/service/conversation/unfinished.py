@@ -31,6 +31,8 @@ _LONGEST_PHRASE: Final = 4
 _WORD: Final = re.compile(
     r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
 )
+#: Stands for a number that is no row of digits, unless others come before it.
+_PLAIN: Final = "0.0"
 _ENDS: Final = re.compile(r"[.!?…。？！]['\"”»)]*\s*$")
 _TRAILS_OFF: Final = re.compile(r"(?:\.\.+|…|,|:|-|–|—)['\"”»)]*\s*$")
 _LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
@@ -167,6 +169,8 @@ def _is_open(words: list[str], lists: _Lists) -> Unfinished:
 def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     """Return whether a text ends in a row of digits or letters, of which more may follow."""
     begin, signs = len(words), 0
+    if words[-1] == _PLAIN and begin > 1 and (asked or _dictated(words[:-1], lists)):
+        return True  # "3.30" behind another group
     while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or signs > 0)):
         begin, signs = begin - 1, signs + found
     length = len(words) - begin
@@ -177,6 +181,12 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times):
         return False
     return length >= _LEAST_WORDS or not begin
+
+
+def _dictated(words: list[str], lists: _Lists) -> bool:
+    """Return whether digits that follow these words are dictated: others come before, or they are named."""
+    named = any(word in lists.named for word in words[-_NAMED_WITHIN:])
+    return named or _signs(words[-1], lists, all_letters=False) > 0
 
 
 def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
@@ -201,7 +211,7 @@ def _asks_to_dictate(asked: str, lists: _Lists) -> bool:
 def _words(text: str) -> list[str]:
     """Return the words of a text in lower case. A number like 3.5, 10:30 or 1,000 is a word that is no row."""
     found = _WORD.finditer(text.replace("_", " ").replace("’", "'").lower())
-    return ["%" if one["plain"] else one[0] for one in found]
+    return [_PLAIN if one["plain"] else one[0] for one in found]
 
 
 @cache
