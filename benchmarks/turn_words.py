@@ -54,7 +54,7 @@ _QUIET: Final = 0.02
 #: The level of a television, and of a voice near the microphone; and how soon a turn has to end before one.
 TELEVISION: Final = 10 ** (-35 / 20)
 VOICE: Final = 0.1
-_SOON_MS: Final = 1500
+_SOON_MS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,8 @@ class NearVoice:
         loudness = 10 * log10(sum(self._span) / len(self._span))
         if not speaking:
             self._turn = None
-            return (
-                0.0
-                if self._is_background(probability, loudness) or (only_near and self._far(loudness))
-                else probability
-            )
+            far = self._is_background(probability, loudness)
+            return 0.0 if far or (only_near and self._far(loudness)) else probability
         self._lately.append(loudness)
         if self._turn is None:
             self._turn, self._background = loudness, None
