@@ -69,6 +69,9 @@ ASKED_WINDOWS: Final = 160 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 FINISHED_WINDOWS: Final = 256 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 LIKELY_WINDOWS: Final = 640 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
+#: If it likely has, and the words are a whole sentence, the turn ends after 416 ms.
+WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+
 #: A window counts as silence only if it is this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
@@ -181,9 +184,9 @@ class TurnDetector:
     above ``LIKELY``.
 
     If the recogniser tells the ``words`` in each pause, they count as well. If they go on, the turn ends after
-    ``silence_duration_ms``, whatever the judge says. If they are whole, it ends at the latest after
-    ``whole_silence_ms``. As long as they are not known, it does not end before LIKELY_WINDOWS: nothing could be
-    answered sooner.
+    ``silence_duration_ms``, whatever the judge says. If they are whole, it ends sooner where the judge is not sure, and
+    at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LIKELY_WINDOWS:
+    nothing could be answered sooner.
     """
 
     def __init__(
@@ -315,7 +318,9 @@ class TurnDetector:
         if answered <= LIKELY:
             return min(longest, self._whole_windows) if unfinished is Unfinished.NO else longest
         is_known = is_told or words is None or not words.expected
-        return min(longest, FINISHED_WINDOWS if answered > self._sure and is_known else LIKELY_WINDOWS)
+        if answered > self._sure and is_known:
+            return min(longest, FINISHED_WINDOWS)
+        return min(longest, WHOLE_WINDOWS if unfinished is Unfinished.NO else LIKELY_WINDOWS)
 
     def _goes_on(self, probability: float) -> bool:
         """Return whether the next window of a turn counts as speech.

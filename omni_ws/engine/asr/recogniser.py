@@ -297,10 +297,14 @@ class ListenerSlots:
         """Whether the machine cannot serve interim texts to all requests that hold a slot."""
         return self._carried is not None and self.taken > self._carried(True)
 
-    async def take(self, holder: str | None = None) -> None:
-        """Take a slot, or the share of one. Raises EngineOverloaded if none becomes free within MAX_WAIT_SEC."""
+    async def take(self, holder: str | None = None, *, may_wait: Callable[[], bool] = lambda: False) -> None:
+        """Take a slot, or the share of one.
+
+        Raises EngineOverloaded if none becomes free within MAX_WAIT_SEC, unless it ``may_wait`` on: the speaker has
+        gone on, and waits for no answer, but the words are still wanted.
+        """
         if not self._shares(holder) and (self._waiting or self.taken >= self.count):
-            await self._wait(holder)
+            await self._wait(holder, may_wait)
         else:
             self._grant(holder)
 
@@ -315,13 +319,16 @@ class ListenerSlots:
         while self._waiting and self.taken < self.count:
             self._admit(self._waiting[0][0])
 
-    async def _wait(self, holder: str | None) -> None:
+    async def _wait(self, holder: str | None, may_wait: Callable[[], bool]) -> None:
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (holder, admitted)
         self._waiting.append(waiter)
         try:
-            async with asyncio.timeout(MAX_WAIT_SEC):
-                await admitted
+            await asyncio.wait([admitted], timeout=MAX_WAIT_SEC)
+            while not admitted.done():
+                if not may_wait():
+                    raise TimeoutError
+                await asyncio.wait([admitted], timeout=MAX_WAIT_SEC)
         except BaseException as error:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)

@@ -107,6 +107,7 @@ class RecogniserEngine:
             self.threads,
             holder=request.conversation,
             tells_guesses=request.options.transcript_guesses,
+            may_wait=lambda: request.cut.made,
         )
         self.active_requests += 1
         try:
@@ -183,10 +184,10 @@ class Listener:
     """The transcription of one request's audio: samples in, transcripts out.
 
     It holds one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
-    ``holder`` share a slot. ``pace`` was created when the input began; speech is detected in ``executor``. Texts of
-    utterances after the first begin with a space: joined, the texts are the whole transcript. With ``tells_guesses``, a
-    TranscriptGuess with the text so far is yielded while the speaker pauses, and an interim text also if a new reading
-    has not changed it.
+    ``holder`` share a slot, and ``may_wait`` says whether it waits for one as long as it takes. ``pace`` was created
+    when the input began; speech is detected in ``executor``. Texts of utterances after the first begin with a space:
+    joined, the texts are the whole transcript. With ``tells_guesses``, a TranscriptGuess with the text so far is
+    yielded while the speaker pauses, and an interim text also if a new reading has not changed it.
     """
 
     def __init__(
@@ -198,6 +199,7 @@ class Listener:
         *,
         holder: str | None = None,
         tells_guesses: bool = False,
+        may_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         #: The length of the audio so far, in samples.
         self.samples = 0
@@ -208,6 +210,7 @@ class Listener:
         self._pace = pace
         self._executor = executor
         self._holder = holder
+        self._may_wait = may_wait
         self._tells_guesses = tells_guesses
         #: Whether the audio arrives at the speed of speech.
         self._live = True
@@ -225,7 +228,7 @@ class Listener:
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         """Process samples, at 16 kHz, and yield new transcripts. Raises EngineOverloaded if there is no slot."""
         if not self._had_slot:
-            await self._slots.take(self._holder)
+            await self._slots.take(self._holder, may_wait=self._may_wait)
             self._had_slot = self._has_slot = True
         self.samples += len(samples)
         self._live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
@@ -527,7 +530,8 @@ class _OpenUtterance(Utterance):
     def read_live(self, live_text: LiveText, *, live: bool) -> InterimText | None:
         """Ask ``live_text`` for the text if enough audio was added, and return a changed text.
 
-        With ``tells_all`` an equal one of a new reading, too. With ``live`` False there are no more interim texts of this utterance.
+        With ``tells_all`` an equal one of a new reading, too. With ``live`` False there are no more interim texts of
+        this utterance.
         """
         if self.length - self._read_length < PIECE_SAMPLES:
             return None

@@ -135,7 +135,7 @@ def asked_of(
             priority=request.options.priority, skip_unreadable=True, spoken_form=True, transcript_guesses=guesses
         ),
         meter=UsageMeter(),
-        cut=Cut(),
+        cut=request.cut if role is Role.ASR else Cut(),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from omni_ws.audio.onset_meter import SpeechLull
+from omni_ws.core.chunks import StartTrigger, WordsKnown
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks
 from omni_ws.service.conversation.onsets import Onset
@@ -101,6 +102,22 @@ class SpokenTurns:
         language = next(filter(None, known), None) or (next(iter(languages)) if len(languages) == 1 else "")
         settled = isinstance(words, TranscriptOutput)
         self.words.tell(words.text, language, asked=ledger.last_said(), settled=settled, now=self._now())
+
+    def withdraw_wordless(self) -> bool:
+        """Cancel the request of the speech in progress if its recogniser has found no word for long; return whether.
+
+        Other input than speech, such as typed text, then opens a request of its own, and waits for no babble.
+        """
+        owner, request = self._conversation, self._conversation.receiving
+        if self.onset is not None or request is None or not request.only_speech:
+            return False
+        if not self.words.wordless(now=self._now()):
+            return False
+        owner.take_turn_events(owner.stream.end_input(StartTrigger.VAD, None))
+        request.know_words(WordsKnown.ALL)  # there are none
+        if owner.queue.find(request.request_id) is not None:
+            owner.queue.cancel(request)
+        return True
 
     def _expects_words(self) -> bool:
         """Return whether the engine tells the words of the speech in progress in each pause. Called by any thread."""

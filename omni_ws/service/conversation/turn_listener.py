@@ -36,7 +36,8 @@ afresh with the next piece. New settings wait, as for any open request. Text, im
 as does a new onset. In a saved state an uncertain onset is audio that belongs to no request: it is judged again.
 
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
-whatever the chunks or pieces were. Text and images that arrive within a turn join the same request.
+whatever the chunks or pieces were. Text and images that arrive within a turn join the same request, unless the
+recogniser has found no word in it for long: then the turn is withdrawn.
 
 *End of a turn.* At the offset, the audio judged so far is admitted and the request's input ends with the trigger
 ``vad``; what was recorded after that belongs to the next turn. The client may end the input itself (``end_of_input``,
@@ -384,6 +385,9 @@ class TurnListener:
                 self._cancelled_ms = self._judged_ms + self._rest_ms
                 if self._ring is not None:
                     self._stream.reweigh(-self._ring.drop())
+            case InputChunk() if self._in_turn and item.has_content and self._owner.spoken.withdraw_wordless():
+                self._turn = None  # the rest of the sound belongs to no request
+                self._process(item)
             case InputChunk(end_of_input=True):
                 self._decide_before_input()
                 self._assign(None if self._in_turn else self._judged_ms)

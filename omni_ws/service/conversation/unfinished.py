@@ -31,6 +31,8 @@ _LONGEST_PHRASE: Final = 4
 _WORD: Final = re.compile(
     r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
 )
+#: Stands for a number that is no row of digits, unless others come before it.
+_PLAIN: Final = "0.0"
 _ENDS: Final = re.compile(r"[.!?…。？！]['\"”»)]*\s*$")
 _TRAILS_OFF: Final = re.compile(r"(?:\.\.+|…|,|:|-|–|—)['\"”»)]*\s*$")
 _LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
@@ -39,6 +41,8 @@ _LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
 #: So many interim transcripts without a new word, over so long, say that no words come any more.
 _STALE_INTERIMS: Final = 3
 _STALE_SEC: Final = 3.0
+#: A turn of so long in which the recogniser has found no word is none that typed text waits for.
+_WORDLESS_SEC: Final = 2.0
 
 
 class TurnWords:
@@ -54,6 +58,9 @@ class TurnWords:
         self.unfinished = Unfinished.PERHAPS
         self.stalled = False
         self._settled = ""
+        #: When the turn began, and whether the recogniser has read it and has found a word.
+        self._began_at = 0.0
+        self._has_word: bool | None = None
         #: The most words of an interim transcript, when it first had them, and how many were no longer since then.
         self._most_words = 0
         self._news_at = 0.0
@@ -66,12 +73,18 @@ class TurnWords:
     def begin(self, *, now: float) -> None:
         """Forget the words: another turn begins."""
         self._settled = ""
+        self._began_at, self._has_word = now, None
         self._expect_news(now)
+
+    def wordless(self, *, now: float) -> bool:
+        """Return whether the recogniser has found no word in the turn, which has lasted for a while."""
+        return self._has_word is False and now - self._began_at >= _WORDLESS_SEC
 
     def tell(self, text: str, language: str, *, asked: str, settled: bool, now: float) -> None:
         """Take the text of the current utterance: a guess in a pause, or ``settled``. See ``how_unfinished``."""
         if not text.strip():
             return  # a guess is withdrawn
+        self._has_word = True
         said = f"{self._settled} {text}"[-_READ:]
         self.unfinished = how_unfinished(said, language, asked=asked)
         if settled:
@@ -82,6 +95,7 @@ class TurnWords:
     def interim(self, text: str, *, now: float) -> None:
         """Take an interim transcript of the current utterance, which may be the same as the last."""
         words = len(text.split())
+        self._has_word = self._has_word or words > 0
         if words > self._most_words:
             self._expect_news(now)
             self._most_words = words
@@ -155,7 +169,9 @@ def _is_open(words: list[str], lists: _Lists) -> Unfinished:
 def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     """Return whether a text ends in a row of digits or letters, of which more may follow."""
     begin, signs = len(words), 0
-    while begin and (found := _signs(words[begin - 1], lists, asked=asked)):
+    if words[-1] == _PLAIN and begin > 1 and (asked or _dictated(words[:-1], lists)):
+        return True  # "3.30" behind another group
+    while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or signs > 0)):
         begin, signs = begin - 1, signs + found
     length = len(words) - begin
     if not length:
@@ -167,14 +183,23 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     return length >= _LEAST_WORDS or not begin
 
 
-def _signs(word: str, lists: _Lists, *, asked: bool) -> int:
-    """Return how many digits or letters a word of a row stands for; 0 if it belongs to none."""
+def _dictated(words: list[str], lists: _Lists) -> bool:
+    """Return whether digits that follow these words are dictated: others come before, or they are named."""
+    named = any(word in lists.named for word in words[-_NAMED_WITHIN:])
+    return named or _signs(words[-1], lists, all_letters=False) > 0
+
+
+def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
+    """Return how many digits or letters a word of a row stands for; 0 if it belongs to none.
+
+    ``all_letters``: a letter that may be a word is a letter here.
+    """
     if word.isdecimal():
         return len(word)
     if word in lists.digits or word in lists.numbers:
         return 1
     if len(word) == 1 and word.isalpha():
-        return int(asked or word not in lists.words_that_are_letters)
+        return int(all_letters or word not in lists.words_that_are_letters)
     return 0
 
 
@@ -186,7 +211,7 @@ def _asks_to_dictate(asked: str, lists: _Lists) -> bool:
 def _words(text: str) -> list[str]:
     """Return the words of a text in lower case. A number like 3.5, 10:30 or 1,000 is a word that is no row."""
     found = _WORD.finditer(text.replace("_", " ").replace("’", "'").lower())
-    return ["%" if one["plain"] else one[0] for one in found]
+    return [_PLAIN if one["plain"] else one[0] for one in found]
 
 
 @cache

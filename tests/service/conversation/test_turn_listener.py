@@ -100,6 +100,9 @@ class User:
         assert self.budget.used == self.stream.held_bytes
         return self.budget.used
 
+    def withdraw_wordless_turn(self) -> bool:
+        return False
+
     def engine_is_behind(self) -> bool:
         return self.is_behind
 

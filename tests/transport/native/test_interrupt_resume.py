@@ -472,7 +472,7 @@ async def held_for_long(
         await client.until("speech_started")
         held_since = asyncio.get_running_loop().time()
         await stream(client, PAUSE)
-        while (frame := await client.until("output_chunk")).get("start_ms") != HEARD_MS:
+        while (await client.until("output_chunk")).get("start_ms") != HEARD_MS:
             pass
         assert asyncio.get_running_loop().time() - held_since == pytest.approx(MAX_HOLD_SEC, abs=0.5)
         yield client, request_id, listening
