@@ -14,7 +14,7 @@ PACKAGE: Final = "pywebrtc_audio"
 #: While the loudspeaker sounds, and so long after it, sound of which the canceller leaves less than this is silenced:
 #: it is echo that is yet to be learnt, as in the first words of a conversation.
 TAIL_MS: Final = 500
-LEFT_OVER: Final = 10 ** (-12 / 10)
+LEFT_OVER: Final = 10 ** (-18 / 10)
 #: The weight of the energy of 20 ms when the next 20 ms are judged: together they are some 100 ms.
 MEMORY: Final = 0.8
 #: Quieter samples are no sound.
