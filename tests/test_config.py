@@ -490,6 +490,15 @@ def test_what_is_there_is_not_refused(engine: EngineName) -> None:
     check_available(ServerConfig(engine=engine))
 
 
+def test_the_echo_of_calls_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServerConfig(engine=EngineName.FAKE, telephony={"cancel_echo": True})
+    monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: True)
+    check_available(config)
+    monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"cancel_echo needs its library: .*pip install 'omni_ws\[echo\]'"):
+        check_available(config)
+
+
 def test_tracing_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.config.startup.TRACING_PACKAGES", ("asyncio", "asyncio.queues"))
     check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
