@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     print(f"alone, with it: {alone} of {len(rooms) * len(answers)}\n")
     print("| echo | the person | from the second | interrupts | noticed after (median), without any echo |")
     print("|---|---|---|---|---|")
-    good = not alone
+    heard_late = asked_late = 0
     for gain, loudness in itertools.product(GAINS_DB, ("as the echo", "as the answer")):
         level = LEVEL * 10 ** (gain / 20) if loudness == "as the echo" else LEVEL
         for begin in BEGINS_SEC:
@@ -68,12 +68,13 @@ def main(arguments: Sequence[str] = ()) -> bool:
             plain = statistics.median(at - begin * 1000 for at in clear if at is not None)
             after = f"{statistics.median(heard):.0f}" if heard else "-"
             print(f"| {gain} dB | {loudness} | {begin:g} | {len(heard)} of {len(late)} | {after}, {plain:.0f} ms |")
-            if begin >= 2 and loudness == "as the answer":
-                good = good and len(heard) >= LEAST_HEARD * len(late)
+            if begin >= 2:
+                heard_late, asked_late = heard_late + len(heard), asked_late + len(late)
+    print(f"\nFrom the second second on, {heard_late} of {asked_late} interrupt.")
     cost = statistics.median(spent)
-    print(f"\nThe canceller takes {cost * 100:.1f} % of a core while an answer plays.")
+    print(f"The canceller takes {cost * 100:.1f} % of a core while an answer plays.")
     print_noise()
-    return good and cost <= MOST_CPU
+    return not alone and heard_late >= LEAST_HEARD * asked_late and cost <= MOST_CPU
 
 
 def at_level(samples: Samples, level: float) -> Samples:
@@ -90,13 +91,14 @@ def recorded(room: Room, clip: str, said: tuple[str, float, float] | None = None
     echo = np.convolve(answer, room.response)[: len(answer)]
     delay = room.delay_ms * SAMPLE_RATE // 1000
     heard = np.concatenate((np.zeros(delay), echo))[: len(answer)]
-    heard += np.random.default_rng(1).normal(0, 3e-4, len(answer))
+    heard = np.asarray(heard + np.random.default_rng(1).normal(0, 3e-4, len(answer)), np.float32)
     if said is not None:
         person, begin, level = said
         speech = at_level(clip_samples(person), level)
-        place = heard[round(begin * SAMPLE_RATE) :][: len(speech)]
-        place += speech[: len(place)]
-    return np.asarray(heard, np.float32)
+        first = round(begin * SAMPLE_RATE)
+        last = min(len(heard), first + len(speech))
+        heard[first:last] += speech[: last - first]
+    return heard
 
 
 def noticed(heard: Samples, clip: str, *, cleans: bool = True, spent: list[float] | None = None) -> int | None:
@@ -124,25 +126,20 @@ def without_echo(heard: Samples, clip: str, spent: list[float] | None) -> Iterat
 
 
 def print_noise() -> None:
-    """Print in how many windows noise is taken for speech, and speech in noise is noticed."""
-    generator = np.random.default_rng(3)
+    """Print how much of noise is taken for speech, and how much of speech is noticed in noise that is louder."""
+    white = np.random.default_rng(3).normal(0, 1, 10 * SAMPLE_RATE)
+    spectrum = np.fft.rfft(white)
+    pink = np.fft.irfft(spectrum / np.sqrt(np.arange(1, len(spectrum) + 1)), len(white))
     speech = np.concatenate([np.pad(at_level(clip_samples(clip), LEVEL), SAMPLE_RATE) for clip in PERSONS])
-    babble = sum(np.roll(np.resize(clip_samples(clip), len(speech)), 9000 * n) for n, clip in enumerate(ANSWERS * 3))
-    sounds = {
-        "white": generator.normal(0, 1, len(speech)),
-        "babble": babble,
-        "music": np.resize(noises(8)["music"], len(speech)),
-    }
     kinds: tuple[NoiseReduction | None, ...] = (None, "near_field", "far_field")
-    print("\n| noise, 10 dB below | windows of it above 0.5, alone: as it is, near, far | speech above 0.5 |")
+    print("\n| noise, 10 dB louder | taken for speech, alone: as it is, near, far | with speech |")
     print("|---|---|---|")
-    for name, sound in sounds.items():
-        noise = at_level(np.asarray(sound, np.float32), LEVEL / 10**0.5)
-        alone, over = [], []
-        for kind in kinds:
-            alone.append(f"{share_of_speech(noise, kind) * 100:.0f} %")
-            over.append(f"{share_of_speech(noise + speech, kind) * 100:.0f} %")
-        print(f"| {name} | {', '.join(alone)} | {', '.join(over)} |")
+    for name, sound in {"none": 0 * white, "white": white, "pink": pink, "music": noises(10)["music"]}.items():
+        noise = np.resize(np.asarray(sound, np.float32), len(speech))
+        noise = at_level(noise, LEVEL * 10**0.5) if noise.any() else noise
+        shares = [[share_of_speech(heard, kind) for kind in kinds] for heard in (noise, noise + speech)]
+        alone, over = (", ".join(f"{share * 100:.0f} %" for share in row) for row in shares)
+        print(f"| {name} | {alone} | {over} |")
 
 
 def share_of_speech(heard: Samples, kind: NoiseReduction | None) -> float:

@@ -20,6 +20,7 @@ from omni_ws.config import (
     check_exposure,
     load,
 )
+from omni_ws.config.model import TelephonyConfig
 from omni_ws.config.parts import FORMS, SERVER, AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.settings import SETTINGS, SettingKind
 from omni_ws.config.values import format_size, mark, parse_size
@@ -491,7 +492,7 @@ def test_what_is_there_is_not_refused(engine: EngineName) -> None:
 
 
 def test_the_echo_of_calls_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ServerConfig(engine=EngineName.FAKE, telephony={"cancel_echo": True})
+    config = ServerConfig(engine=EngineName.FAKE, telephony=TelephonyConfig(cancel_echo=True))
     monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: True)
     check_available(config)
     monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: False)

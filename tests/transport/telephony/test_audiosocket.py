@@ -63,8 +63,8 @@ async def ask(call: AsteriskCall, ms: int = 320) -> None:
 @pytest.mark.parametrize("cancels", [False, True])
 async def test_the_operator_has_the_echo_of_answers_taken_out(cancels: bool) -> None:
     pytest.importorskip("pywebrtc_audio")
-    fields = {"telephony": {"audiosocket_port": 0, "cancel_echo": cancels}}
-    async with live_server(talk(1), **fields) as server, asterisk_call(inline(server)) as call:
+    settings = {"audiosocket_port": 0, "cancel_echo": cancels}
+    async with live_server(talk(1), telephony=settings) as server, asterisk_call(inline(server)) as call:
         await call.identify()
         await ask(call)
         await call.hear(400)
