@@ -35,6 +35,7 @@ ELSEWHERE: Final = (
     "languages_heard",
     "voices",
     "network",
+    "own_echo",
     "pauses",
     "soak",
 )

@@ -17,6 +17,8 @@ LEAST_LAG_MS: Final = 20
 LAG_SHARE: Final = 0.5
 #: Devices whose clocks differ let played audio pile up. More is dropped, and the canceller finds the new delay.
 MOST_LAG_MS: Final = 250
+#: A piece of which the canceller leaves less than this share of its energy is silenced.
+LEFT_OVER: Final = 10 ** (-12 / 10)
 
 
 class NoEchoCanceller(Exception):
@@ -34,7 +36,7 @@ class EchoCanceller:
         if microphone_rate % 100:
             raise NoEchoCanceller(f"it does not work at the microphone's rate of {microphone_rate} Hz")
         try:
-            self._remover = EchoRemover(microphone_rate)
+            self._remover = EchoRemover(microphone_rate, left_over=LEFT_OVER)
         except ImportError:
             raise NoEchoCanceller(
                 f"the library pywebrtc-audio is not installed: {sys.executable} -m pip install pywebrtc-audio"

@@ -20,6 +20,7 @@ from omni_ws.config import (
     check_exposure,
     load,
 )
+from omni_ws.config.model import TelephonyConfig
 from omni_ws.config.parts import FORMS, SERVER, AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.settings import SETTINGS, SettingKind
 from omni_ws.config.values import format_size, mark, parse_size
@@ -488,6 +489,15 @@ def test_remote_settings_that_can_work() -> None:
 @pytest.mark.parametrize("engine", [EngineName.EMBEDDED, EngineName.FAKE])
 def test_what_is_there_is_not_refused(engine: EngineName) -> None:
     check_available(ServerConfig(engine=engine))
+
+
+def test_the_echo_of_calls_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServerConfig(engine=EngineName.FAKE, telephony=TelephonyConfig(cancel_echo=True))
+    monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: True)
+    check_available(config)
+    monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"cancel_echo needs its library: .*pip install 'omni_ws\[echo\]'"):
+        check_available(config)
 
 
 def test_tracing_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:

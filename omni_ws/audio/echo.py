@@ -12,9 +12,9 @@ from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_p
 
 PACKAGE: Final = "pywebrtc_audio"
 #: While the loudspeaker sounds, and so long after it, sound of which the canceller leaves less than this is silenced:
-#: it is echo that is yet to be learnt, as in the first words of a conversation.
+#: it is echo that is yet to be learnt, as in the first words of a conversation. A person may be as loud as the echo.
 TAIL_MS: Final = 500
-LEFT_OVER: Final = 10 ** (-12 / 10)
+LEFT_OVER: Final = 10 ** (-18 / 10)
 #: The weight of the energy of 20 ms when the next 20 ms are judged: together they are some 100 ms.
 MEMORY: Final = 0.8
 #: Quieter samples are no sound.
@@ -39,16 +39,17 @@ def has_library() -> bool:
 class EchoRemover:
     """Takes what a loudspeaker plays out of what a microphone hears; both are 16-bit mono at ``sample_rate``.
 
-    How late the echo is, up to half a second, is found out. For use by one thread at a time. Raises ImportError without
-    the library.
+    How late the echo is, up to half a second, is found out. Sound of which less than ``left_over`` is left is silenced.
+    For use by one thread at a time. Raises ImportError without the library.
     """
 
-    def __init__(self, sample_rate: int) -> None:
+    def __init__(self, sample_rate: int, *, left_over: float = LEFT_OVER) -> None:
         import pywebrtc_audio as library
 
         self._processor: Any = library.AudioProcessor(sample_rate=sample_rate, echo_cancellation=True)
         #: Hum and a constant, which the canceller takes out as well, are no echo.
         self._without_hum: Any = library.AudioProcessor(sample_rate=sample_rate, high_pass_filter=True)
+        self._left_over = left_over
         self._samples_per_ms = sample_rate / 1000
         self._tail_ms = 0.0
         #: The energy of what was heard and of what was passed on, of late.
@@ -62,7 +63,7 @@ class EchoRemover:
         self._heard = memory * self._heard + _energy(self._without_hum.process(near))
         self._kept = memory * self._kept + _energy(cleaned)
         self._tail_ms = TAIL_MS if far.max() > QUIET else self._tail_ms - lasts_ms
-        if self._tail_ms > 0 and self._kept < LEFT_OVER * self._heard:
+        if self._tail_ms > 0 and self._kept < self._left_over * self._heard:
             return np.zeros_like(near)
         return cleaned
 

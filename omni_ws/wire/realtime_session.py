@@ -364,7 +364,7 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
     shown_input = {
         "format": _shown_format(config.input_audio.format, config.input_audio.sample_rate),
         "transcription": msgspec.to_builtins(session.audio.input.transcription),
-        "noise_reduction": None if (kind := config.input_audio.noise_reduction) is None else {"type": kind},
+        "noise_reduction": None if (kind := config.input_audio.noise_reduction) is UNSET else {"type": kind},
         "turn_detection": _shown_detection(
             config, creates=session.answers_turns, interrupts=session.interrupts_answers
         ),

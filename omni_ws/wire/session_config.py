@@ -80,7 +80,7 @@ class InputAudioConfig(Struct, frozen=True, kw_only=True):
     keywords: Annotated[list[Keyword], Meta(max_length=MAX_KEYWORDS)] | UnsetType = UNSET
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT_CHARACTERS)] | UnsetType = UNSET
     echo: Literal["client", "server"] | UnsetType = UNSET
-    noise_reduction: Literal["near_field", "far_field"] | None = None
+    noise_reduction: Literal["near_field", "far_field"] | UnsetType = UNSET
 
 
 class OutputAudioConfig(Struct, frozen=True, kw_only=True):

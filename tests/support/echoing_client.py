@@ -84,7 +84,8 @@ class EchoingClient:
                 self.finals.append(frame)
 
     def _play(self, frame: dict[str, Any]) -> None:
-        samples = resampled(np.frombuffer(frame["audio"], "<i2").astype(np.float32) / 32768, self._rate, SAMPLE_RATE)
+        received = np.frombuffer(frame["audio"], "<i2").astype(np.float32) / np.float32(32768)
+        samples = resampled(received, self._rate, SAMPLE_RATE)
         begin = max(len(self._played), self.now)
         if self._answer is None or self._answer[0] != frame["request_id"]:
             self._answer = (frame["request_id"], begin, frame["sequence_id"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from omni_ws.audio.container import parse_audio_format
 from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, OutputModality, Task
@@ -222,7 +223,7 @@ class Configuration:
             self.effective.turn_detection,
             AudioFormat(audio.format, audio.sample_rate, audio.channels),
             echo=audio.echo == "server",
-            noise=audio.noise_reduction,
+            noise=None if isinstance(audio.noise_reduction, UnsetType) else audio.noise_reduction,
         )
 
     def check_chunk(self, chunk: InputChunk) -> None:
@@ -381,7 +382,7 @@ def _for_echo(config: SessionConfig) -> dict[str, Any]:
 
 def _check_cleaning(audio: InputAudioConfig, *, cleans_audio: bool) -> None:
     """Raise UnsupportedParameter for echo or noise that is to be taken out without the library for that."""
-    wanted = {"echo": audio.echo == "server", "noise_reduction": audio.noise_reduction is not None}
+    wanted = {"echo": audio.echo == "server", "noise_reduction": audio.noise_reduction is not UNSET}
     for name, asked in wanted.items():
         if asked and not cleans_audio:
             raise UnsupportedParameter(

@@ -18,7 +18,8 @@ from support.speech_clips import clip_bytes, silence
 
 from omni_ws.audio.codec import AudioEncoder, encode_file
 from omni_ws.audio.container import wav_header
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.own_echo import DELAY
+from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, InputChunk, InputMode, Modality, StartTrigger
@@ -26,6 +27,7 @@ from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
+from omni_ws.core.sent_sound import Playing, SentPiece
 from omni_ws.core.start_policy import ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
@@ -84,6 +86,9 @@ class User:
     errors: list[OmniError] = field(default_factory=list)
     progressed: asyncio.Event = field(default_factory=asyncio.Event)
     is_behind: bool = False
+    #: An answer of noise that plays, as long as ``keeps_sound``.
+    sound: SentPiece | None = None
+    keeps_sound: bool = False
 
     def __post_init__(self) -> None:
         self.budget = ByteBudget(1 << 26)
@@ -115,9 +120,11 @@ class User:
 
     # what it does
 
-    def listen(self, *, audio: AudioFormat = MONO, padding: float = 0, silence_ms: float = 500) -> None:
+    def listen(
+        self, *, audio: AudioFormat = MONO, padding: float = 0, silence_ms: float = 500, **cleaning: Any
+    ) -> None:
         turns = TurnDetectionConfig(type="server_vad", prefix_padding_ms=padding, silence_duration_ms=silence_ms)
-        self.listener.configure(ListeningSettings(turns, audio))
+        self.listener.configure(ListeningSettings(turns, audio, **cleaning))
 
     def stop_listening(self) -> None:
         self.listener.configure(ListeningSettings(None, MONO))
@@ -153,6 +160,14 @@ class User:
         await self.workers.idle.wait()
 
     # what it asks and tells
+
+    def keep_sound(self, wanted: bool) -> None:
+        self.keeps_sound = wanted
+
+    def what_plays(self, *, ago_ms: float) -> Playing:
+        heard_ms = self._number * 20 - ago_ms
+        sent, self.sound = (() if self.sound is None else (self.sound,)), None
+        return Playing(heard_ms, "a", heard_ms, sounds=self.is_playing, moves=True, sent=sent)
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         for event in events:
@@ -836,6 +851,103 @@ async def test_recorded_turns_are_the_same_audio_whatever_the_chunks_are(size: i
         assert request.audio in RECORDING
         spoken_ms = stopped - started
         assert spoken_ms + 300 <= len(request.audio) / MS <= spoken_ms + 300 + END_MS + WINDOW_MS
+
+
+# echo and noise
+
+
+@pytest.fixture
+def _library() -> None:
+    pytest.importorskip("pywebrtc_audio")
+
+
+@pytest.mark.usefixtures("_library")
+@pytest.mark.parametrize("audio", [MONO, AudioFormat(AudioEncoding.PCM16, 8_000)], ids=["16 kHz", "8 kHz"])
+async def test_while_nothing_plays_a_turn_has_its_samples_as_they_are(audio: AudioFormat) -> None:
+    """At 16 kHz bit for bit; at another rate as a decoder makes them."""
+    user = User(InlineWorkers())
+    user.listen(audio=audio, echo=True)
+    sent = quiet(320) + loud(320) + quiet(640)
+    await user.speak(sent)
+    assert user.listener.audio == turn_listener.DECODED
+    [request] = user.requests
+    if audio is MONO:
+        assert request.audio == sent[320 * MS : (640 + END_MS) * MS]
+    assert user.keeps_sound
+    user.listener.close()
+
+
+@pytest.mark.usefixtures("_library")
+async def test_what_is_cleaned_is_judged_and_joins_the_request() -> None:
+    """The microphone hears nothing but the answer: with the canceller there is no turn."""
+    noise = np.random.default_rng(2).normal(0, 6000, 16_000 * 5).clip(-30_000, 30_000).astype("<i2").tobytes()
+    turns = []
+    for echo in (False, True):
+        user = User(InlineWorkers())
+        user.sound = SentPiece("a", 0, MONO, noise)
+        user.is_playing = True
+        user.listen(echo=echo)
+        await user.speak(bytes(60 * MS) + noise[: 3000 * MS])
+        turns.append(len(user.requests))
+        await user.settle()
+        user.listener.close()
+    assert turns == [1, 0]
+
+
+def heard_by_detector(user: User) -> list[Samples]:
+    heard: list[Samples] = []
+
+    class Detector(LoudnessDetector):
+        def process(self, samples: Samples) -> list[float]:
+            heard.append(samples)
+            return super().process(samples)
+
+    user.workers.new_detector = Detector
+    return heard
+
+
+@pytest.mark.usefixtures("_library")
+async def test_a_chunk_of_seconds_is_cleaned_in_slices_and_no_sample_is_lost() -> None:
+    user = User(InlineWorkers())
+    user.sound = SentPiece("a", 0, MONO, (np.arange(16_000 * 9) % 97).astype("<i2").tobytes())
+    user.is_playing = True
+    heard = heard_by_detector(user)
+    user.listen(echo=True)
+    user.send(loud(4000))
+    await user.settle()
+    assert 0 < 4000 * 16 - sum(map(len, heard)) < DELAY + 160
+    user.finish()
+    await user.settle()
+    assert sum(map(len, heard)) == 4000 * 16
+    assert user.held == LOOK_BACK_MS * MS
+
+
+@pytest.mark.usefixtures("_library")
+async def test_noise_is_suppressed_for_the_detector_only() -> None:
+    user = User(InlineWorkers())
+    heard = heard_by_detector(user)
+    user.listen(noise="far_field")
+    sent = quiet(320) + loud(640) + quiet(960)
+    await user.speak(sent)
+    user.finish()
+    await user.settle()
+    detected = np.concatenate(heard)
+    assert 0 < len(sent) / 2 - len(detected) <= 16 * 16
+    assert not np.array_equal(pcm16_from_samples(detected).tobytes(), sent[: 2 * len(detected)])
+    [request] = user.requests
+    assert request.audio in sent
+    user.listener.close()
+
+
+@pytest.mark.usefixtures("_library")
+async def test_settings_without_echo_keep_no_sound(user: User) -> None:
+    kept = [user.keeps_sound]
+    user.listen(echo=True)
+    await user.settle()
+    kept.append(user.keeps_sound)
+    user.stop_listening()
+    await user.settle()
+    assert [*kept, user.keeps_sound] == [False, True, False]
 
 
 # pauses that a judge judges

@@ -42,6 +42,51 @@ async def test_effective_values_come_back() -> None:
         assert (updated["turn_detection"], updated["max_lead_ms"]) == (None, None)
 
 
+@pytest.mark.parametrize("lead_ms", [5000, 5001, None])
+async def test_the_server_takes_out_its_echo_of_what_it_sends_a_little_ahead(lead_ms: int | None) -> None:
+    pytest.importorskip("pywebrtc_audio")
+    async with live_server() as server, native_client(server) as client:
+        updated = await client.configure(
+            input_audio={"echo": "server", "noise_reduction": "far_field"},
+            turn_detection={"type": "server_vad"},
+            max_lead_ms=lead_ms,
+        )
+        assert updated["input_audio"]["echo"] == "server"
+        assert updated["input_audio"]["noise_reduction"] == "far_field"
+        assert updated["max_lead_ms"] == (400 if lead_ms is None else 5000)
+        updated = await client.configure(input_audio={"echo": "client", "noise_reduction": None}, max_lead_ms=9000)
+        assert (updated["input_audio"]["echo"], updated["max_lead_ms"]) == ("client", 9000)
+        assert "noise_reduction" not in updated["input_audio"]
+
+
+async def test_echo_of_compressed_answers_and_unknown_cleaning_are_refused() -> None:
+    pytest.importorskip("pywebrtc_audio")
+    async with live_server() as server, native_client(server) as client:
+        turns = {"type": "server_vad"}
+        for fields, code, param in [
+            ({"input_audio": {"echo": "server"}, "output_audio": {"format": "wav"}}, "unsupported_format", "echo"),
+            ({"input_audio": {"echo": "both"}}, "invalid_value", "echo"),
+            ({"input_audio": {"noise_reduction": "loud"}}, "invalid_value", "noise_reduction"),
+        ]:
+            await client.send("session_config", turn_detection=turns, **fields)
+            error = await client.error()
+            assert (error["code"], error["param"]) == (code, f"input_audio.{param}")
+
+
+@pytest.mark.parametrize("fields", [{"echo": "server"}, {"noise_reduction": "near_field"}])
+async def test_cleaning_without_the_library_is_refused_with_the_line_that_installs_it(
+    fields: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_ws.service.listening.workers.has_library", lambda: False)
+    async with live_server() as server, native_client(server) as client:
+        await client.send("session_config", input_audio=fields)
+        error = await client.error()
+        assert (error["code"], error["param"]) == ("unsupported_parameter", f"input_audio.{next(iter(fields))}")
+        assert "pip install 'omni_ws[echo]'" in error["message"]
+        updated = await client.configure(input_audio={"echo": "client"})
+        assert updated["input_audio"]["echo"] == "client"
+
+
 async def test_patches_merge_and_null_restores() -> None:
     async with live_server() as server, native_client(server) as client:
         await client.configure(

@@ -71,6 +71,33 @@ async def test_a_session_begins_with_what_is_in_effect() -> None:
         assert (session["output_modalities"], session["max_output_tokens"]) == (["audio"], "inf")
 
 
+async def test_echo_and_noise_are_taken_out_if_they_are_asked_for() -> None:
+    pytest.importorskip("pywebrtc_audio")
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        heard = {"echo": "server", "noise_reduction": {"type": "far_field"}}
+        session = await client.update(audio={"input": heard})
+        assert session["audio"]["input"]["echo"] == "server"
+        assert session["audio"]["input"]["noise_reduction"] == {"type": "far_field"}
+        listener = server.app.sessions
+        [conversation] = listener.conversations
+        assert conversation.configuration.effective.max_lead_ms == 5000
+        assert conversation.configuration.listening.noise == "far_field"
+        session = await client.update(audio={"input": {"echo": None, "noise_reduction": None}})
+        assert session["audio"]["input"]["noise_reduction"] is None
+        assert "echo" not in session["audio"]["input"]
+        error = await refused(client, audio={"input": {"noise_reduction": {"type": "much"}}})
+        assert (error["code"], error["param"]) == ("invalid_value", "session.audio.input.noise_reduction.type")
+
+
+async def test_without_the_library_noise_stays_and_echo_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.service.listening.workers.has_library", lambda: False)
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        session = await client.update(audio={"input": {"noise_reduction": {"type": "near_field"}}})
+        assert session["audio"]["input"]["noise_reduction"] is None
+        error = await refused(client, audio={"input": {"echo": "server"}})
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "session.audio.input.echo")
+
+
 async def test_fields_are_merged_and_null_is_a_value() -> None:
     async with live_server(CapableEngine()) as server, realtime_client(inline(server)) as client:
         session = await client.update(

@@ -62,6 +62,22 @@ async def ask(call: AsteriskCall, ms: int = 320) -> None:
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_the_operator_has_the_echo_of_answers_taken_out(cancels: bool) -> None:
+    pytest.importorskip("pywebrtc_audio")
+    settings = {"audiosocket_port": 0, "cancel_echo": cancels}
+    async with live_server(talk(1), telephony=settings) as server, asterisk_call(inline(server)) as call:
+        await call.identify()
+        await ask(call)
+        await call.hear(400)
+        [conversation] = server.app.sessions.conversations
+        assert (conversation.configuration.effective.input_audio.echo == "server") is cancels
+        assert (conversation.ledger.sound is not None) is cancels
+        await call.send(0x00)
+        await call.hung_up()
+
+
+@pytest.mark.virtual_clock
 async def test_a_turn_is_echoed_and_a_hang_up_ends_the_call() -> None:
     async with live_server(**ON) as server, asterisk_call(inline(server)) as call:
         await call.identify()
