@@ -93,8 +93,10 @@ class ConfigurationRules:
     forced_start_policy: str | None = None
     #: The kinds of turn detection that this kind of session has.
     turn_detection_types: Sequence[TurnDetectionType] = ()
-    #: Whether this kind of session can begin with a greeting.
+    #: Whether this kind of session can begin with a greeting, and ask whether the user is still there.
     greeting: bool = False
+    #: The operator's own sentence while a tool works; empty: nothing is said then; None: see ``remarks``.
+    tool_filler: str | None = None
     #: The default of ``instructions`` if answers are spoken.
     spoken_instructions: str = ""
     #: The same if there are tools.
@@ -289,8 +291,7 @@ class Configuration:
             with_tools = bool(changes.get("tools", config.tools))
             own = rules.spoken_instructions_with_tools if with_tools else rules.spoken_instructions
             changes["instructions"] = config.instructions or own
-        if config.greeting and not rules.greeting:
-            raise UnsupportedParameter("greeting is not supported in a session of one request", param="greeting")
+        _check_remarks(config, rules)
         if config.turn_detection is not None:
             changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
@@ -357,6 +358,17 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
     return changes
 
 
+def _check_remarks(config: SessionConfig, rules: ConfigurationRules) -> None:
+    """Raise UnsupportedParameter for a greeting or an idle prompt that cannot be said here."""
+    asks = config.idle_prompt is not None and config.idle_prompt.after_sec > 0
+    can_say = "text" in config.modalities or Task.SPEECH in rules.capabilities.tasks
+    for name in [name for name, wanted in (("greeting", bool(config.greeting)), ("idle_prompt", asks)) if wanted]:
+        if not rules.greeting:
+            raise UnsupportedParameter(f"{name} is not supported in a session of one request", param=name)
+        if not can_say:
+            raise UnsupportedParameter(f"{name} without text output is not supported by this engine", param=name)
+
+
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     """Raise an error that names the first field that the engine or this server does not support."""
     if not config.modalities:
@@ -364,8 +376,6 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     for modality in config.modalities:
         if OutputModality(modality) not in capabilities.output_modalities:
             raise UnsupportedParameter(f"{modality} output is not supported by this engine", param="modalities")
-    if config.greeting and "text" not in config.modalities and Task.SPEECH not in capabilities.tasks:
-        raise UnsupportedParameter("greeting without text output is not supported by this engine", param="greeting")
     if config.speed != 1 and not capabilities.speed:
         raise UnsupportedParameter("speech at another speed is not supported by this engine", param="speed")
     if config.task not in capabilities.tasks:

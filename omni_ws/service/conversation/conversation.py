@@ -39,9 +39,10 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger, Task, ToolCall
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
@@ -62,6 +63,7 @@ from omni_ws.service.conversation.configuration import Configuration, Configurat
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
+from omni_ws.service.conversation.remarks import Remark, Remarks
 from omni_ws.service.conversation.request import (
     FieldNames,
     Request,
@@ -69,7 +71,7 @@ from omni_ws.service.conversation.request import (
     SavedRequest,
     as_they_are,
 )
-from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
+from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.failure import identified, new_id, unexpected
@@ -81,7 +83,7 @@ from omni_ws.service.observing.observer import (
     SpeechHeard,
 )
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
-from omni_ws.wire.session_config import SessionConfig
+from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +162,9 @@ class Conversation:
         self.account = budget
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
+        self._remarks = Remarks(self._results.done)
+        #: The request of the latest filler.
+        self._filler: str | None = None
         self.stream = self._new_stream(now())
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
@@ -224,6 +229,7 @@ class Conversation:
         """Notify ``attachment`` of output, room and time from now on, in place of the one before."""
         self._attached = attachment
         self.outbox.attach(attachment)
+        self._note_quiet()
         self.watch_time()
 
     def detach(self) -> None:
@@ -256,6 +262,7 @@ class Conversation:
             self._flow.listen(self._listener)
         if self._listener is not None:
             self._listener.configure(listening)
+        self.watch_time()
 
     def follow(self, rules: ConfigurationRules) -> None:
         """Apply other rules, as the engine has become another one: as soon as no request runs, and there is memory."""
@@ -283,9 +290,39 @@ class Conversation:
         """Say the configured greeting, if there is one and no request has opened yet."""
         config = self.configuration.effective
         if config.greeting.strip() and not self.queue.opened:
-            request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
-            self.queue.announce_greeting(request)
+            request = self._new_request(remark_input(), remark_configuration(config), by_speech=False)
+            self.queue.announce_remark(request, config.greeting, StartTrigger.GREETING, field="greeting")
             self._admit_request(request, interrupts=False)
+
+    def _speak_unasked(self, now: float) -> None:
+        """Say what is due after a silence. Raises SessionTimeout if the user has not answered the idle prompt."""
+        config, own = self.configuration.effective, self.configuration.rules.tool_filler
+        when = self._remarks.get_timer(config)
+        if when is None or now < when or self._draining:
+            return
+        if self.ledger.playing(now):  # the client plays more slowly than was thought
+            self._note_quiet()
+            return
+        remark = self._remarks.due(config, language=self._language_to_say(config), filler=own, now=now)
+        if remark is not None:
+            self._say(remark, config)
+
+    def _say(self, remark: Remark, config: SessionConfig) -> None:
+        request = self._new_request(remark_input(), remark_configuration(config), by_speech=False)
+        request.is_whole(input_kept=False, answer_kept=remark.kept, context=None)
+        if remark.why is StartTrigger.FILLER:
+            self._filler = request.request_id
+        self.queue.announce_remark(request, remark.text, remark.why, field=remark.field, language=remark.language)
+        request.timeline.mark_admitted()
+        self.queue.append(request, before_results=True)
+        self._update_answering()
+
+    def _language_to_say(self, config: SessionConfig) -> str | None:
+        """Return the language of the talk (primary subtag of RFC 5646); None if the voice does not speak it."""
+        able = self.engine.capabilities
+        reads = primary_subtag(able.voice_languages.get(config.voice or next(iter(able.voices), ""), ""))
+        wanted = spoken_language(config.input_audio) or self.ledger.language or reads or "en"
+        return wanted if wanted in able.speech_languages or reads in ("", wanted) else None
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
@@ -350,8 +387,11 @@ class Conversation:
         """
         receiving = self.receiving
         named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)
+        self._stop_fillers(request_id, named)
         if named is None and request_id is not None:
-            self.ledger.stop(request_id, self._now())  # it has ended, and may still sound
+            # It has ended, and may still sound. If it does not, nobody wants to know what its tools find.
+            if not self.ledger.stop(request_id, self._now()) and (entry := self.ledger.find(request_id)) is not None:
+                self._withdraw(entry.tool_calls)
             return
         holding = self.queue.holding if request_id is None else None
         cuts_input = request_id is None or named is receiving
@@ -366,6 +406,7 @@ class Conversation:
             self.ledger.silence(self._now())
         if named is not None:
             self.queue.cancel(named)
+            self._withdraw(named.tool_calls)
         if holding is not None and holding is not receiving and self.queue.find(holding.request_id) is not None:
             self.queue.cancel(holding)
         if cuts_input and receiving is not None:
@@ -376,6 +417,18 @@ class Conversation:
         if cuts_input and self._listener is not None:
             self._listener.cancel()
         self._flow.renew_credit()
+
+    def _stop_fillers(self, request_id: str | None, named: Request | None) -> None:
+        """Say no more fillers for the tools that work, if a cancel stops one."""
+        if self._filler is None or request_id not in (None, self._filler):
+            return
+        if (named is not None and named.remark) or self.ledger.stop(self._filler, self._now()):
+            self._remarks.stop_fillers()
+
+    def _withdraw(self, calls: Sequence[ToolCall]) -> None:
+        """Want no results of the calls of a request that the client has cancelled."""
+        self._results.withdraw(calls)
+        self.watch_time()
 
     def report_playback(
         self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
@@ -469,8 +522,8 @@ class Conversation:
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)
         settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
-        if saved.greeting:
-            settings = greeting_input().settings
+        if saved.remark:
+            settings = remark_input().settings
         session = RequestInput.restored(settings, saved.input)
         request = self._make_request(
             saved.request_id, session, saved.config, by_speech=saved.by_speech, options=saved.options
@@ -516,7 +569,8 @@ class Conversation:
 
     def get_timer(self) -> float | None:
         """Return when the client's time is up; None if never."""
-        times = (self.stream.get_timer(), self.outbox.get_timer())
+        remark = None if self._draining else self._remarks.get_timer(self.configuration.effective)
+        times = (self.stream.get_timer(), self.outbox.get_timer(), remark)
         return min((when for when in times if when is not None), default=None)
 
     def watch_time(self) -> None:
@@ -540,6 +594,7 @@ class Conversation:
         try:
             self.outbox.handle_timer(now)
             self.stream.handle_timer(now=now)
+            self._speak_unasked(now)
         except OmniError as error:
             self._attached.time_is_up(error)
         else:
@@ -625,10 +680,34 @@ class Conversation:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
             self._stop_receiving()
+        self._note_calls(request)
         self._update_answering()
         self._flow.offer()
         if self._rules_to_follow is not None:
             self._follow_if_idle()
+
+    def _note_calls(self, request: Request) -> None:
+        """Tell Remarks of the tools that work from now on, if something can be said meanwhile."""
+        if request.remark and request.error is not None:
+            self._remarks.stop_fillers()
+        calls, config = request.tool_calls, request.config
+        if not calls or not request.answerable or not request.entry.answer_kept or self.stream.single_request:
+            return
+        wanted = config.tool_filler and self.configuration.rules.tool_filler != ""
+        if wanted and "audio" in config.modalities and Task.SPEECH in self.engine.capabilities.tasks:
+            self._remarks.call([call.id for call in calls], spoken=request.entry.sent_ms > 0)
+
+    def _note_quiet(self) -> None:
+        """Tell Remarks whether anybody speaks, or an answer is due, and if not, since when."""
+        if self.stream.single_request:
+            return
+        due = [one for one in self.queue.requests if one is not self.receiving or not one.session.only_results]
+        if due or self._speech is not None:
+            by_user = self._speech is not None or any(not (one.remark or one.session.only_results) for one in due)
+            self._remarks.disturb(by_user=by_user)
+        else:
+            self._remarks.quiet(self.ledger.played_by(self._now()))
+            self.watch_time()
 
     def offer_input(self) -> None:
         """Tell the attachment that input may continue: it was full, or there is credit for a whole chunk again."""
@@ -655,6 +734,7 @@ class Conversation:
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
         if is_input and self.receiving is not None:
             speech.joins(self.receiving)
+        self._note_quiet()
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
@@ -662,6 +742,7 @@ class Conversation:
         speech, self._speech = self._speech, None
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
+        self._note_quiet()
         self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
 
     def _tell_speech(self, frame: SpeechStartedFrame | SpeechStoppedFrame) -> None:
@@ -828,7 +909,7 @@ class Conversation:
             return
         if interrupts:
             self.queue.interrupt(by=request)
-        self.queue.append(request)
+        self.queue.append(request, before_results=interrupts)
         self._update_answering()
 
     def _check_room(self, *, waits: bool) -> None:
@@ -869,6 +950,7 @@ class Conversation:
 
     def _update_answering(self) -> None:
         """Suspend the idle time-out while an answer is due for input that is complete, or frozen."""
+        self._note_quiet()
         answering = any(
             request is not self.receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
             for request in self.queue.requests

@@ -18,6 +18,7 @@ from omni_ws.core.chunks import (
     OutputChunk,
     OutputModality,
     OutputSequencer,
+    StartTrigger,
     Task,
     Usage,
     WordsKnown,
@@ -191,18 +192,27 @@ class RequestQueue:
         self.opened += 1
         self._sequencer.open(request.request_id)
 
-    def append(self, request: Request) -> None:
-        """Queue a request. Call ``wake`` when it has started or failed."""
-        if self._held is not None and self._held.by is not request:
-            self._give_up()
-        self.requests.append(request)
+    def append(self, request: Request, *, before_results: bool = False) -> None:
+        """Queue a request. Call ``wake`` when it has started or failed.
 
-    def announce_greeting(self, request: Request) -> None:
-        """Start the greeting that has just opened, and announce it, even if it is refused afterwards.
-
-        By its ``response_started`` a client knows that the answer belongs to none of its requests.
+        ``before_results``: the request is answered before tool results that nobody has begun to tell.
         """
-        started = request.greet(_name_in_configuration)
+        if self._held is not None and self._held.by is not request and not request.waits_to_tell:
+            self._give_up()
+        place = len(self.requests)
+        while before_results and place and self.requests[place - 1].waits_to_tell:
+            place -= 1
+        self.requests.insert(place, request)
+
+    def announce_remark(
+        self, request: Request, text: str, why: StartTrigger, *, field: str | None = None, language: str | None = None
+    ) -> None:
+        """Start a remark of the server that has just opened, and announce it, even if it is refused afterwards.
+
+        By its ``response_started`` a client knows that the answer belongs to none of its requests. ``field`` is the
+        field of the configuration that ``text`` is from.
+        """
+        started = request.say_unasked(text, why, lambda param: field if param == "text" else param, language=language)
         self._outbox.put_nowait(started_frame(request))
         request.note_announced()
         request.timeline.mark_policy_fired(started)
@@ -210,13 +220,17 @@ class RequestQueue:
         self._wake.set()
 
     def interrupt(self, *, by: Request) -> None:
-        """Cancel all requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows."""
+        """Cancel requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows.
+
+        Tool results that nobody has begun to tell stay, and are told after the answer to ``by``.
+        """
         if self._may_hold(by):
             self._hold(self.waiting[0], by)
             return
         self._ledger.silence(by.timeline.now())
         for earlier in self.waiting:
-            self.cancel(earlier, by=by)
+            if not earlier.waits_to_tell:
+                self.cancel(earlier, by=by)
 
     def wake(self) -> None:
         """Have the queue look at its requests again, as the state of one has changed."""
@@ -426,7 +440,7 @@ class RequestQueue:
             return False
         if not self._engine.capabilities.transcripts or by.session.settings.mode is InputMode.SNAPSHOT:
             return False
-        waiting = self.waiting
+        waiting = [one for one in self.waiting if not one.waits_to_tell]
         if len(waiting) != 1 or waiting[0].state is not RequestState.ANSWERING:
             return False
         first = waiting[0]
@@ -589,8 +603,8 @@ class RequestQueue:
         if request.cut.made:  # nobody wants the answer any more
             await writer.answer(self._engine.generate, ())
             return
-        if request.greeting:
-            finished = await writer.answer(partial(say_greeting, self._engine, request), ())
+        if request.remark:
+            finished = await writer.answer(partial(say_remark, self._engine, request), ())
         else:
             if held is None and not request.held_back:
                 self._announce(request)
@@ -641,25 +655,25 @@ async def _over(answer: asyncio.Task[None]) -> None:
             await asyncio.wait([answer])
 
 
-# The greeting: an answer without a question, with which a session begins.
+# What the server says unasked: an answer without a question, such as the greeting with which a session begins.
 
 
-def greeting_input() -> RequestInput:
-    """Return the input of a greeting, which never gets any chunk."""
+def remark_input() -> RequestInput:
+    """Return the input of a remark, which never gets any chunk."""
     return RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
 
 
-def greeting_configuration(config: SessionConfig) -> SessionConfig:
-    """Return the configuration for the greeting of a session that begins with ``config``."""
+def remark_configuration(config: SessionConfig) -> SessionConfig:
+    """Return the configuration for a remark in a session with ``config``."""
     return msgspec.structs.replace(config, task=Task.SPEECH)
 
 
-async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest, out: OutputWriter) -> None:
-    """Write a greeting: its text, if text is wanted, then its speech, if audio is wanted and ``engine`` reads aloud.
+async def say_remark(engine: Engine, request: Request, generation: GenerationRequest, out: OutputWriter) -> None:
+    """Write a remark: its text, if text is wanted, then its speech, if audio is wanted and ``engine`` reads aloud.
 
     Sampling settings, such as a limit on tokens, are not passed on: they are for text that a model generates.
     """
-    text = request.greeting
+    text, language = request.remark, request.remark_language
     writes = OutputModality.TEXT in generation.modalities
     if writes:
         out.write(TextOutput(text))
@@ -667,13 +681,17 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
         out.write(Finished(FinishReason.STOP, Usage(output_tokens=count_words(text))))
         return
     wanted = dataclasses.replace(
-        generation, input=_text_input(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}
+        generation,
+        input=_text_input(text),
+        modalities=frozenset({OutputModality.AUDIO}),
+        sampling={},
+        speech_language=language if language in engine.capabilities.speech_languages else None,
     )
-    await engine.generate(wanted, _SpokenGreeting(out, request, said=writes))
+    await engine.generate(wanted, _SpokenRemark(out, request, said=writes))
 
 
-class _SpokenGreeting(OutputFilter):
-    """An OutputFilter that passes the speech of a greeting. With the first audio its text enters the history.
+class _SpokenRemark(OutputFilter):
+    """An OutputFilter that passes the speech of a remark. With the first audio its text enters the history.
 
     Not if it has entered already (``said``).
     """
@@ -686,7 +704,7 @@ class _SpokenGreeting(OutputFilter):
     def write(self, output: EngineOutput) -> None:
         if isinstance(output, AudioOutput):
             if not self._said:
-                self._request.entry.say(self._request.greeting)  # for the history; what was heard is known later
+                self._request.entry.say(self._request.remark)  # for the history; what was heard is known later
                 self._said = True
             self._out.write(output)
         elif isinstance(output, Finished):
@@ -696,11 +714,6 @@ class _SpokenGreeting(OutputFilter):
 async def _text_input(text: str) -> AsyncIterator[InputChunk]:
     """Yield ``text`` as an input of one chunk."""
     yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)
-
-
-def _name_in_configuration(param: str | None) -> str | None:
-    """Return the configuration's name for a field in an engine's error: the greeting is the engine's input text."""
-    return "greeting" if param == "text" else param
 
 
 class WakeUp:
