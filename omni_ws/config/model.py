@@ -453,6 +453,9 @@ class TelephonyConfig(Section):
     )
     audiosocket_instructions: Text | None = setting("`instructions` of the calls over AudioSocket.")
     audiosocket_greeting: Text | None = setting("`greeting` of the calls over AudioSocket.")
+    thinking_sound: bool = setting(
+        "Let callers hear a soft sound while an answer is thought about for more than two seconds.", True
+    )
 
 
 class WebrtcConfig(Section):
