@@ -39,10 +39,9 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger, Task, ToolCall
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
-from omni_ws.core.json_values import primary_subtag
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
@@ -63,7 +62,7 @@ from omni_ws.service.conversation.configuration import Configuration, Configurat
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
-from omni_ws.service.conversation.remarks import Remark, Remarks
+from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.request import (
     FieldNames,
     Request,
@@ -74,6 +73,7 @@ from omni_ws.service.conversation.request import (
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
+from omni_ws.service.conversation.unasked import Unasked
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
@@ -83,7 +83,7 @@ from omni_ws.service.observing.observer import (
     SpeechHeard,
 )
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
-from omni_ws.wire.session_config import SessionConfig, spoken_language
+from omni_ws.wire.session_config import SessionConfig
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +162,7 @@ class Conversation:
         self.account = budget
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
-        self._remarks = Remarks(self._results.done)
-        #: The request of the latest filler.
-        self._filler: str | None = None
+        self._unasked = Unasked(self, self._results)
         self.stream = self._new_stream(now())
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
@@ -193,7 +191,7 @@ class Conversation:
         self._speech: _Speech | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
-        self._draining = False
+        self.draining = False
         #: Whether the client has given content that is not in the stream.
         self.given = False
         #: Called with the configuration in effect when it follows another engine, see ``follow``.
@@ -229,7 +227,7 @@ class Conversation:
         """Notify ``attachment`` of output, room and time from now on, in place of the one before."""
         self._attached = attachment
         self.outbox.attach(attachment)
-        self._note_quiet()
+        self._unasked.note_quiet(self._now())
         self.watch_time()
 
     def detach(self) -> None:
@@ -290,39 +288,21 @@ class Conversation:
         """Say the configured greeting, if there is one and no request has opened yet."""
         config = self.configuration.effective
         if config.greeting.strip() and not self.queue.opened:
-            request = self._new_request(remark_input(), remark_configuration(config), by_speech=False)
-            self.queue.announce_remark(request, config.greeting, StartTrigger.GREETING, field="greeting")
+            self.say(Remark(config.greeting, StartTrigger.GREETING, field="greeting"))
+
+    def say(self, remark: Remark) -> str:
+        """Say something unasked. Returns the id of the request. Only a greeting may be refused."""
+        config = remark_configuration(self.configuration.effective)
+        request = self._new_request(remark_input(), config, by_speech=False)
+        self.queue.announce_remark(request, remark)
+        if remark.why is StartTrigger.GREETING:
             self._admit_request(request, interrupts=False)
-
-    def _speak_unasked(self, now: float) -> None:
-        """Say what is due after a silence. Raises SessionTimeout if the user has not answered the idle prompt."""
-        config, own = self.configuration.effective, self.configuration.rules.tool_filler
-        when = self._remarks.get_timer(config)
-        if when is None or now < when or self._draining:
-            return
-        if self.ledger.playing(now):  # the client plays more slowly than was thought
-            self._note_quiet()
-            return
-        remark = self._remarks.due(config, language=self._language_to_say(config), filler=own, now=now)
-        if remark is not None:
-            self._say(remark, config)
-
-    def _say(self, remark: Remark, config: SessionConfig) -> None:
-        request = self._new_request(remark_input(), remark_configuration(config), by_speech=False)
+            return request.request_id
         request.is_whole(input_kept=False, answer_kept=remark.kept, context=None)
-        if remark.why is StartTrigger.FILLER:
-            self._filler = request.request_id
-        self.queue.announce_remark(request, remark.text, remark.why, field=remark.field, language=remark.language)
         request.timeline.mark_admitted()
         self.queue.append(request, before_results=True)
         self._update_answering()
-
-    def _language_to_say(self, config: SessionConfig) -> str | None:
-        """Return the language of the talk (primary subtag of RFC 5646); None if the voice does not speak it."""
-        able = self.engine.capabilities
-        reads = primary_subtag(able.voice_languages.get(config.voice or next(iter(able.voices), ""), ""))
-        wanted = spoken_language(config.input_audio) or self.ledger.language or reads or "en"
-        return wanted if wanted in able.speech_languages or reads in ("", wanted) else None
+        return request.request_id
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
@@ -387,11 +367,9 @@ class Conversation:
         """
         receiving = self.receiving
         named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)
-        self._stop_fillers(request_id, named)
+        self._unasked.cancelled(request_id, named, self._now())
         if named is None and request_id is not None:
-            # It has ended, and may still sound. If it does not, nobody wants to know what its tools find.
-            if not self.ledger.stop(request_id, self._now()) and (entry := self.ledger.find(request_id)) is not None:
-                self._withdraw(entry.tool_calls)
+            self.ledger.stop(request_id, self._now())  # it has ended, and may still sound
             return
         holding = self.queue.holding if request_id is None else None
         cuts_input = request_id is None or named is receiving
@@ -406,7 +384,6 @@ class Conversation:
             self.ledger.silence(self._now())
         if named is not None:
             self.queue.cancel(named)
-            self._withdraw(named.tool_calls)
         if holding is not None and holding is not receiving and self.queue.find(holding.request_id) is not None:
             self.queue.cancel(holding)
         if cuts_input and receiving is not None:
@@ -417,18 +394,6 @@ class Conversation:
         if cuts_input and self._listener is not None:
             self._listener.cancel()
         self._flow.renew_credit()
-
-    def _stop_fillers(self, request_id: str | None, named: Request | None) -> None:
-        """Say no more fillers for the tools that work, if a cancel stops one."""
-        if self._filler is None or request_id not in (None, self._filler):
-            return
-        if (named is not None and named.remark) or self.ledger.stop(self._filler, self._now()):
-            self._remarks.stop_fillers()
-
-    def _withdraw(self, calls: Sequence[ToolCall]) -> None:
-        """Want no results of the calls of a request that the client has cancelled."""
-        self._results.withdraw(calls)
-        self.watch_time()
 
     def report_playback(
         self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
@@ -459,7 +424,7 @@ class Conversation:
 
     def drain(self) -> None:
         """Refuse new requests; those that are open get their answers."""
-        self._draining = True
+        self.draining = True
 
     # saved
 
@@ -522,7 +487,7 @@ class Conversation:
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)
         settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
-        if saved.remark:
+        if saved.remark is not None:
             settings = remark_input().settings
         session = RequestInput.restored(settings, saved.input)
         request = self._make_request(
@@ -569,8 +534,7 @@ class Conversation:
 
     def get_timer(self) -> float | None:
         """Return when the client's time is up; None if never."""
-        remark = None if self._draining else self._remarks.get_timer(self.configuration.effective)
-        times = (self.stream.get_timer(), self.outbox.get_timer(), remark)
+        times = (self.stream.get_timer(), self.outbox.get_timer(), self._unasked.get_timer())
         return min((when for when in times if when is not None), default=None)
 
     def watch_time(self) -> None:
@@ -594,7 +558,7 @@ class Conversation:
         try:
             self.outbox.handle_timer(now)
             self.stream.handle_timer(now=now)
-            self._speak_unasked(now)
+            self._unasked.speak(now)
         except OmniError as error:
             self._attached.time_is_up(error)
         else:
@@ -680,34 +644,11 @@ class Conversation:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
             self._stop_receiving()
-        self._note_calls(request)
+        self._unasked.note_end(request)
         self._update_answering()
         self._flow.offer()
         if self._rules_to_follow is not None:
             self._follow_if_idle()
-
-    def _note_calls(self, request: Request) -> None:
-        """Tell Remarks of the tools that work from now on, if something can be said meanwhile."""
-        if request.remark and request.error is not None:
-            self._remarks.stop_fillers()
-        calls, config = request.tool_calls, request.config
-        if not calls or not request.answerable or not request.entry.answer_kept or self.stream.single_request:
-            return
-        wanted = config.tool_filler and self.configuration.rules.tool_filler != ""
-        if wanted and "audio" in config.modalities and Task.SPEECH in self.engine.capabilities.tasks:
-            self._remarks.call([call.id for call in calls], spoken=request.entry.sent_ms > 0)
-
-    def _note_quiet(self) -> None:
-        """Tell Remarks whether anybody speaks, or an answer is due, and if not, since when."""
-        if self.stream.single_request:
-            return
-        due = [one for one in self.queue.requests if one is not self.receiving or not one.session.only_results]
-        if due or self._speech is not None:
-            by_user = self._speech is not None or any(not (one.remark or one.session.only_results) for one in due)
-            self._remarks.disturb(by_user=by_user)
-        else:
-            self._remarks.quiet(self.ledger.played_by(self._now()))
-            self.watch_time()
 
     def offer_input(self) -> None:
         """Tell the attachment that input may continue: it was full, or there is credit for a whole chunk again."""
@@ -734,7 +675,7 @@ class Conversation:
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
         if is_input and self.receiving is not None:
             speech.joins(self.receiving)
-        self._note_quiet()
+        self._unasked.note_speech(True, self._now())
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
 
     def speech_stopped(self, turn_id: str, audio_ms: int) -> None:
@@ -742,7 +683,7 @@ class Conversation:
         speech, self._speech = self._speech, None
         request = None if speech is None else speech.request
         request_id = request.request_id if request is not None and request.answerable else None
-        self._note_quiet()
+        self._unasked.note_speech(False, self._now())
         self._tell_speech(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
 
     def _tell_speech(self, frame: SpeechStartedFrame | SpeechStoppedFrame) -> None:
@@ -914,7 +855,7 @@ class Conversation:
 
     def _check_room(self, *, waits: bool) -> None:
         """Raise the error that refuses a request that opens now, if there is one."""
-        if self._draining:
+        if self.draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
         if waits and len(self.queue.waiting) > may_wait:
@@ -950,7 +891,7 @@ class Conversation:
 
     def _update_answering(self) -> None:
         """Suspend the idle time-out while an answer is due for input that is complete, or frozen."""
-        self._note_quiet()
+        self._unasked.note_quiet(self._now())
         answering = any(
             request is not self.receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
             for request in self.queue.requests

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -36,16 +36,20 @@ def phrases() -> dict[str, _Phrases]:
     return msgspec.convert(tomllib.loads(text), dict[str, _Phrases])
 
 
-class Remark(NamedTuple):
-    """A sentence to say now; ``language`` is the primary subtag of RFC 5646, None for that of the voice.
+class Remark(msgspec.Struct, frozen=True):
+    """A sentence that is said unasked; ``language`` is the primary subtag of RFC 5646, None for that of the voice.
 
     ``field`` is the field of ``session_config`` that the text is from; None if the client did not write it.
     """
 
     text: str
     why: StartTrigger
-    language: str | None
+    language: str | None = None
     field: str | None = None
+
+    def name_of(self, param: str | None) -> str | None:
+        """Return the configuration's name for a field in an engine's error: the remark is the engine's input text."""
+        return self.field if param == "text" else param
 
     @property
     def kept(self) -> bool:
@@ -134,7 +138,7 @@ class Remarks:
             raise SessionTimeout("nobody answered whether the user is still there")
         assert config.idle_prompt is not None
         if text := config.idle_prompt.text.strip():
-            remark = Remark(text, StartTrigger.IDLE, None, "idle_prompt.text")
+            remark = Remark(text, StartTrigger.IDLE, field="idle_prompt.text")
         elif known is not None:
             remark = Remark(known.idle, StartTrigger.IDLE, language)
         else:
@@ -145,7 +149,7 @@ class Remarks:
     def _filler(self, known: _Phrases | None, language: str | None, own: str | None) -> Remark | None:
         first, self._fillers, self._said = not self._fillers, self._fillers + 1, True
         if own and (first or known is None):
-            return Remark(own, StartTrigger.FILLER, None)
+            return Remark(own, StartTrigger.FILLER)
         if known is None:
             return None
         choice = known.filler if first else known.again

@@ -49,6 +49,7 @@ from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.mere_acknowledgements import asks
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
+from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, expected_text, outline, spoken_language, spoken_languages
 
@@ -125,8 +126,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     voice_named: bool = False
     by_speech: bool
     turn_id: str | None
-    remark: str
-    remark_language: str | None
+    remark: Remark | None
     context: tuple[Message, ...] | None
     seen: tuple[Message, ...] | None
     #: The format of its audio; whether a request of nothing but tool results starts at its end only; its input.
@@ -198,10 +198,8 @@ class Request:
     turn_id: str | None = None
     #: Whether it was neither cancelled nor has failed, so that an answer may come, or has come.
     answerable: bool = True
-    #: The text that the server says unasked, if the request is such a remark; empty for every request of the client.
-    #: Its language (primary subtag of RFC 5646) is None for that of the voice.
-    remark: str = ""
-    remark_language: str | None = None
+    #: What the server says unasked in the request, such as the greeting; None for every request of the client.
+    remark: Remark | None = None
     #: What the engine sees in place of the history; None for the history.
     context: tuple[Message, ...] | None = None
     #: The history that it saw as its answer began; None before, and if the session is not to be saved.
@@ -263,11 +261,6 @@ class Request:
     def ref(self) -> str | None:
         """The client's name for the request; None as long as no chunk has brought one."""
         return self.session.ref
-
-    @property
-    def waits_to_tell(self) -> bool:
-        """Whether it has nothing but results of tools, and its answer has not begun."""
-        return self.session.only_results and self.state in (RequestState.OPEN, RequestState.WAITING)
 
     @property
     def speaks(self) -> bool:
@@ -403,7 +396,6 @@ class Request:
             by_speech=self.timeline.by_speech,
             turn_id=self.turn_id,
             remark=self.remark,
-            remark_language=self.remark_language,
             context=self.context,
             seen=self.seen,
             audio=self.session.settings.audio,
@@ -429,8 +421,7 @@ class Request:
 
         Raises LookupError for an error that this server does not know.
         """
-        self.number, self.turn_id = saved.number, saved.turn_id
-        self.remark, self.remark_language = saved.remark, saved.remark_language
+        self.number, self.turn_id, self.remark = saved.number, saved.turn_id, saved.remark
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
@@ -481,12 +472,10 @@ class Request:
         self.seen = self.seen if self.seen is not None else history
         return self.seen
 
-    def say_unasked(
-        self, text: str, why: StartTrigger, field_names: FieldNames, *, language: str | None
-    ) -> GenerationStarted:
+    def say_unasked(self, remark: Remark) -> GenerationStarted:
         """Make a request that has just opened a remark of the server, start it, and return that event."""
-        self.remark, self.remark_language, self.field_names = text, language, field_names
-        started = GenerationStarted(why, None, ())
+        self.remark, self.field_names = remark, remark.name_of
+        started = GenerationStarted(remark.why, None, ())
         self.start(started)
         self.input_ended.set()
         return started

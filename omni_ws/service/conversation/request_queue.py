@@ -18,13 +18,13 @@ from omni_ws.core.chunks import (
     OutputChunk,
     OutputModality,
     OutputSequencer,
-    StartTrigger,
     Task,
     Usage,
     WordsKnown,
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.request_input import InputSettings, RequestInput
 from omni_ws.core.start_policy import ON_END_ONLY
 from omni_ws.engine.answer_limit import count_words
@@ -49,6 +49,7 @@ from omni_ws.service.conversation.answer_writer import (
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
 from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
 from omni_ws.service.conversation.output_log import OutputLog
+from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.request import Request, RequestState, SavedRequest
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -197,22 +198,19 @@ class RequestQueue:
 
         ``before_results``: the request is answered before tool results that nobody has begun to tell.
         """
-        if self._held is not None and self._held.by is not request and not request.waits_to_tell:
+        if self._held is not None and self._held.by is not request and not waits_to_tell(request):
             self._give_up()
         place = len(self.requests)
-        while before_results and place and self.requests[place - 1].waits_to_tell:
+        while before_results and place and waits_to_tell(self.requests[place - 1]):
             place -= 1
         self.requests.insert(place, request)
 
-    def announce_remark(
-        self, request: Request, text: str, why: StartTrigger, *, field: str | None = None, language: str | None = None
-    ) -> None:
+    def announce_remark(self, request: Request, remark: Remark) -> None:
         """Start a remark of the server that has just opened, and announce it, even if it is refused afterwards.
 
-        By its ``response_started`` a client knows that the answer belongs to none of its requests. ``field`` is the
-        field of the configuration that ``text`` is from.
+        By its ``response_started`` a client knows that the answer belongs to none of its requests.
         """
-        started = request.say_unasked(text, why, lambda param: field if param == "text" else param, language=language)
+        started = request.say_unasked(remark)
         self._outbox.put_nowait(started_frame(request))
         request.note_announced()
         request.timeline.mark_policy_fired(started)
@@ -229,7 +227,7 @@ class RequestQueue:
             return
         self._ledger.silence(by.timeline.now())
         for earlier in self.waiting:
-            if not earlier.waits_to_tell:
+            if not waits_to_tell(earlier):
                 self.cancel(earlier, by=by)
 
     def wake(self) -> None:
@@ -440,7 +438,7 @@ class RequestQueue:
             return False
         if not self._engine.capabilities.transcripts or by.session.settings.mode is InputMode.SNAPSHOT:
             return False
-        waiting = [one for one in self.waiting if not one.waits_to_tell]
+        waiting = [one for one in self.waiting if not waits_to_tell(one)]
         if len(waiting) != 1 or waiting[0].state is not RequestState.ANSWERING:
             return False
         first = waiting[0]
@@ -603,8 +601,8 @@ class RequestQueue:
         if request.cut.made:  # nobody wants the answer any more
             await writer.answer(self._engine.generate, ())
             return
-        if request.remark:
-            finished = await writer.answer(partial(say_remark, self._engine, request), ())
+        if (remark := request.remark) is not None:
+            finished = await writer.answer(partial(say_remark, self._engine, request, remark), ())
         else:
             if held is None and not request.held_back:
                 self._announce(request)
@@ -644,6 +642,11 @@ class RequestQueue:
         await request.input_ended.wait()
 
 
+def waits_to_tell(request: Request) -> bool:
+    """Return whether a request has nothing but results of tools, and its answer has not begun."""
+    return request.session.only_results and request.state in (RequestState.OPEN, RequestState.WAITING)
+
+
 async def _over(answer: asyncio.Task[None]) -> None:
     """Wait for the end of an answer's task. If cancelled meanwhile, cancel that task, and wait for its end."""
     try:
@@ -668,12 +671,14 @@ def remark_configuration(config: SessionConfig) -> SessionConfig:
     return msgspec.structs.replace(config, task=Task.SPEECH)
 
 
-async def say_remark(engine: Engine, request: Request, generation: GenerationRequest, out: OutputWriter) -> None:
+async def say_remark(
+    engine: Engine, request: Request, remark: Remark, generation: GenerationRequest, out: OutputWriter
+) -> None:
     """Write a remark: its text, if text is wanted, then its speech, if audio is wanted and ``engine`` reads aloud.
 
     Sampling settings, such as a limit on tokens, are not passed on: they are for text that a model generates.
     """
-    text, language = request.remark, request.remark_language
+    text, language = remark.text, remark.language
     writes = OutputModality.TEXT in generation.modalities
     if writes:
         out.write(TextOutput(text))
@@ -687,25 +692,25 @@ async def say_remark(engine: Engine, request: Request, generation: GenerationReq
         sampling={},
         speech_language=language if language in engine.capabilities.speech_languages else None,
     )
-    await engine.generate(wanted, _SpokenRemark(out, request, said=writes))
+    await engine.generate(wanted, _SpokenRemark(out, request.entry, None if writes else text))
 
 
 class _SpokenRemark(OutputFilter):
     """An OutputFilter that passes the speech of a remark. With the first audio its text enters the history.
 
-    Not if it has entered already (``said``).
+    ``text`` is None if it has entered already.
     """
 
-    def __init__(self, out: OutputWriter, request: Request, *, said: bool) -> None:
+    def __init__(self, out: OutputWriter, entry: LedgerEntry, text: str | None) -> None:
         super().__init__(out)
-        self._request = request
-        self._said = said
+        self._entry = entry
+        self._text = text
 
     def write(self, output: EngineOutput) -> None:
         if isinstance(output, AudioOutput):
-            if not self._said:
-                self._request.entry.say(self._request.remark)  # for the history; what was heard is known later
-                self._said = True
+            if self._text is not None:
+                self._entry.say(self._text)  # for the history; what was heard is known later
+                self._text = None
             self._out.write(output)
         elif isinstance(output, Finished):
             self._out.write(output)
