@@ -16,6 +16,7 @@ import { Replay } from "./replay.js";
 import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
 import { SettingsDrawer } from "./settings-drawer.js";
 import { showTheme } from "./theme.js";
+import { ThinkingSound } from "./thinking-sound.js";
 import { chosenTools } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
 import { seen, waitedFor } from "./who.js";
@@ -255,6 +256,7 @@ speaker.addEventListener("flushed", () => {
 });
 for (const end of ["ended", "flushed"]) speaker.addEventListener(end, () => view.speak(null));
 client.addEventListener("locked", showLocked);
+const thinkingSound = new ThinkingSound(client, { wanted: () => settings.thinkingSound && settings.answerWith === "voice" });
 sound.addEventListener("change", () => {
   sound.chooseOutput(settings.speaker).catch(() => {});
   messages.hide("sound");
@@ -337,6 +339,7 @@ function applySettings(names) {
       messages.show("speaker", "This speaker cannot be used; the system's own is.", { seconds: 8 });
     });
   }
+  thinkingSound.look();
   client.wantedMode = settings.mode;
   client.tools = chosenTools(settings);
   client.configure();

@@ -19,6 +19,7 @@ export const DEFAULTS = {
   language: "", // that of the speaker; "": the server tells it by the sound
   task: "chat",
   answerWith: "voice",
+  thinkingSound: true, // while an answer is long in coming
   startPolicy: "",
   instructions: "",
   keywords: "", // a name or a term a line

@@ -14,6 +14,7 @@ from omni_ws.core.chunks import (
     AnswerWarning,
     FinishReason,
     OutputModality,
+    StartTrigger,
     ToolCall,
     ToolCallFragment,
     UrlCitation,
@@ -518,9 +519,14 @@ class AnswerBuilder:
 
 
 class AnswerCollector:
-    """Assembles the answers of a session, each from the events of its own request."""
+    """Assembles the answers of a session, each from the events of its own request.
+
+    What the server says unasked between the answers, while a tool works or after a long silence, is none of them.
+    """
 
     def __init__(self) -> None:
+        #: The ids of requests in which the server speaks unasked.
+        self._unasked: set[str] = set()
         self._building: dict[str, AnswerBuilder] = {}
         #: Errors without a request id, by the name of their request; under None, errors that belong to no request.
         self._errors: dict[str | None, list[OmniError]] = {}
@@ -532,6 +538,13 @@ class AnswerCollector:
         match event:
             case Reconnected():
                 self._building.clear()
+                self._unasked.clear()
+            case ResponseStarted(trigger=StartTrigger.FILLER | StartTrigger.IDLE, request_id=request_id):
+                self._unasked.add(request_id)
+            case Final(request_id=request_id) if request_id in self._unasked:
+                self._unasked.remove(request_id)
+            case TextChunk() | AudioChunk() | ErrorEvent() if event.request_id in self._unasked:
+                pass
             case ErrorEvent(request_id=None):
                 self._errors.setdefault(event.ref, []).append(event.error)
                 if event.blocks_request:

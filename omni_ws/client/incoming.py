@@ -230,6 +230,8 @@ class IncomingFrames:
         ref, turn_id = optional(frame.ref), optional(frame.turn_id)
         if frame.trigger == StartTrigger.GREETING:
             self._outgoing.greeting_started(frame.request_id, self.output_audio)
+        elif frame.trigger in (StartTrigger.FILLER, StartTrigger.IDLE):
+            self._outgoing.remark_started(frame.request_id)
         else:
             request = self._outgoing.started(frame.request_id, frame.sequence_id, ref=ref, turn_id=turn_id)
             ref = request.ref if request is not None else ref

@@ -313,6 +313,10 @@ class OutgoingInput:
         )
         self.requests.appendleft(greeting)
 
+    def remark_started(self, request_id: str) -> None:
+        """Note a request in which the server says something unasked, between the answers."""
+        self._opened_by_server.add(request_id)
+
     def find(self, request_id: str) -> OutgoingRequest | None:
         """Return the unfinished request with this id."""
         return next((request for request in self.requests if request.request_id == request_id), None)

@@ -126,6 +126,13 @@ class StreamingInputConfig(Section):
         "Close a session whose client reads nothing for this long while max_output_bytes are waiting.", 30
     )
     max_lead_ms: Whole | None = setting("Lead of audio over its playback; unset: not paced (with turn detection: 400).")
+    idle_prompt_sec: SecondsOrOff = setting(
+        "Silence after which a session over the native WebSocket or by telephone asks once whether the user is still "
+        "there, unless the client says (`idle_prompt`); 0: never.",
+        0,
+        le=3600,
+    )
+    idle_close_sec: SecondsOrOff = setting("Further silence after which it ends the session; 0: never.", 0, le=3600)
     max_pending_requests: Count = setting("Requests of a session that may wait for the engine.", 4)
     max_output_bytes: Size = setting(
         "Size of a session's outbox, for a client that reads slowly; and of its journal, for a resume.", 8 * MIB
@@ -451,6 +458,9 @@ class TelephonyConfig(Section):
     )
     audiosocket_instructions: Text | None = setting("`instructions` of the calls over AudioSocket.")
     audiosocket_greeting: Text | None = setting("`greeting` of the calls over AudioSocket.")
+    thinking_sound: bool = setting(
+        "Let callers hear a soft sound while an answer is thought about for more than two seconds.", True
+    )
 
 
 class WebrtcConfig(Section):

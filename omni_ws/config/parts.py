@@ -239,9 +239,9 @@ class LlmConfig(PartConfig):
         "`finish_reason` `length`. 300 are about a minute and a half; 0: no limit.",
         300,
     )
-    tool_filler: Text | None = setting(
-        "Sentence, such as `One moment.`, that a spoken answer says where the LLM calls a tool without a word; unset: "
-        "none."
+    tool_filler: str | None = setting(
+        "Sentence, such as `One moment.`, that a session by voice says first while the client runs a tool "
+        "(docs/manners.md); unset: one of its own in the language of the talk; empty: nothing is said."
     )
     context: Count = setting(
         "Tokens of context of a GGUF model for each conversation; at most its own.", 4096, ge=256, of=_MAYBE_GGUF

@@ -76,7 +76,10 @@ class StartTrigger(StrEnum):
     MODALITY = "modality"
     END_OF_INPUT = "end_of_input"
     VAD = "vad"
+    #: What the server says unasked: a greeting, that a tool still works, and whether the user is still there.
     GREETING = "greeting"
+    FILLER = "filler"
+    IDLE = "idle"
 
 
 class InputMode(StrEnum):

@@ -336,6 +336,12 @@ class Ledger:
         self._advance(now)
         return any(self._unplayed(entry, now) for entry in self._line[self._at :])
 
+    def played_by(self, now: float) -> float:
+        """Return when all audio that was sent will have been played, by the playback line; ``now`` if it has been."""
+        self._advance(now)
+        unplayed = (one for one in self._line[self._at :] if self._unplayed(one, now))
+        return now + sum(one.sent_ms - self.position_ms(one, now) for one in unplayed) / 1000
+
     def resume_ms(self, entry: LedgerEntry, now: float) -> float:
         """Return where a held answer resumes: at its latest report, or else at its place on the playback line."""
         if entry.reported_ms is None:
@@ -404,11 +410,13 @@ class Ledger:
             self._advance(now)
         self._revise(entry)
 
-    def stop(self, request_id: str, now: float) -> None:
-        """Cut the answer of a request, unless all audio that was sent of it is played."""
+    def stop(self, request_id: str, now: float) -> bool:
+        """Cut the answer of a request, unless all audio that was sent of it is played. Return whether it was cut."""
         entry = self._entries.get(request_id)
-        if entry is not None and self._unplayed(entry, now):
-            self.cut(entry, now)
+        if entry is None or not self._unplayed(entry, now):
+            return False
+        self.cut(entry, now)
+        return True
 
     def play_at_once(self) -> None:
         """Assume that the client plays what it is sent at once, without a pause, until it sends a report."""

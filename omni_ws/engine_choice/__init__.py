@@ -72,7 +72,6 @@ def composed_engine(config: ServerConfig) -> Engine:
         asr_optional=config.asr.choice.name == "embedded",
         # An LLM on a server has a time-out of its own for the first byte, after which it retries.
         first_byte_timeout_sec=None if llm.choice.name in REMOTE_PARTS else llm.first_byte_timeout_sec,
-        tool_filler=(llm.tool_filler or "") if config.composed or config.chooses_llm else "",
         max_spoken_tokens=llm.max_spoken_tokens or None,
         think_ahead=_thinks_ahead(config),
     )

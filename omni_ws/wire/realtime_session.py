@@ -158,6 +158,8 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
 
     type: Any = None
     audio: AudioFields = AudioFields()
+    #: An extension: whether the server says that a tool still works.
+    tool_filler: Any = None
 
     @property
     def transcribes_only(self) -> bool:
@@ -259,6 +261,8 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
         "tool_choice": tool_choice(session.tool_choice),
         "sampling": sampling(session, abilities),
         "task": None if session.answers_turns else "transcribe",
+        "tool_filler": False if session.tool_filler is None else session.tool_filler,
+        "idle_prompt": {"after_sec": 0},
     }
 
 
@@ -392,6 +396,7 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
         "tracing": None,
         "truncation": "auto",
         "prompt": None,
+        **({} if session.tool_filler is None else {"tool_filler": config.tool_filler}),
         "audio": {
             "input": shown_input,
             "output": {**shown_audio_output(config), "speed": config.speed},

@@ -52,6 +52,8 @@ DEFAULT_MAX_LEAD_MS = 400
 MAX_ECHO_LEAD_MS = 5_000
 #: A page of text, some five minutes of speech.
 MAX_GREETING_CHARACTERS = 4096
+#: The longest silence before the server asks, and after it: an hour.
+MAX_IDLE_SEC = 3600
 MAX_KEYWORDS = 100
 #: About as many languages as Whisper knows.
 MAX_LANGUAGES = 100
@@ -180,6 +182,17 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
         return SURE["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
 
 
+class IdlePromptConfig(Struct, frozen=True, kw_only=True):
+    """When the server asks whether the user is still there, and when it ends the session; 0 seconds: never.
+
+    ``text`` is what it asks; empty: a sentence in the language of the talk.
+    """
+
+    after_sec: Annotated[float, Meta(ge=0, le=MAX_IDLE_SEC)] = 0
+    closes_after_sec: Annotated[float, Meta(ge=1, le=MAX_IDLE_SEC)] | None = None
+    text: Annotated[str, Meta(max_length=MAX_GREETING_CHARACTERS)] = ""
+
+
 class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sampling parameters; null is the engine's default."""
 
@@ -222,6 +235,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True, weakref=True):
     task: Task = Task.CHAT
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
+    tool_filler: bool = True
+    idle_prompt: IdlePromptConfig | None = None
     max_lead_ms: NonNegative | None = None
 
 
@@ -269,6 +284,7 @@ def outline(config: SessionConfig) -> SessionConfig:
         config,
         instructions="",
         greeting="",
+        idle_prompt=None,
         input_audio=audio,
         tts=SpeechConfig(),
         tools=[],

@@ -145,7 +145,7 @@ async def test_what_was_written_is_stopped_and_changed(server: LiveServer) -> No
 
 async def test_a_model_uses_the_tool_of_the_page() -> None:
     llm = ToolCallingEngine()
-    engine = ComposedEngine(llm, tts=ReadingEngine(), tool_filler="One moment.")
+    engine = ComposedEngine(llm, tts=ReadingEngine())
     async with live_server(engine, still_answers=False) as server, calling_page(server) as demo:
         await demo.write("What time is it?")
         assert re.fullmatch(r"It is .+ at .+ \(.+\)\.", await demo.answered(turn=1))

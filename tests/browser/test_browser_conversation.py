@@ -208,11 +208,10 @@ async def test_one_chooses_the_language_that_one_speaks() -> None:
 
 async def test_a_model_uses_the_tool_of_the_page() -> None:
     llm = ToolCallingEngine()
-    engine = ComposedEngine(llm, tts=ReadingEngine(), tool_filler="One moment.")
+    engine = ComposedEngine(llm, tts=ReadingEngine())
     async with live_server(engine, still_answers=False) as server, demo_page() as demo:
         await demo.open(url(server))
         await demo.write("What time is it?")
-        assert "One moment." in await demo.answered(turn=0)
         assert re.fullmatch(r"It is .+ at .+ \(.+\)\.", await demo.answered(turn=1))
         await demo.in_state("ready")
         assert "used local_time" in await demo.page.locator(".turn").nth(0).locator(".note").inner_text()

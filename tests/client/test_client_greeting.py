@@ -1,4 +1,4 @@
-"""The client library: a greeting is an answer to no request of its own."""
+"""The client library: what the server says unasked, such as a greeting, is an answer to no request of its own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import SAMPLE_RATE, ToneEngine, tone
+from support.part_engines import SAMPLE_RATE, ReadingEngine, ToneEngine, ToolCallingEngine, tone
 
 from omni_ws.client import ClientLimits, Final, Reconnected, ResponseStarted, connect
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AudioOutput
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.engine.spoken.languages import load_rules
 
 GREETING: dict[str, Any] = {"greeting": "Hello there"}
 WRITTEN: dict[str, Any] = {**GREETING, "modalities": ["text"]}
@@ -125,3 +127,17 @@ async def test_text_alone() -> None:
     async with live_server(EchoEngine()) as server, connect(server.websocket_url, config=WRITTEN) as session:
         assert (await session.answer()).text == "Hello there"
         assert (await session.ask_text("one")).text == "one"
+
+
+@pytest.mark.virtual_clock
+async def test_what_is_said_while_a_tool_works_is_no_answer_to_its_result() -> None:
+    engine = ComposedEngine(ToolCallingEngine(), tts=ReadingEngine())
+    await load_rules("en")  # in a thread, which the clock does not see
+    async with live_server(engine) as server, connect(server.websocket_url) as session:
+        asked = await session.ask_text("What time is it?")
+        assert asked.finish_reason is FinishReason.TOOL_CALLS
+        await asyncio.sleep(5)  # and something was said meanwhile
+        await session.send_tool_result(asked.tool_calls[0].id, "noon", end=True)
+        assert (await session.answer()).text == "It is noon."
+        assert not session._link.outgoing.requests
+        assert not session._link.outgoing._opened_by_server

@@ -427,9 +427,10 @@ async def demo_page(
             await page.add_init_script(_EAR)
         if tapped:
             await page.add_init_script(_TAP)
-        if settings is not None:
-            stored = json.dumps(json.dumps(dict(settings)))
-            await page.add_init_script(f"localStorage.setItem('omni_ws.settings', {stored})")
+        # On a busy machine, a page that thinks for long would play more than what the server says.
+        stored = json.dumps(json.dumps({"thinkingSound": False, **(settings or {})}))
+        keep = "" if settings is not None else "localStorage.getItem('omni_ws.settings') ?? "
+        await page.add_init_script(f"try {{ localStorage.setItem('omni_ws.settings', {keep}{stored}) }} catch {{}}")
         demo = DemoPage(page)
         demo.page.on("pageerror", lambda error: demo.problems.append(str(error)))
         demo.page.on("console", lambda message: demo.problems.append(message.text) if message.type == "error" else None)

@@ -116,9 +116,9 @@ export class CallEvents {
     this.#heard = itemId;
   }
 
-  /** @param {{ id: string, metadata: { asked?: string } | null }} response */
+  /** @param {{ id: string, metadata: { asked?: string, trigger?: string } | null }} response */
   #begins({ id, metadata }) {
-    const request = metadata?.asked ?? this.#heard ?? id;
+    const request = metadata?.asked ?? (metadata?.trigger ? id : (this.#heard ?? id)); // a trigger: it speaks unasked
     if (request === this.#heard) this.#heard = null;
     this.#responses.set(id, { request, calls: [] });
     this.#speaker.expect(id, request);

@@ -402,7 +402,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
 
 /* The session object of the Realtime API for a session_config. */
 /** @param {any} configuration */
-function sessionObject({ input_audio: heard, instructions = null, modalities, tools, turn_detection: detection, voice = null }) {
+function sessionObject({ input_audio: heard, instructions = null, modalities, tools, tool_filler: fills = true, turn_detection: detection, voice = null }) {
   /** @param {{ function: object }} tool */
   const described = ({ function: fields }) => ({ type: "function", ...fields });
   const keywords = heard?.keywords?.join(", ");
@@ -411,6 +411,7 @@ function sessionObject({ input_audio: heard, instructions = null, modalities, to
     instructions,
     output_modalities: modalities?.includes("audio") === false ? ["text"] : ["audio"],
     tools: (tools ?? []).map(described),
+    tool_filler: fills ?? true,
     audio: {
       input: {
         transcription: { model: "default", language: heard?.language ?? null, ...(keywords && { prompt: `${keywords}.` }) },

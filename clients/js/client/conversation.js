@@ -36,6 +36,8 @@ const NEXT = {
   stopped: [],
   failed: [],
 };
+/* What the server says unasked: at the beginning, while a tool works, and after a long silence. */
+const UNASKED = ["greeting", "filler", "idle"];
 /* Of two turns that turn out to be one, which is kept: what somebody wrote or said with the button. */
 /** @type {Record<Turn["kind"], number>} */
 const RANK = { tool: 0, greeting: 0, heard: 1, spoken: 2, written: 2 };
@@ -70,7 +72,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
   }
 
   /* `kind` is spoken (with the page's own button), heard (the server noticed it), written, greeting (the server
-     begins), or tool (the page has replied to a call of the answer before). */
+     speaks unasked), or tool (the page has replied to a call of the answer before). */
   /** @param {Turn["kind"]} kind @param {{ text?: string, images?: string[] }} [given] */
   begin(kind, { text = "", images = [] } = {}) {
     const done = kind === "written" || kind === "tool";
@@ -287,7 +289,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     if (turn) return turn;
     turn = (!this.isNamed && this.#guess(frame)) || undefined;
     const kind = ref && ref !== this.nextRef ? "tool" : "heard";
-    return this.#assign(requestId, turn ?? this.#unasked(trigger === "greeting" ? "greeting" : kind));
+    return this.#assign(requestId, turn ?? this.#unasked(UNASKED.includes(trigger) ? "greeting" : kind));
   }
 
   /* A turn that this page did not begin. */
@@ -302,7 +304,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
      before. What was asked begins to be answered at once; what has its end without a beginning was said and interrupted. */
   /** @param {Frame} frame */
   #guess({ type, trigger, sequence_id: chunk, final, modality }) {
-    if (trigger === "greeting") return null;
+    if (UNASKED.includes(trigger)) return null;
     const wasSaid = final || modality === "transcript" || (type === "response_started" && typeof chunk === "number");
     /** @param {boolean} heard */
     const first = (heard) => this.#awaiting.find(({ kind }) => (kind === "heard") === heard);

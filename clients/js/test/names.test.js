@@ -512,3 +512,19 @@ test("results whose call the server has forgotten are told in their turn", async
   const [, tool] = client.conversation.turns;
   assert.deepEqual([tool.kind, tool.answer.state, tool.answer.error], ["tool", "failed", "session_conflict"]);
 });
+
+test("what the server says unasked is an answer to nothing", () => {
+  const { client, hear } = conversation();
+  hear(speech("started", "turn_a", 100, "A"));
+  hear(speech("stopped", "turn_a", 900, "A"));
+  hear(started("A", { turn_id: "turn_a" }));
+  hear(final("A"));
+  for (const trigger of ["filler", "idle"]) {
+    hear(started(trigger, { trigger }));
+    hear(text(trigger, "One moment."));
+    const turn = client.conversation.turns.at(-1);
+    assert.deepEqual([turn.kind, turn.user.done, turn.answer.text], ["greeting", true, "One moment."]);
+    hear(final(trigger));
+  }
+  assert.equal(client.conversation.current, null);
+});

@@ -64,10 +64,9 @@ class ComposedEngine:
     ``name`` and ``model`` are the LLM's unless given. With ``where_missing``, the ASR is not used if the LLM turns out
     to take audio, nor the TTS if the LLM speaks. With ``asr_optional``, an ASR that fails to start is not used, and
     ``shortcomings`` has the reason. ``first_byte_timeout_sec`` is how long the LLM may take from the end of its input
-    to its first output; None if the LLM has its own timeout. ``tool_filler`` is spoken if a spoken answer begins with a
-    tool call; empty for nothing. ``max_spoken_tokens`` limits spoken answers if the client set no limit; None for no
-    limit. With ``think_ahead``, an answer may be begun while the user pauses, and is held back until the turn has ended
-    (AheadStage).
+    to its first output; None if the LLM has its own timeout. ``max_spoken_tokens`` limits spoken answers if the client
+    set no limit; None for no limit. With ``think_ahead``, an answer may be begun while the user pauses, and is held
+    back until the turn has ended (AheadStage).
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class ComposedEngine:
         where_missing: bool = False,
         asr_optional: bool = False,
         first_byte_timeout_sec: float | None = FIRST_BYTE_TIMEOUT_SEC,
-        tool_filler: str = "",
         max_spoken_tokens: int | None = None,
         think_ahead: bool = False,
     ) -> None:
@@ -93,7 +91,6 @@ class ComposedEngine:
         self._tts = tts
         self._given_model = model
         self._first_byte_timeout_sec = first_byte_timeout_sec
-        self._tool_filler = tool_filler
         self._max_spoken_tokens = max_spoken_tokens
         self._ahead_load = AheadLoad() if think_ahead else None
         #: Called with the outcome of each answer that was, or could have been, begun ahead.
@@ -306,7 +303,6 @@ class ComposedEngine:
             words_only=asr is not None and not llm_hears,
             transcribed=asr is not None,
             first_byte_timeout_sec=self._first_byte_timeout_sec,
-            tool_filler=self._tool_filler,
             max_spoken_tokens=self._max_spoken_tokens,
         )
         load = self._ahead_load if asr is not None and not llm_hears else None

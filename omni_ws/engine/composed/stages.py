@@ -386,11 +386,9 @@ class LlmStage(_EngineStage):
     its transcript: if the input then ends without content, because speech had no words, the LLM's request is cancelled,
     and the answer is ``EngineCapabilities.nothing_heard``.
 
-    ``transcribed`` and ``spoken`` mean that other parts make the transcript and the audio. A spoken answer that
-    consists of tool calls only says ``tool_filler`` after them, unless it answers the result of a tool call; the filler
-    is part of the answer's text. If the client set no limit, a spoken answer ends with a whole sentence within
-    ``max_spoken_tokens``, and the finish reason is LENGTH. ``run`` raises EngineFailed if the LLM has no output within
-    ``first_byte_timeout_sec`` after the end of the input.
+    ``transcribed`` and ``spoken`` mean that other parts make the transcript and the audio. If the client set no
+    limit, a spoken answer ends with a whole sentence within ``max_spoken_tokens``, and the finish reason is LENGTH.
+    ``run`` raises EngineFailed if the LLM has no output within ``first_byte_timeout_sec`` after the end of the input.
     """
 
     name = Role.LLM.value
@@ -404,7 +402,6 @@ class LlmStage(_EngineStage):
         transcribed: bool,
         spoken: bool,
         first_byte_timeout_sec: float | None,
-        tool_filler: str = "",
         max_spoken_tokens: int | None = None,
     ) -> None:
         #: How the answer ended; None until then.
@@ -419,8 +416,6 @@ class LlmStage(_EngineStage):
         self._first_byte_timeout_sec = first_byte_timeout_sec
         #: Runs until the first output.
         self._stall_timer: StallTimer | None = None
-        #: The text to say after tool calls, unless the answer has other text; empty for nothing.
-        self._filler = tool_filler if spoken else ""
         self._limit = None
         if spoken and max_spoken_tokens is not None and "max_tokens" not in request.sampling:
             self._limit = SpokenLimit(max_spoken_tokens)
@@ -481,7 +476,6 @@ class LlmStage(_EngineStage):
         rest = "" if self._limit is None else self._limit.finish(cut=finished.reason is FinishReason.LENGTH)
         if rest:
             self._send(TextOutput(rest))
-        self._fill(finished)
         self.finished = finished
 
     def _usage(self, output_tokens: int) -> Usage:
@@ -490,15 +484,6 @@ class LlmStage(_EngineStage):
         words = self._given.words + count_history(self._request.history)
         estimated = Usage(input_tokens=words, output_tokens=output_tokens)
         return self._request.meter.read() or estimated
-
-    @property
-    def _answers_tool(self) -> bool:
-        return self._given is not None and self._given.has_tool_result
-
-    def _fill(self, finished: Finished) -> None:
-        """Write ``tool_filler``, to be spoken while the client runs the tools that this answer calls."""
-        if self._filler and finished.reason is FinishReason.TOOL_CALLS and not self._answers_tool:
-            self._send(TextOutput(self._filler))
 
     def _answer_silence(self) -> None:
         able, language = self._engine.capabilities, self._request.heard_language.now or "en"
@@ -512,7 +497,6 @@ class LlmStage(_EngineStage):
         if not isinstance(output, self._dropped):
             self._outputs.write(output)
         if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
-            self._filler = ""
             sink.put_nowait(output.text)
 
 
@@ -522,7 +506,6 @@ class _GivenInput:
     def __init__(self, source: AsyncIterator[InputChunk], *, must_have_content: bool) -> None:
         #: A timeout that is used to cancel the LLM's request.
         self.withdrawal: asyncio.Timeout | None = None
-        self.has_tool_result = False
         #: The number of words in its text so far.
         self.words = 0
         self._source = source
@@ -547,7 +530,6 @@ class _GivenInput:
         self._empty = False
         if chunk.modality is Modality.TEXT:
             self.words += count_words(chunk.payload.decode())
-        self.has_tool_result = self.has_tool_result or chunk.tool_call_id is not None
         return chunk
 
 

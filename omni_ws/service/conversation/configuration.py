@@ -98,8 +98,10 @@ class ConfigurationRules:
     turn_detection_types: Sequence[TurnDetectionType] = ()
     #: Whether echo and noise can be taken out of input audio.
     cleans_audio: bool = False
-    #: Whether this kind of session can begin with a greeting.
+    #: Whether this kind of session can begin with a greeting, and ask whether the user is still there.
     greeting: bool = False
+    #: The operator's own sentence while a tool works; empty: nothing is said then; None: see ``remarks``.
+    tool_filler: str | None = None
     #: The default of ``instructions`` if answers are spoken.
     spoken_instructions: str = ""
     #: The same if there are tools.
@@ -297,8 +299,7 @@ class Configuration:
             with_tools = bool(changes.get("tools", config.tools))
             own = rules.spoken_instructions_with_tools if with_tools else rules.spoken_instructions
             changes["instructions"] = config.instructions or own
-        if config.greeting and not rules.greeting:
-            raise UnsupportedParameter("greeting is not supported in a session of one request", param="greeting")
+        _check_remarks(config, rules)
         if config.turn_detection is not None:
             changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
@@ -390,6 +391,17 @@ def _check_cleaning(audio: InputAudioConfig, *, cleans_audio: bool) -> None:
             )
 
 
+def _check_remarks(config: SessionConfig, rules: ConfigurationRules) -> None:
+    """Raise UnsupportedParameter for a greeting or an idle prompt that cannot be said here."""
+    asks = config.idle_prompt is not None and config.idle_prompt.after_sec > 0
+    can_say = "text" in config.modalities or Task.SPEECH in rules.capabilities.tasks
+    for name in [name for name, wanted in (("greeting", bool(config.greeting)), ("idle_prompt", asks)) if wanted]:
+        if not rules.greeting:
+            raise UnsupportedParameter(f"{name} is not supported in a session of one request", param=name)
+        if not can_say:
+            raise UnsupportedParameter(f"{name} without text output is not supported by this engine", param=name)
+
+
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     """Raise an error that names the first field that the engine or this server does not support."""
     if not config.modalities:
@@ -397,8 +409,6 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     for modality in config.modalities:
         if OutputModality(modality) not in capabilities.output_modalities:
             raise UnsupportedParameter(f"{modality} output is not supported by this engine", param="modalities")
-    if config.greeting and "text" not in config.modalities and Task.SPEECH not in capabilities.tasks:
-        raise UnsupportedParameter("greeting without text output is not supported by this engine", param="greeting")
     if config.speed != 1 and not capabilities.speed:
         raise UnsupportedParameter("speech at another speed is not supported by this engine", param="speed")
     if config.task not in capabilities.tasks:

@@ -40,7 +40,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.audio.own_echo import HELD_BYTES
-from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
@@ -64,6 +64,7 @@ from omni_ws.service.conversation.configuration import Configuration, Configurat
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
+from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.request import (
     FieldNames,
     Request,
@@ -71,10 +72,11 @@ from omni_ws.service.conversation.request import (
     SavedRequest,
     as_they_are,
 )
-from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
+from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
 from omni_ws.service.conversation.spoken_turns import SpokenTurns
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
+from omni_ws.service.conversation.unasked import Unasked
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.observer import (
@@ -151,6 +153,7 @@ class Conversation:
         self.account = budget
         self.ledger = Ledger(limits.max_history_tokens, budget, read=read_aloud)
         self._results = ToolResults(self.ledger)
+        self.unasked = Unasked(self, self._results)
         self.stream = self._new_stream(now())
         self._speech_workers = speech_workers
         #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
@@ -179,7 +182,7 @@ class Conversation:
         self.receiving: Request | None = None
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
-        self._draining = False
+        self.draining = False
         #: Whether the client has given content that is not in the stream.
         self.given = False
         #: Called with the configuration in effect when it follows another engine, see ``follow``.
@@ -215,6 +218,7 @@ class Conversation:
         """Notify ``attachment`` of output, room and time from now on, in place of the one before."""
         self._attached = attachment
         self.outbox.attach(attachment)
+        self.unasked.note_quiet(self._now())
         self.watch_time()
 
     def detach(self) -> None:
@@ -247,6 +251,7 @@ class Conversation:
             self._flow.listen(self.listener)
         if self.listener is not None:
             self.listener.configure(listening)
+        self.watch_time()
 
     def follow(self, rules: ConfigurationRules) -> None:
         """Apply other rules, as the engine has become another one: as soon as no request runs, and there is memory."""
@@ -274,9 +279,21 @@ class Conversation:
         """Say the configured greeting, if there is one and no request has opened yet."""
         config = self.configuration.effective
         if config.greeting.strip() and not self.queue.opened:
-            request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
-            self.queue.announce_greeting(request)
+            self.say(Remark(config.greeting, StartTrigger.GREETING, field="greeting"))
+
+    def say(self, remark: Remark) -> str:
+        """Say something unasked. Returns the id of the request. Only a greeting may be refused."""
+        config = remark_configuration(self.configuration.effective)
+        request = self._new_request(remark_input(), config, by_speech=False)
+        self.queue.announce_remark(request, remark)
+        if remark.why is StartTrigger.GREETING:
             self.admit_request(request, interrupts=False)
+            return request.request_id
+        request.is_whole(input_kept=False, answer_kept=remark.kept, context=None)
+        request.timeline.mark_admitted()
+        self.queue.append(request, before_results=True)
+        self._update_answering()
+        return request.request_id
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
@@ -343,6 +360,7 @@ class Conversation:
             self.spoken.dismiss(rest_untold=True)
         receiving = self.receiving
         named = self.queue.stopped_by_cancel if request_id is None else self.queue.find(request_id)
+        self.unasked.cancelled(request_id, named, self._now())
         if named is None and request_id is not None:
             self.ledger.stop(request_id, self._now())  # it has ended, and may still sound
             return
@@ -399,7 +417,7 @@ class Conversation:
 
     def drain(self) -> None:
         """Refuse new requests; those that are open get their answers."""
-        self._draining = True
+        self.draining = True
 
     @property
     def detached(self) -> bool:
@@ -471,8 +489,8 @@ class Conversation:
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)
         settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
-        if saved.greeting:
-            settings = greeting_input().settings
+        if saved.remark is not None:
+            settings = remark_input().settings
         session = RequestInput.restored(settings, saved.input)
         request = self._make_request(
             saved.request_id, session, saved.config, by_speech=saved.by_speech, options=saved.options
@@ -518,7 +536,7 @@ class Conversation:
 
     def get_timer(self) -> float | None:
         """Return when the client's time is up; None if never."""
-        times = (self.stream.get_timer(), self.outbox.get_timer())
+        times = (self.stream.get_timer(), self.outbox.get_timer(), self.unasked.get_timer())
         return min((when for when in times if when is not None), default=None)
 
     def watch_time(self) -> None:
@@ -542,6 +560,7 @@ class Conversation:
         try:
             self.outbox.handle_timer(now)
             self.stream.handle_timer(now=now)
+            self.unasked.speak(now)
         except OmniError as error:
             self._attached.time_is_up(error)
         else:
@@ -629,6 +648,7 @@ class Conversation:
             # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
             self.stop_receiving()
+        self.unasked.note_end(request)
         self._update_answering()
         self._flow.offer()
         if self._rules_to_follow is not None:
@@ -856,12 +876,12 @@ class Conversation:
             return
         if interrupts:
             self.queue.interrupt(by=request, has_words=has_words)
-        self.queue.append(request)
+        self.queue.append(request, before_results=interrupts)
         self._update_answering()
 
     def _check_room(self, *, waits: bool) -> None:
         """Raise the error that refuses a request that opens now, if there is one."""
-        if self._draining:
+        if self.draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
         if waits and len(self.queue.waiting) > may_wait:
@@ -897,6 +917,7 @@ class Conversation:
 
     def _update_answering(self) -> None:
         """Suspend the idle time-out while an answer is due for input that is complete, or frozen."""
+        self.unasked.note_quiet(self._now())
         answering = any(
             request is not self.receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
             for request in self.queue.requests

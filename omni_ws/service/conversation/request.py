@@ -50,6 +50,7 @@ from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks, judged
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
+from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, expected_text, outline, spoken_language, spoken_languages
 
@@ -131,7 +132,7 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     voice_named: bool = False
     by_speech: bool
     turn_id: str | None
-    greeting: str
+    remark: Remark | None
     context: tuple[Message, ...] | None
     seen: tuple[Message, ...] | None
     #: The format of its audio; whether a request of nothing but tool results starts at its end only; its input.
@@ -205,8 +206,8 @@ class Request:
     turn_id: str | None = None
     #: Whether it was neither cancelled nor has failed, so that an answer may come, or has come.
     answerable: bool = True
-    #: The text of the greeting, if this request is the greeting; empty for every request of the client.
-    greeting: str = ""
+    #: What the server says unasked in the request, such as the greeting; None for every request of the client.
+    remark: Remark | None = None
     #: What the engine sees in place of the history; None for the history.
     context: tuple[Message, ...] | None = None
     #: The history that it saw as its answer began; None before, and if the session is not to be saved.
@@ -428,7 +429,7 @@ class Request:
             voice_named=self.voice_named,
             by_speech=self.timeline.by_speech,
             turn_id=self.turn_id,
-            greeting=self.greeting,
+            remark=self.remark,
             context=self.context,
             seen=self.seen,
             audio=self.session.settings.audio,
@@ -454,7 +455,7 @@ class Request:
 
         Raises LookupError for an error that this server does not know.
         """
-        self.number, self.turn_id, self.greeting = saved.number, saved.turn_id, saved.greeting
+        self.number, self.turn_id, self.remark = saved.number, saved.turn_id, saved.remark
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
@@ -505,10 +506,10 @@ class Request:
         self.seen = self.seen if self.seen is not None else history
         return self.seen
 
-    def greet(self, field_names: FieldNames) -> GenerationStarted:
-        """Make a request that has just opened the greeting of its configuration, start it, and return that event."""
-        self.greeting, self.field_names = self.config.greeting, field_names
-        started = GenerationStarted(StartTrigger.GREETING, None, ())
+    def say_unasked(self, remark: Remark) -> GenerationStarted:
+        """Make a request that has just opened a remark of the server, start it, and return that event."""
+        self.remark, self.field_names = remark, remark.name_of
+        started = GenerationStarted(remark.why, None, ())
         self.start(started)
         self.input_ended.set()
         return started

@@ -24,6 +24,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger import Ledger
+from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.request_input import InputSettings, RequestInput
 from omni_ws.core.start_policy import ON_END_ONLY
 from omni_ws.engine.answer_limit import count_words
@@ -48,6 +49,7 @@ from omni_ws.service.conversation.answer_writer import (
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
 from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
 from omni_ws.service.conversation.output_log import OutputLog
+from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.request import Request, RequestState, SavedRequest
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -198,11 +200,17 @@ class RequestQueue:
         self.opened += 1
         self._sequencer.open(request.request_id)
 
-    def append(self, request: Request) -> None:
-        """Queue a request. Call ``wake`` when it has started or failed."""
-        if self._held is not None and self._held.by is not request:
+    def append(self, request: Request, *, before_results: bool = False) -> None:
+        """Queue a request. Call ``wake`` when it has started or failed.
+
+        ``before_results``: the request is answered before tool results that nobody has begun to tell.
+        """
+        if self._held is not None and self._held.by is not request and not waits_to_tell(request):
             self._give_up()
-        self.requests.append(request)
+        place = len(self.requests)
+        while before_results and place and waits_to_tell(self.requests[place - 1]):
+            place -= 1
+        self.requests.insert(place, request)
         if request.answering:  # as it was aside before
             self._speak_or_wait(request)
 
@@ -226,12 +234,12 @@ class RequestQueue:
         self._release(request)
         self._wake.set()
 
-    def announce_greeting(self, request: Request) -> None:
-        """Start the greeting that has just opened, and announce it, even if it is refused afterwards.
+    def announce_remark(self, request: Request, remark: Remark) -> None:
+        """Start a remark of the server that has just opened, and announce it, even if it is refused afterwards.
 
         By its ``response_started`` a client knows that the answer belongs to none of its requests.
         """
-        started = request.greet(_name_in_configuration)
+        started = request.say_unasked(remark)
         self._outbox.put_nowait(started_frame(request))
         request.note_announced()
         request.timeline.mark_policy_fired(started)
@@ -239,16 +247,18 @@ class RequestQueue:
         self._wake.set()
 
     def interrupt(self, *, by: Request, has_words: bool = False) -> None:
-        """Cancel all requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows.
+        """Cancel requests and the playback, or hold the answer, for the new request ``by``; ``append`` follows.
 
-        ``has_words``: it is known to have words, so that nothing is held.
+        Tool results that nobody has begun to tell stay, and are told after the answer to ``by``. ``has_words``: it is
+        known to have words, so that nothing is held.
         """
         if not has_words and self._may_hold(by):
             self._hold(self.waiting[0], by)
             return
         self._ledger.silence(by.timeline.now())
         for earlier in self.waiting:
-            self.cancel(earlier, by=by)
+            if not waits_to_tell(earlier):
+                self.cancel(earlier, by=by)
 
     def wake(self) -> None:
         """Have the queue look at its requests again, as the state of one has changed."""
@@ -460,7 +470,7 @@ class RequestQueue:
             return False
         if not self._engine.capabilities.transcripts or by.session.settings.mode is InputMode.SNAPSHOT:
             return False
-        waiting = self.waiting
+        waiting = [one for one in self.waiting if not waits_to_tell(one)]
         if len(waiting) != 1 or waiting[0].state is not RequestState.ANSWERING:
             return False
         first = waiting[0]
@@ -657,8 +667,8 @@ class RequestQueue:
         if request.cut.made:  # nobody wants the answer any more
             await writer.answer(self._engine.generate, ())
             return
-        if request.greeting:
-            finished = await writer.answer(partial(say_greeting, self._engine, request), ())
+        if (remark := request.remark) is not None:
+            finished = await writer.answer(partial(say_remark, self._engine, request, remark), ())
         else:
             if request.holds is None and request.onset is None and not request.held_back:
                 self._announce(request)
@@ -698,6 +708,11 @@ class RequestQueue:
         await request.input_ended.wait()
 
 
+def waits_to_tell(request: Request) -> bool:
+    """Return whether a request has nothing but results of tools, and its answer has not begun."""
+    return request.session.only_results and request.state in (RequestState.OPEN, RequestState.WAITING)
+
+
 async def _over(answer: asyncio.Task[None]) -> None:
     """Wait for the end of an answer's task. If cancelled meanwhile, cancel that task, and wait for its end."""
     try:
@@ -709,25 +724,27 @@ async def _over(answer: asyncio.Task[None]) -> None:
             await asyncio.wait([answer])
 
 
-# The greeting: an answer without a question, with which a session begins.
+# What the server says unasked: an answer without a question, such as the greeting with which a session begins.
 
 
-def greeting_input() -> RequestInput:
-    """Return the input of a greeting, which never gets any chunk."""
+def remark_input() -> RequestInput:
+    """Return the input of a remark, which never gets any chunk."""
     return RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
 
 
-def greeting_configuration(config: SessionConfig) -> SessionConfig:
-    """Return the configuration for the greeting of a session that begins with ``config``."""
+def remark_configuration(config: SessionConfig) -> SessionConfig:
+    """Return the configuration for a remark in a session with ``config``."""
     return msgspec.structs.replace(config, task=Task.SPEECH)
 
 
-async def say_greeting(engine: Engine, request: Request, generation: GenerationRequest, out: OutputWriter) -> None:
-    """Write a greeting: its text, if text is wanted, then its speech, if audio is wanted and ``engine`` reads aloud.
+async def say_remark(
+    engine: Engine, request: Request, remark: Remark, generation: GenerationRequest, out: OutputWriter
+) -> None:
+    """Write a remark: its text, if text is wanted, then its speech, if audio is wanted and ``engine`` reads aloud.
 
     Sampling settings, such as a limit on tokens, are not passed on: they are for text that a model generates.
     """
-    text = request.greeting
+    text, language = remark.text, remark.language
     writes = OutputModality.TEXT in generation.modalities
     if writes:
         out.write(TextOutput(text))
@@ -735,27 +752,31 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
         out.write(Finished(FinishReason.STOP, Usage(output_tokens=count_words(text))))
         return
     wanted = dataclasses.replace(
-        generation, input=_text_input(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}
+        generation,
+        input=_text_input(text),
+        modalities=frozenset({OutputModality.AUDIO}),
+        sampling={},
+        speech_language=language if language in engine.capabilities.speech_languages else None,
     )
-    await engine.generate(wanted, _SpokenGreeting(out, request, said=writes))
+    await engine.generate(wanted, _SpokenRemark(out, request.entry, None if writes else text))
 
 
-class _SpokenGreeting(OutputFilter):
-    """An OutputFilter that passes the speech of a greeting. With the first audio its text enters the history.
+class _SpokenRemark(OutputFilter):
+    """An OutputFilter that passes the speech of a remark. With the first audio its text enters the history.
 
-    Not if it has entered already (``said``).
+    ``text`` is None if it has entered already.
     """
 
-    def __init__(self, out: OutputWriter, request: Request, *, said: bool) -> None:
+    def __init__(self, out: OutputWriter, entry: LedgerEntry, text: str | None) -> None:
         super().__init__(out)
-        self._request = request
-        self._said = said
+        self._entry = entry
+        self._text = text
 
     def write(self, output: EngineOutput) -> None:
         if isinstance(output, AudioOutput):
-            if not self._said:
-                self._request.entry.say(self._request.greeting)  # for the history; what was heard is known later
-                self._said = True
+            if self._text is not None:
+                self._entry.say(self._text)  # for the history; what was heard is known later
+                self._text = None
             self._out.write(output)
         elif isinstance(output, Finished):
             self._out.write(output)
@@ -764,11 +785,6 @@ class _SpokenGreeting(OutputFilter):
 async def _text_input(text: str) -> AsyncIterator[InputChunk]:
     """Yield ``text`` as an input of one chunk."""
     yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)
-
-
-def _name_in_configuration(param: str | None) -> str | None:
-    """Return the configuration's name for a field in an engine's error: the greeting is the engine's input text."""
-    return "greeting" if param == "text" else param
 
 
 class WakeUp:

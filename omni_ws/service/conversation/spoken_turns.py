@@ -204,3 +204,4 @@ class SpokenTurns:
     ) -> None:
         self._conversation.observed.notify(SpeechHeard(frame))
         self._conversation.outbox.put_nowait(frame)
+        self._conversation.unasked.note_quiet(self._now())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import InputChunk, ToolCall
 from omni_ws.core.input_stream import SavedInput
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.request_input import InputState, RequestInput
@@ -14,10 +14,14 @@ from omni_ws.service.conversation.request import Request
 
 #: States in which the input of a request is lost, and the tool results in it.
 _LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
+#: Calls that are remembered as withdrawn.
+MAX_WITHDRAWN: Final = 256
 
 
 class ToolResults:
     """The tool results of one session, matched with the calls in its ledger.
+
+    A result of a call that was ``withdrawn`` is dropped.
 
     A request that has nothing but tool results starts when its input ends: at the latest when every call of the answer
     has its result. If other input joins it, it is a request like any other.
@@ -25,7 +29,7 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
-    __slots__ = ("_joined", "_ledger", "_waiting")
+    __slots__ = ("_joined", "_ledger", "_waiting", "_withdrawn")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -33,9 +37,11 @@ class ToolResults:
         self._waiting: dict[str, None] = {}
         #: By call id, the input that the call's result has joined, until the ledger knows the result.
         self._joined: dict[str, RequestInput] = {}
+        #: Calls whose results nobody wants any more.
+        self._withdrawn: dict[str, None] = {}
 
     def take(self, chunk: InputChunk) -> bool:
-        """Accept a result that has arrived. Returns False if its call has one already.
+        """Accept a result that has arrived. Returns False if its call has one already, or was withdrawn.
 
         Raises SessionConflict if the call is not in the history of the session.
         """
@@ -47,10 +53,20 @@ class ToolResults:
                 param="tool_call_id",
                 sequence_id=chunk.sequence_id,
             )
-        if call_id in self._waiting or self._has(call_id):
+        if self.done(call_id):
             return False
         self._waiting[call_id] = None
         return True
+
+    def withdraw(self, calls: Iterable[ToolCall]) -> None:
+        """Want no results of these calls any more, as their request was cancelled."""
+        self._withdrawn.update(dict.fromkeys(call.id for call in calls))
+        for forgotten in [*self._withdrawn][:-MAX_WITHDRAWN]:
+            del self._withdrawn[forgotten]
+
+    def done(self, call_id: str) -> bool:
+        """Return whether no result of a call is awaited: it has arrived, if not at its place, or was withdrawn."""
+        return call_id in self._withdrawn or call_id in self._waiting or self._has(call_id)
 
     def refused(self, chunk: InputChunk) -> None:
         """Forget a result that was accepted and then refused for another reason: it may be sent again."""

@@ -16,7 +16,7 @@ from prometheus_client import Gauge
 
 from omni_ws import __version__
 from omni_ws.config.keys import ApiKey
-from omni_ws.config.model import ServerConfig
+from omni_ws.config.model import ServerConfig, StreamingInputConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.input_stream import StreamLimits
@@ -299,6 +299,7 @@ class SessionFactory:
             turn_detection_types=() if single_request else self.speech_workers.turn_detection_types,
             cleans_audio=self.speech_workers.cleans_audio,
             greeting=not single_request,
+            tool_filler=self.config.llm.tool_filler,
             spoken_instructions=self.config.spoken_instructions,
             spoken_instructions_with_tools=self.config.spoken_instructions_with_tools,
         )
@@ -324,9 +325,16 @@ class SessionFactory:
             "after_start": streaming.after_start,
             "alignment_window_ms": streaming.alignment_window_ms,
             "max_lead_ms": streaming.max_lead_ms if paced else None,
+            "idle_prompt": _idle_prompt(streaming) if paced else None,
             "tts": {"lexicon": self.config.tts.lexicon} if self.engine.capabilities.lexicon else None,
         }
         return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _idle_prompt(streaming: StreamingInputConfig) -> Mapping[str, Any] | None:
+    if not streaming.idle_prompt_sec:
+        return None
+    return {"after_sec": streaming.idle_prompt_sec, "closes_after_sec": streaming.idle_close_sec or None}
 
 
 def _is_up(engine: HasParts, role: str) -> bool:

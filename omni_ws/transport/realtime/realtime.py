@@ -17,6 +17,7 @@ from omni_ws.core.chunks import (
     Modality,
     OutputChunk,
     OutputModality,
+    StartTrigger,
     WordsKnown,
     heard_language,
 )
@@ -259,6 +260,10 @@ class RealtimeDialect:
                 yield from self._output(message)
             case FinalChunk():
                 yield from self._final(message)
+            case ResponseStartedFrame(trigger=StartTrigger.FILLER, request_id=request_id):
+                config = self._conversation.configuration_of(request_id)
+                metadata = {"trigger": message.trigger}
+                yield from self._begin(request_id, config, metadata=metadata, in_conversation=False)
             case ResponseStartedFrame(request_id=request_id):
                 yield from self._started(request_id)
             case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():

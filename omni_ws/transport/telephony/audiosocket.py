@@ -99,7 +99,7 @@ class AudioSocketCalls(PhoneCalls):
             return
         finally:
             self._openings.discard(link.refuse)
-        call = AudioSocketCall(link, session)
+        call = AudioSocketCall(link, session, thinking_sound=settings.thinking_sound)
         session.attach(call)
         session.conversation.greet()
         await call.serve()
@@ -125,8 +125,8 @@ _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 class AudioSocketCall(PhoneCall):
     """A call: receives frames of audio and keys, and sends frames of audio in real time. A hang-up ends the call."""
 
-    def __init__(self, link: AudioSocketLink, session: Session) -> None:
-        super().__init__(link, session, keep_alive=_NO_PINGS)
+    def __init__(self, link: AudioSocketLink, session: Session, *, thinking_sound: bool) -> None:
+        super().__init__(link, session, keep_alive=_NO_PINGS, thinking_sound=thinking_sound)
         self._link = link
         self._playout = PacedPlayout(self._send, self._report, self.output_ready)
 
@@ -172,13 +172,17 @@ class AudioSocketCall(PhoneCall):
         self._link.write_message(encode_frame(AUDIO, audio), is_text=False)
         return not self._link.paused
 
+    def _sound(self, audio: bytes) -> None:
+        if not self._link.paused and not self._unplayed:
+            self._send(audio)
+
     def _clear(self) -> None:
         self._playout.clear()
 
     def _flush(self) -> None:
         """Hand the messages of the outbox to the playout, as long as the playout has room."""
         self._flush_scheduled = False
-        while self._link.is_open and not self._playout.full and (message := self._outbox.take()) is not None:
+        while self._link.is_open and not self._playout.full and (message := self._take_message()) is not None:
             self._playout.play(message)
         self._check_silent()
 

@@ -11,14 +11,16 @@ from typing import Any, Final
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.telephony.thinking_sound import ThinkingSound
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +91,12 @@ class PhoneCall(SoleConnection):
     Before an orderly end the caller hears the answer to its end.
     """
 
-    def __init__(self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(
+        self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings, thinking_sound: bool
+    ) -> None:
+        """``thinking_sound``: the caller hears a soft sound while an answer is thought about for long."""
         super().__init__(connection, session, keep_alive=keep_alive)
+        self._thinking = ThinkingSound(self._audio_format, self._sound) if thinking_sound else None
         #: The keys of the entry in progress, and the timer that completes it.
         self._keys = ""
         self._pause: asyncio.TimerHandle | None = None
@@ -105,6 +111,10 @@ class PhoneCall(SoleConnection):
     @abstractmethod
     def _unplayed(self) -> bool:
         """Whether the caller may still be hearing an answer."""
+
+    @abstractmethod
+    def _sound(self, audio: bytes) -> None:
+        """Let the caller hear audio that belongs to no answer, if nothing else is to be heard."""
 
     @abstractmethod
     def _clear(self) -> None:
@@ -134,6 +144,8 @@ class PhoneCall(SoleConnection):
             await self._connection.close_in_time(code, "" if error is None else error.message)
         finally:
             self._end_pause()
+            if self._thinking is not None:
+                self._thinking.stop()
             self._ignore_peer()
             self._session.detach(self)
 
@@ -210,6 +222,18 @@ class PhoneCall(SoleConnection):
             self._session.end(error)
 
     # output
+
+    @property
+    def _audio_format(self) -> AudioFormat:
+        audio = self._conversation.configuration.effective.output_audio
+        return AudioFormat(audio.format, audio.sample_rate)
+
+    def _take_message(self) -> ServerMessage | None:
+        """Take the next message from the outbox; None while there is none."""
+        message = self._outbox.take()
+        if message is not None and self._thinking is not None:
+            self._thinking.hear(message)
+        return message
 
     def _report(self, request_id: str, played_ms: float) -> None:
         """Report how much of an answer the caller has heard."""

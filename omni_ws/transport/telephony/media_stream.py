@@ -113,7 +113,8 @@ class TelephonyStreams(PhoneCalls):
         begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
         # From here on: the start message may hold a key.
         connection = recorded(connection, session.recording)
-        call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive)
+        sounds = self._sessions.config.telephony.thinking_sound
+        call = StreamCall(connection, session, start.stream_sid, keep_alive=self._keep_alive, thinking_sound=sounds)
         behind = opening.behind
         del start, given, opening  # with all parameters of the call, which it does not need
         session.attach(call)
@@ -221,9 +222,16 @@ class StreamCall(PhoneCall):
     """A call over a media stream: receives media, and sends media, marks and clears. ``stop`` ends the call."""
 
     def __init__(
-        self, connection: StreamConnection, session: Session, stream_sid: str, *, keep_alive: KeepAliveSettings
+        self,
+        connection: StreamConnection,
+        session: Session,
+        stream_sid: str,
+        *,
+        keep_alive: KeepAliveSettings,
+        thinking_sound: bool,
     ) -> None:
-        super().__init__(connection, session, keep_alive=keep_alive)
+        super().__init__(connection, session, keep_alive=keep_alive, thinking_sound=thinking_sound)
+        self._stream_sid = stream_sid
         self._playout = MarkedPlayout(stream_sid, self._report)
         self._last_chunk = -1
 
@@ -270,6 +278,10 @@ class StreamCall(PhoneCall):
 
     # output
 
+    def _sound(self, audio: bytes) -> None:
+        if self._connection.is_open and not self._connection.paused and not self._unplayed:
+            self._connection.write_message(encode_media(self._stream_sid, audio), is_text=True)
+
     def _clear(self) -> None:
         for data in self._playout.silence():
             self._connection.write_message(data, is_text=True)
@@ -278,7 +290,7 @@ class StreamCall(PhoneCall):
         """Send the messages of the outbox, as long as the socket takes them."""
         self._flush_scheduled = False
         connection = self._connection
-        while connection.is_open and not connection.paused and (message := self._outbox.take()) is not None:
+        while connection.is_open and not connection.paused and (message := self._take_message()) is not None:
             for data in self._playout.render(message):
                 connection.write_message(data, is_text=True)
         self._check_silent()

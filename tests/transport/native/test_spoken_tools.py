@@ -1,4 +1,4 @@
-"""Tools in a spoken conversation: what is said meanwhile, and what an interruption leaves of a call."""
+"""Tools in a spoken conversation: what an interruption leaves of a call, and what a model is told."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from omni_ws.core.history import Message
 from omni_ws.engine.composed.engine import ComposedEngine
 
 CALL = ToolCall("call_1", "local_time", '{"city":"Paris"}')
-FILLER = "One moment."
 
 
 @asynccontextmanager
-async def conversation(llm: ToolCallingEngine, *, filler: str = "", **fields: Any) -> AsyncIterator[NativeClient]:
-    engine = ComposedEngine(llm, tts=ReadingEngine(), tool_filler=filler)
+async def conversation(llm: ToolCallingEngine, **fields: Any) -> AsyncIterator[NativeClient]:
+    engine = ComposedEngine(llm, tts=ReadingEngine())
     async with live_server(engine) as server, native_client(server) as client:
-        await client.configure(modalities=["text", "audio"], **fields)
+        await client.configure(modalities=["text", "audio"], tool_filler=False, **fields)
         yield client
 
 
@@ -48,31 +47,6 @@ async def test_a_call_is_answered_over_the_same_socket() -> None:
         assert not [chunk for chunk in answer.chunks if chunk["modality"] == "audio"]
         assert (await tell(client, "3:05 PM")).text == "It is 3:05 PM."
         assert llm.requests[-1].history[-1].tool_calls == (CALL,)
-
-
-async def test_a_filler_is_spoken_behind_the_call() -> None:
-    llm = ToolCallingEngine()
-    async with conversation(llm, filler=FILLER) as client:
-        await client.say("What time is it in Paris?")
-        answer = await client.answer()
-        assert (answer.reason, answer.text) == ("tool_calls", FILLER)
-        modalities = [chunk["modality"] for chunk in answer.chunks]
-        assert modalities == ["tool_call"] * 3 + ["text"] + ["audio"] * 2
-        await tell(client, "3:05 PM")
-        assert llm.requests[-1].history[-1] == Message("assistant", FILLER, tool_calls=(CALL,))
-
-
-async def test_no_filler_where_the_model_says_something_itself() -> None:
-    async with conversation(ToolCallingEngine("Let me see."), filler=FILLER) as client:
-        await client.say("What time is it?")
-        assert (await client.answer()).text == "Let me see."
-
-
-async def test_no_filler_in_a_written_answer() -> None:
-    async with conversation(ToolCallingEngine(), filler=FILLER) as client:
-        await client.configure(modalities=["text"])
-        await client.say("What time is it?")
-        assert (await client.answer()).text == ""
 
 
 async def test_whoever_speaks_before_the_result_is_answered_and_the_result_may_still_come() -> None:

@@ -1,0 +1,95 @@
+"""Speaks unasked in a conversation: while a tool works, and after a long silence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omni_ws.core.chunks import StartTrigger, Task
+from omni_ws.core.json_values import primary_subtag
+from omni_ws.service.conversation.remarks import Remarks
+from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.tool_results import ToolResults
+from omni_ws.wire.session_config import SessionConfig, spoken_language
+
+if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
+
+
+class Unasked:
+    """Tells Remarks what goes on in a conversation, and has the conversation say what they find is due."""
+
+    def __init__(self, conversation: Conversation, results: ToolResults) -> None:
+        self._conversation = conversation
+        self._results = results
+        self._remarks = Remarks(results.done)
+        #: The request of the latest filler.
+        self._filler: str | None = None
+
+    def note_quiet(self, now: float) -> None:
+        """Note whether anybody speaks, or an answer is due, and if not, since when."""
+        conversation = self._conversation
+        if conversation.stream.single_request:
+            return
+        receiving = conversation.receiving
+        due = [one for one in conversation.queue.requests if one is not receiving or not one.session.only_results]
+        speaking = conversation.spoken.current is not None
+        if due or speaking:
+            by_user = any(one.remark is None and not one.session.only_results for one in due)
+            self._remarks.disturb(by_user=by_user or speaking)
+        else:
+            self._remarks.quiet(conversation.ledger.played_by(now))
+            conversation.watch_time()
+
+    def note_end(self, request: Request) -> None:
+        """Note that a request has its final: tools may work from now on, and something may be said meanwhile."""
+        if request.remark is not None and request.error is not None:
+            self._remarks.stop_fillers()
+        calls, config, conversation = request.tool_calls, request.config, self._conversation
+        if not calls or not request.answerable or not request.entry.answer_kept or conversation.stream.single_request:
+            return
+        wanted = config.tool_filler and conversation.configuration.rules.tool_filler != ""
+        if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
+            self._remarks.call([call.id for call in calls], spoken=request.entry.sent_ms > 0)
+
+    def get_timer(self) -> float | None:
+        """Return when ``speak`` may have something to say; None if nothing depends on time."""
+        conversation = self._conversation
+        return None if conversation.draining else self._remarks.get_timer(conversation.configuration.effective)
+
+    def speak(self, now: float) -> None:
+        """Say what is due after a silence. Raises SessionTimeout if the user has not answered the idle prompt."""
+        conversation, when = self._conversation, self.get_timer()
+        if when is None or now < when:
+            return
+        if conversation.ledger.playing(now):  # the client plays more slowly than was thought
+            self.note_quiet(now)
+            return
+        config, own = conversation.configuration.effective, conversation.configuration.rules.tool_filler
+        remark = self._remarks.due(config, language=self._language(config), filler=own, now=now)
+        if remark is not None:
+            request_id = conversation.say(remark)
+            self._filler = request_id if remark.why is StartTrigger.FILLER else self._filler
+
+    def _language(self, config: SessionConfig) -> str | None:
+        """Return the language of the talk (primary subtag of RFC 5646); None if the voice does not speak it."""
+        able = self._conversation.engine.capabilities
+        reads = primary_subtag(able.voice_languages.get(config.voice or next(iter(able.voices), ""), ""))
+        wanted = spoken_language(config.input_audio) or self._conversation.ledger.language or reads or "en"
+        return wanted if wanted in able.speech_languages or reads in ("", wanted) else None
+
+    def cancelled(self, request_id: str | None, named: Request | None, now: float) -> None:
+        """Note a cancel of ``named``, the unfinished request that it means, before it takes effect.
+
+        If it stops a filler, no more are said for the tools that work. If it stops an answer, or names one that is over
+        and heard, nobody wants the results of its calls.
+        """
+        conversation = self._conversation
+        filler = self._filler if request_id in (None, self._filler) else None
+        stopped = named is not None and named.remark is not None
+        if filler is not None and (stopped or conversation.ledger.stop(filler, now)):
+            self._remarks.stop_fillers()
+        if named is not None:
+            self._results.withdraw(named.tool_calls)
+        elif request_id is not None and not conversation.ledger.stop(request_id, now):
+            entry = conversation.ledger.find(request_id)
+            self._results.withdraw(() if entry is None else entry.tool_calls)
