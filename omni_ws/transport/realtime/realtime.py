@@ -22,6 +22,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
+from omni_ws.engine.composed.parts import parts_of
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -159,6 +160,7 @@ class RealtimeDialect:
         self._conversation_id = new_id("conv_")
         self._conversation = conversation
         self._media = media or {}
+        self._factory = factory
         self._abilities = abilities_of(factory)
         #: The session object as the client has set it.
         self._session = bound
@@ -186,6 +188,7 @@ class RealtimeDialect:
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True
+        conversation.followed = self._engine_changed
         self._goes_on = saved is not None
         try:
             if saved is not None:
@@ -324,6 +327,13 @@ class RealtimeDialect:
     def _session_object(self) -> dict[str, Any]:
         config = self._conversation.configuration.effective
         return session_object(self._session, config, session_id=self._session_id)
+
+    def _engine_changed(self, config: SessionConfig) -> None:
+        """Tell the client that the engine has become another one, with the settings that are in effect now."""
+        self._abilities = abilities_of(self._factory)
+        described = parts_of(self._factory.engine).items()
+        parts = {role: None if part is None else {"name": part.name, "model": part.model} for role, part in described}
+        self._send([{"type": "session.updated", "session": self._session_object(), "parts": parts}])
 
     def _update_session(self, event: Mapping[str, Any]) -> None:
         patch = object_field(event, "session")
