@@ -258,7 +258,8 @@ def _fetched_llm(config: ServerConfig, name: str) -> Engine:
     model, about = _FETCHED_LLMS[name]
     fields: dict[str, Any] = {"name": model, "about": about}
     if name.startswith("qwen"):
-        fields |= {"sampling": _SURE, "examples": _EXAMPLES if config.llm.instructions is None else ()}
+        examples = _EXAMPLES if config.llm.instructions is None else ()
+        fields |= {"sampling": _SURE, "examples": examples, "eight_bits": True}
     if name == "qwen" and config.llm.chat_template is None:
         fields["chat_template"] = QWEN_CODER_TEMPLATE
     return _gguf(config, _fetched(name), **fields)

@@ -72,6 +72,8 @@ class GgufSettings:
     parallel: int | None = None
     #: Whether a reasoning model thinks before it answers.
     think: bool = False
+    #: Whether the context is kept in 8 bits, which takes half the memory. Not all models can do that.
+    eight_bits: bool = False
     #: The file of a Jinja chat template that replaces the model's own.
     chat_template: Path | None = None
     #: Instructions with which most conversations begin. They are processed at the start, so that no first answer waits
@@ -165,6 +167,7 @@ class GgufEngine:
             parallel=self.parallel,
             threads=self.threads,
             think=settings.think,
+            eight_bits=settings.eight_bits,
             chat_template=template,
         )
         child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
