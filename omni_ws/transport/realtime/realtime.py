@@ -161,7 +161,6 @@ class RealtimeDialect:
         self._conversation = conversation
         self._media = media or {}
         self._factory = factory
-        self._abilities = abilities_of(factory)
         #: The session object as the client has set it.
         self._session = bound
         self._settings_share = Share(account)
@@ -188,7 +187,6 @@ class RealtimeDialect:
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True
-        conversation.followed = self._engine_changed
         self._goes_on = saved is not None
         try:
             if saved is not None:
@@ -210,6 +208,7 @@ class RealtimeDialect:
         the response that was cancelled by it; None if there was none.
         """
         self._send, self._output_cleared = send, output_cleared
+        self._conversation.followed = self._engine_changed
         if self._goes_on:
             return []
         return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
@@ -330,7 +329,6 @@ class RealtimeDialect:
 
     def _engine_changed(self, config: SessionConfig) -> None:
         """Tell the client that the engine has become another one, with the settings that are in effect now."""
-        self._abilities = abilities_of(self._factory)
         described = parts_of(self._factory.engine).items()
         parts = {role: None if part is None else {"name": part.name, "model": part.model} for role, part in described}
         self._send([{"type": "session.updated", "session": self._session_object(), "parts": parts}])
@@ -362,7 +360,7 @@ class RealtimeDialect:
         self._send([{"type": "session.updated", "session": self._session_object()}])
 
     def _config(self, session: SessionFields) -> dict[str, Any]:
-        config = session_config(session, self._abilities)
+        config = session_config(session, abilities_of(self._factory))
         for name, decided in self._media.items():
             config[name] = {**config[name], **decided} if isinstance(decided, Mapping) else decided
         return config
@@ -610,7 +608,7 @@ class RealtimeDialect:
         """Begin a response to its own ``input``; without one to the pending items, or else to the instructions."""
         with _naming("response"):
             response = read_response(fields)
-            patch = {"task": None, **response_config(response, self._abilities)}
+            patch = {"task": None, **response_config(response, abilities_of(self._factory))}
             config = self._conversation.configuration.with_patch(patch)
         items: list[Item] = []
         context: tuple[Message, ...] | None = None
