@@ -20,13 +20,16 @@ from omni_ws.config.parts import LlmConfig
 
 _ROLES = ("user", "assistant")
 SENTENCES = Path(__file__).with_name("sentences.toml")
+#: Instructions that fit the first sentences alone fail with these.
+FURTHER = Path(__file__).with_name("further.toml")
 
 
 def ask(url: str, instructions: str = "") -> None:
     """Ask the server whose OpenAI routes begin at ``url``."""
     told = [("system", instructions)] if instructions else []
-    for kind, asked in tomllib.loads(SENTENCES.read_text("utf-8")).items():
-        print(f"\n{kind}: {len(asked)}")
+    tables = [(file.stem, tomllib.loads(file.read_text("utf-8"))) for file in (SENTENCES, FURTHER)]
+    for name, kind, asked in ((name, kind, asked) for name, table in tables for kind, asked in table.items()):
+        print(f"\n{name}, {kind}: {len(asked)}")
         for number, row in enumerate(asked, 1):
             before = ((role, text) for pair in row.get("before", ()) for role, text in zip(_ROLES, pair, strict=True))
             said = [*before, ("user", row["say"])]

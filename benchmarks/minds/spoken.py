@@ -16,13 +16,13 @@ from benchmarks.server_process import free_port, running, wait_until_ready
 SPEECH_RATE: Final = 24_000
 
 
-def options_of(arguments: Sequence[str] | None, *, name: str, about: str | None) -> argparse.Namespace:
-    """Return the options of the benchmark ``name``."""
+def parser_of(*, name: str, about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the options of the benchmark ``name``."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.minds.{name}", description=about)
     parser.add_argument("--llm", default="qwen", help="the mind [qwen]")
     parser.add_argument("--voice", default="kokoro:bm_george", help="who speaks to it [kokoro:bm_george]")
     parser.add_argument("--tts", default="hibari", help="who answers [hibari]")
-    return parser.parse_args(arguments)
+    return parser
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.embedded import SAMPLE_RATE, Clip, Report, percentile, speak
 from benchmarks.minds.__main__ import SENTENCES
-from benchmarks.minds.spoken import SPEECH_RATE, options_of, read_aloud, serving
+from benchmarks.minds.spoken import SPEECH_RATE, parser_of, read_aloud, serving
 from benchmarks.server_process import child_processes, cpu_seconds, proportional_gb
 from omni_ws.audio.pcm import resampled
 
@@ -57,7 +57,7 @@ async def measure(url: str, pid: int, clips: Sequence[Clip]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
-    options = options_of(arguments, name="turns", about=__doc__)
+    options = parser_of(name="turns", about=__doc__).parse_args(arguments)
     asked = [row["say"] for row in tomllib.loads(SENTENCES.read_text("utf-8"))["fact"][:TURNS]]
     with tempfile.TemporaryDirectory() as folder:
         clips = [clip_of(file) for file in read_aloud(asked, options.voice, Path(folder), silence=(0, 0))]

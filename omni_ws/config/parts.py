@@ -137,18 +137,19 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
-#: The same for small models, which follow few instructions, and tend to promise what they cannot do.
+#: The same for small models, which follow few instructions, and tend to promise what they cannot do. Longer texts, with
+#: a warning of what is dangerous or a praise of what the model knows, were answered worse (benchmarks/minds).
 _SMALL_MODEL: Final = (
     "You are a friendly voice assistant, a computer program. Your answers are spoken aloud: answer in one or two "
-    "short, plain sentences, in the user's language, without lists, Markdown, emoji or code. The user's words come "
-    "from speech recognition, which may mishear. You know much about the world, its history and everyday life"
+    "short, plain sentences, in the user's language, without lists, Markdown or emoji."
 )
+_UNSURE: Final = "If you are not sure, say that you are not sure."
 _FOR_SMALL_MODELS: Final = (
-    f"{_SMALL_MODEL}, but you cannot see, browse the internet, know today's weather or news, play music, call anybody "
-    "or control devices: if you are asked to, say so. Warn of what is dangerous."
+    f"{_SMALL_MODEL} You cannot see, move, browse the internet, know the time or the weather, or control devices; if "
+    f"you are asked to, say so. {_UNSURE}"
 )
 #: With tools, a model may be able to do what the other text denies.
-_FOR_SMALL_MODELS_WITH_TOOLS: Final = f"{_SMALL_MODEL}. Warn of what is dangerous."
+_FOR_SMALL_MODELS_WITH_TOOLS: Final = f"{_SMALL_MODEL} {_UNSURE}"
 
 
 def _use(part: str, server: str, *, unset: str = "embedded, beside another part") -> Any:
@@ -247,7 +248,9 @@ class LlmConfig(PartConfig):
         "Tokens of context of a GGUF model for each conversation; at most its own.", 4096, ge=256, of=_MAYBE_GGUF
     )
     threads: Count | None = setting(
-        "Threads of a GGUF model; unset: half of the cores, at least two where there are two.", of=_MAYBE_GGUF
+        "Threads of a GGUF model; unset: the cores that were free in the last five minutes, but for one of three or "
+        "more.",
+        of=_MAYBE_GGUF,
     )
     parallel: Count | None = setting(
         "Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.", of=_MAYBE_GGUF

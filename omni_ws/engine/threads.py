@@ -44,6 +44,18 @@ def cores() -> int:
     return max(1, int(min(allowed, _quota(_MEMBERSHIPS, _CGROUPS))) // _processes)
 
 
+def free_cores() -> int:
+    """Return how many of ``cores`` nothing has kept busy in the last five minutes, at least 1.
+
+    A start makes work of its own, such as a download, which hardly counts in five minutes.
+    """
+    try:
+        busy = os.getloadavg()[1] / (os.cpu_count() or 1)
+    except (OSError, AttributeError):  # the system does not tell
+        busy = 0.0
+    return max(1, round(cores() * (1 - busy)))
+
+
 def _quota(memberships: Path, cgroups: Path) -> float:
     """Return the CPU quota of this process's control groups (version 1 or 2), in cores; infinite without a quota."""
     try:

@@ -29,6 +29,7 @@ from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 
 if TYPE_CHECKING:
+    from omni_ws.engine.llm.rules_engine import RulesEngine
     from omni_ws.engine.tts.voice_process import VoiceProcess
 
 #: The name under which the embedded engine is served: it has no model of its own.
@@ -116,16 +117,18 @@ _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
 
 #: Sampling of these models, which are more often wrong the more chance they have. They do not repeat themselves, and a
 #: penalty for the words of the question, which llama.cpp counts too, would keep them from answering with these.
-_SURE: Final[Mapping[str, Any]] = {"temperature": 0.2, "repetition_penalty": 1.0}
-#: How conversations with small models begin, unless somebody gives other instructions: in short true sentences, with
-#: sympathy, with a refusal of what a voice cannot do, and a warning of what is dangerous.
+_SURE: Final[Mapping[str, Any]] = {"temperature": 0.0, "repetition_penalty": 1.0}
+#: How conversations with small models begin, unless somebody gives other instructions: in short true sentences, with a
+#: refusal of what a voice cannot do, a saying to its end, and a comparison that tells a difference. More examples were
+#: answered worse (benchmarks/minds), and each costs time and memory.
 _EXAMPLES: Final = (
-    ("Who's there?", "I'm your voice assistant, a computer program. How can I help you?"),
-    ("Will it be warm this afternoon?", "I'm sorry, I can't see the weather."),
-    ("I lost my job today.", "I'm so sorry, that must be hard. Do you want to talk about it?"),
-    ("Is it safe to eat raw chicken?", "No, raw chicken can make you very ill. Always cook it through."),
-    ("Who was Cleopatra?", "She was the last queen of ancient Egypt. She died in the year 30 before Christ."),
-    ("How many days are in a week?", "There are seven days in a week."),
+    ("What is the capital of Japan?", "The capital of Japan is Tokyo."),
+    ("Can you open the window?", "I'm sorry, I can't control things in your home."),
+    ("Finish this: a bird in the hand", "A bird in the hand is worth two in the bush."),
+    (
+        "What's the difference between a violin and a cello?",
+        "A cello is larger and sounds lower than a violin, and you play it sitting down.",
+    ),
 )
 
 
@@ -176,19 +179,25 @@ def llm_of(config: ServerConfig) -> Engine:
     return _remote_llm(config)
 
 
-def _rules() -> Engine:
+def _rules() -> RulesEngine:
     from omni_ws.engine.llm.rules_engine import RulesEngine
     from omni_ws.weights.cache import fetched_file
 
     return RulesEngine(summaries=fetched_file("encyclopedia"))
 
 
-def _with_rules(llm: Engine, config: ServerConfig) -> Engine:
-    """Return ``llm`` behind the rules, which answer what they know exactly."""
+def _with_rules(llm: Engine, config: ServerConfig, rules: RulesEngine | None = None) -> Engine:
+    """Return ``llm`` behind the rules, which answer what they know exactly; ``rules``: with their encyclopedia."""
+    from omni_ws.engine.llm.encyclopedia import load_encyclopedia
     from omni_ws.engine.llm.rules_engine import RulesFirst
+    from omni_ws.weights.cache import fetched_file
 
-    instructions, of_itself = config.llm.spoken_instructions, config.llm.instructions is None
-    return RulesFirst(llm, own_instructions=instructions, of_itself=of_itself)
+    return RulesFirst(
+        llm,
+        own_instructions=config.llm.spoken_instructions,
+        of_itself=config.llm.instructions is None,
+        encyclopedia=lambda: load_encyclopedia(fetched_file("encyclopedia")) if rules is None else rules.encyclopedia,
+    )
 
 
 def _auto_llm(config: ServerConfig) -> Engine:
@@ -196,6 +205,8 @@ def _auto_llm(config: ServerConfig) -> Engine:
     from omni_ws.engine.llm.auto_llm import AutoLlm, Found
     from omni_ws.engine.llm.fetched_mind import RULES_ALONE, FetchedMind, why_none
     from omni_ws.engine_choice.local_servers import local_servers
+
+    rules = _rules()
 
     async def find() -> Found:
         if why_none(config, os.environ) or find_spec("httpx") is None:
@@ -207,11 +218,11 @@ def _auto_llm(config: ServerConfig) -> Engine:
         chosen = config.llm.model_copy(update={"use": usable.server.use, "model": usable.model, "api_key": None})
         llm = _remote_llm(config.model_copy(update={"llm": chosen}))
         line = f"{usable.server.kind} on this machine answers, with {usable.model}; {RULES_ALONE}"
-        return Found(_with_rules(llm, config), (line,))
+        return Found(_with_rules(llm, config, rules), (line,))
 
     titles = {name: title for name, (title, _) in _FETCHED_LLMS.items()}
-    mind = FetchedMind(config, lambda name: _with_rules(_fetched_llm(config, name), config), titles=titles)
-    return AutoLlm(_rules(), find=find, mind=mind)
+    mind = FetchedMind(config, lambda name: _with_rules(_fetched_llm(config, name), config, rules), titles=titles)
+    return AutoLlm(rules, find=find, mind=mind)
 
 
 def _remote_llm(config: ServerConfig) -> Engine:
@@ -246,7 +257,8 @@ def _fetched_llm(config: ServerConfig, name: str) -> Engine:
     model, about = _FETCHED_LLMS[name]
     fields: dict[str, Any] = {"name": model, "about": about}
     if name.startswith("qwen"):
-        fields |= {"sampling": _SURE, "examples": _EXAMPLES if config.llm.instructions is None else ()}
+        examples = _EXAMPLES if config.llm.instructions is None else ()
+        fields |= {"sampling": _SURE, "examples": examples, "eight_bits": True}
     if name == "qwen" and config.llm.chat_template is None:
         fields["chat_template"] = QWEN_CODER_TEMPLATE
     return _gguf(config, _fetched(name), **fields)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from omni_ws.engine import threads
-from omni_ws.engine.threads import cores
+from omni_ws.engine.llm.gguf_engine import threads_of
+from omni_ws.engine.threads import cores, free_cores
 
 
 class Machine:
@@ -93,3 +94,27 @@ def test_here_they_are_at_most_those_that_this_process_is_bound_to() -> None:
         assert cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(
+    ("load", "free"), [((9.0, 0.0, 9.0), 8), ((0.0, 0.4, 0.0), 8), ((0, 1.0, 0), 7), ((0, 4.2, 0), 4), ((0, 9.0, 0), 1)]
+)
+def test_cores_are_free_that_were_not_busy_for_five_minutes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, load: tuple[float, float, float], free: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: load)
+    assert free_cores() == free
+
+
+def test_a_system_that_tells_no_load_has_all_cores_free(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise OSError
+
+    monkeypatch.setattr(os, "getloadavg", none)
+    assert free_cores() == 8
+
+
+@pytest.mark.parametrize(("free", "threads"), [(1, 1), (2, 2), (3, 2), (4, 3), (8, 7)])
+def test_a_model_leaves_one_of_three_free_cores(free: int, threads: int) -> None:
+    assert threads_of(free) == threads

@@ -294,10 +294,11 @@ def test_qwen_has_a_template_and_examples(
     assert isinstance(first.llm, GgufEngine)
     settings = first.llm.settings
     assert (settings.chat_template, bool(settings.examples)) == (template, examples)
-    assert ("you cannot" in settings.instructions) is examples
-    assert "you cannot" not in config.spoken_instructions_with_tools
+    assert ("You cannot" in settings.instructions) is examples
+    assert settings.eight_bits
+    assert "You cannot" not in config.spoken_instructions_with_tools
     assert config.spoken_instructions_with_tools.startswith(settings.instructions[:20])
-    assert settings.sampling == {"temperature": 0.2, "repetition_penalty": 1.0}
+    assert settings.sampling == {"temperature": 0.0, "repetition_penalty": 1.0}
     assert first.of_itself is examples
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import running
 from support.embedded_engine import EmbeddedEngine, ears
 from support.http_server import tls_contexts
 from support.live_server import live_server
@@ -23,10 +25,12 @@ from support.speech_clips import SAMPLE_RATE, WORDS, clip_samples, word_errors
 from omni_ws.audio.pcm import resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
+from omni_ws.weights.cache import fetched_file
 
 CLIENTS = Path(__file__).parent / "clients"
 #: What the Realtime API takes and gives.
@@ -34,6 +38,22 @@ RATE = 24_000
 #: The answer of the embedded engine to the first turn.
 TO_GOFORWARD = "I can't move. I'm only a voice."
 TOLD = "It is sunny in Tokyo."
+#: An agent with the tools that it is given (benchmarks/minds/agent.py).
+AGENT = Path(__file__).parents[2] / "benchmarks" / "minds" / "agent.py"
+MOVE = {
+    "name": "move",
+    "description": "Move the robot.",
+    "parameters": {
+        "type": "object",
+        "required": ["direction", "meters"],
+        "additionalProperties": False,
+        "properties": {
+            "direction": {"type": "string", "enum": ["forward", "backward"]},
+            "meters": {"type": "integer"},
+        },
+    },
+    "answer": "Done.",
+}
 
 pytestmark = [pytest.mark.slow]
 
@@ -139,3 +159,25 @@ async def test_the_agents_package_of_node(tmp_path: Path) -> None:
     async with servers() as (urls, model):
         output = await run_in_node(CLIENTS / "realtime_agents_node.mjs", tmp_path, *arguments(urls, tmp_path))
     assert check(output, tmp_path, model)["interrupted"]
+
+
+async def test_an_agent_calls_its_tool_on_a_model_in_a_file(tmp_path: Path) -> None:
+    """Qwen, the smallest model here that calls tools by itself; without its weights this is skipped."""
+    python, file = tool("OUTSIDE_PYTHON"), fetched_file("qwen")
+    if file is None:
+        pytest.skip("the weights of qwen are not here: omni-ws weights fetch qwen")
+    llm = GgufEngine(GgufSettings(file=file, name="qwen", parallel=1, chat_template=QWEN_CODER_TEMPLATE))
+    engine = ComposedEngine(llm, asr=ears(), tts=SpeechEngine(VoiceProcess(VoiceChoice.ESPEAK)))
+    async with live_server(engine) as server:
+        order = {
+            "url": f"ws://127.0.0.1:{server.port}/v1/realtime?model=omni",
+            "instructions": "You steer a robot with the tool. Answer in one short sentence.",
+            "tools": [MOVE],
+            "speech": [write_speech(tmp_path, "goforward")],
+        }
+        async with running(python, AGENT, stdin=PIPE, stdout=PIPE) as agent:
+            output, _ = await agent.communicate(json.dumps(order).encode())
+    seen = json.loads(output)
+    assert "failed" not in seen
+    assert seen["calls"] == [["move", {"direction": "forward", "meters": 10}]]
+    assert seen["said"].strip()

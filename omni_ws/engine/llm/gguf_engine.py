@@ -30,7 +30,7 @@ from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, i
 from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
-from omni_ws.engine.threads import available_memory, cores
+from omni_ws.engine.threads import available_memory, cores, free_cores
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ _SLOT: Final = "id_slot"
 #: How many answers run at the same time: with more, each would be slower than speech.
 _FEWEST_PARALLEL: Final = 2
 _MOST_PARALLEL: Final = 4
+#: Of so few cores all are the model's, too; the ASR and the TTS go first.
+_SHARED_CORES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class GgufSettings:
     parallel: int | None = None
     #: Whether a reasoning model thinks before it answers.
     think: bool = False
+    #: Whether the context is kept in 8 bits, which takes half the memory. Not all models can do that.
+    eight_bits: bool = False
     #: The file of a Jinja chat template that replaces the model's own.
     chat_template: Path | None = None
     #: Instructions with which most conversations begin. They are processed at the start, so that no first answer waits
@@ -100,8 +104,7 @@ class GgufEngine:
         self.active_requests = 0
         self.settings = settings
         self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(cores() // 2, _MOST_PARALLEL))
-        #: The remaining cores are for the ASR and the TTS. Of two cores none remains; the ASR and the TTS go first.
-        self.threads = settings.threads or min(cores(), max(2, cores() // 2))
+        self.threads = settings.threads or threads_of(free_cores())
         self._places = _Places(self.parallel)
         self._running: RunningModel | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -164,6 +167,7 @@ class GgufEngine:
             parallel=self.parallel,
             threads=self.threads,
             think=settings.think,
+            eight_bits=settings.eight_bits,
             chat_template=template,
         )
         child = await Child.start("llama.cpp", SERVER_MODULE, kinds=FromModel, keeps_log=True)
@@ -214,6 +218,14 @@ class GgufEngine:
         finally:
             place.leave()
             self.active_requests -= 1
+
+
+def threads_of(free: int) -> int:
+    """Return how many threads a model gets of ``free`` cores: the ASR and the TTS keep one of three or more.
+
+    More threads than free cores are worse than fewer: all of them wait for each that does not run.
+    """
+    return free if free <= _SHARED_CORES else free - 1
 
 
 async def _answer(llm: RemoteLlmEngine, request: GenerationRequest, out: OutputWriter) -> None:

@@ -80,7 +80,13 @@ def answer_in_english_alone(language: str) -> str:
 
 
 def exact_answer(
-    text: str, history: Sequence[Message], now: datetime, *, seed: object = None, of_itself: bool = True
+    text: str,
+    history: Sequence[Message],
+    now: datetime,
+    *,
+    seed: object = None,
+    of_itself: bool = True,
+    encyclopedia: Encyclopedia | None = None,
 ) -> Iterator[str] | None:
     """The sentences of an answer that rules give exactly, each request in ``text`` for itself; None for all else.
 
@@ -90,7 +96,7 @@ def exact_answer(
     plain = _SPACE.sub(" ", text).strip()
     if not plain or len(plain) > _MAX_SENTENCES_LETTERS:
         return None
-    asked = _asked(plain, Talk(history), now, seed=seed)
+    asked = replace(_asked(plain, Talk(history), now, seed=seed), encyclopedia=encyclopedia)
     parts = _parts(plain)
     parts = (parts if len(parts) > 1 else _joined(asked)) or [plain]
     found = [_matcher().exactly(_with_text(asked, part)) for part in parts]

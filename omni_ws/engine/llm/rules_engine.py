@@ -7,11 +7,12 @@ parroted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -69,7 +70,8 @@ class RulesEngine:
         self.active_requests = 0
         self._now = now
         self._summaries = summaries
-        self._encyclopedia: Encyclopedia | None = None
+        #: What was read of ``summaries`` at the start.
+        self.encyclopedia: Encyclopedia | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     @property
@@ -96,7 +98,7 @@ class RulesEngine:
     @property
     def credited(self) -> str:
         """The model as parts are described: with whose text is spoken."""
-        return self.model if self._encyclopedia is None else f"{self.model} and {CREDIT}"
+        return _credited(self.model, self.encyclopedia)
 
     def describe(self) -> tuple[str, ...]:
         return ()
@@ -105,7 +107,7 @@ class RulesEngine:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="rules")
             await run_in_thread(self._threads, prepare)
-            self._encyclopedia = await run_in_thread(self._threads, load_encyclopedia, self._summaries)
+            self.encyclopedia = await run_in_thread(self._threads, load_encyclopedia, self._summaries)
 
     async def stop(self) -> None:
         threads, self._threads = self._threads, None
@@ -125,29 +127,40 @@ class RulesEngine:
             self.active_requests -= 1
 
     async def _answer(self, request: GenerationRequest, out: OutputWriter, question: _Question) -> None:
-        text = AnswerText(request.sampling)
-        writes = request.tells_text
-        separator, length, written = "", 0, 0
-        citations: list[UrlCitation] = []
-        sentences = question.answer(self._now(), request.sampling.get("seed"), self._encyclopedia)
-        while text.reached is None and (sentence := await question.worked_on(next, sentences, None)) is not None:
-            start, length = length + len(separator), length + len(separator) + len(sentence)
-            if isinstance(sentence, Cited):
-                page = sentence.article
-                citations.append(UrlCitation(page.title, page.url, start, length, LICENSE))
-            async for piece in text.add(separator + sentence):
-                written += len(piece)
-                if writes:
-                    out.write(TextOutput(piece))
-                    await out.drain()
-            separator = " "
-        rest = text.finish()
-        if rest and writes:
-            out.write(TextOutput(rest))
-        written += len(rest)
-        usage = Usage(input_tokens=question.words, output_tokens=text.words)
-        cited = tuple(structs.replace(one, end=min(one.end, written)) for one in citations if one.start < written)
-        out.write(Finished(text.reached or FinishReason.STOP, usage, citations=cited))
+        sentences = question.answer(self._now(), request.sampling.get("seed"), self.encyclopedia)
+        await _write(lambda: question.worked_on(next, sentences, None), request, out, input_words=question.words)
+
+
+async def _write(
+    next_sentence: Callable[[], Awaitable[str | None]],
+    request: GenerationRequest,
+    out: OutputWriter,
+    *,
+    input_words: int,
+) -> None:
+    """Write an answer of sentences, each as soon as it is there, with the articles that they are taken from."""
+    text = AnswerText(request.sampling)
+    writes = request.tells_text
+    separator, length, written = "", 0, 0
+    citations: list[UrlCitation] = []
+    while text.reached is None and (sentence := await next_sentence()) is not None:
+        start, length = length + len(separator), length + len(separator) + len(sentence)
+        if isinstance(sentence, Cited):
+            page = sentence.article
+            citations.append(UrlCitation(page.title, page.url, start, length, LICENSE))
+        async for piece in text.add(separator + sentence):
+            written += len(piece)
+            if writes:
+                out.write(TextOutput(piece))
+                await out.drain()
+        separator = " "
+    rest = text.finish()
+    if rest and writes:
+        out.write(TextOutput(rest))
+    written += len(rest)
+    usage = Usage(input_tokens=input_words, output_tokens=text.words)
+    cited = tuple(structs.replace(one, end=min(one.end, written)) for one in citations if one.start < written)
+    out.write(Finished(text.reached or FinishReason.STOP, usage, citations=cited))
 
 
 class _Question:
@@ -210,12 +223,12 @@ class _Question:
 
 
 class RulesFirst:
-    """The engine ``llm``, but for the time, dates, sums, units, spelling and the like, which small models get wrong.
+    """The engine ``llm``, but for time, dates, sums, units, spelling and plain facts, which small models get wrong.
 
     Rules answer a request that is all text, not spoken in another language than English, and in a conversation that
     nobody gave instructions: ``own_instructions`` are those of the operator, and ``of_itself`` is whether these leave
     it to the rules to say who answers. Where a client wants tools, JSON or anything else of the model, it gets the
-    model.
+    model. ``encyclopedia`` returns what the rules may look up, in a thread at the start.
     """
 
     def __init__(
@@ -224,6 +237,7 @@ class RulesFirst:
         *,
         own_instructions: str = "",
         of_itself: bool = True,
+        encyclopedia: Callable[[], Encyclopedia | None] = lambda: None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.name = llm.name
@@ -232,10 +246,17 @@ class RulesFirst:
         self._own_instructions = own_instructions
         self.of_itself = of_itself
         self._now = now
+        self._read_encyclopedia = encyclopedia
+        self._encyclopedia: Encyclopedia | None = None
 
     @property
     def active_requests(self) -> int:
         return self.llm.active_requests
+
+    @property
+    def credited(self) -> str:
+        """The model as parts are described: with whose text is spoken."""
+        return _credited(str(getattr(self.llm, "credited", self.llm.model)), self._encyclopedia)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -250,6 +271,7 @@ class RulesFirst:
 
     async def start(self) -> None:
         await asyncio.to_thread(prepare)
+        self._encyclopedia = await asyncio.to_thread(self._read_encyclopedia)
         await self.llm.start()
         self.model = self.llm.model
 
@@ -261,14 +283,8 @@ class RulesFirst:
             taken = [chunk async for chunk in request.input]
             request = replace(request, input=Chunks(tuple(taken)))
             if (sentences := self._exact(request, taken)) is not None:
-                text = AnswerText(request.sampling)
-                async for piece in text.add(" ".join(sentences)):
-                    out.write(TextOutput(piece))
-                if rest := text.finish():
-                    out.write(TextOutput(rest))
                 words = count_history(request.history) + sum(count_words(chunk.payload.decode()) for chunk in taken)
-                usage = Usage(input_tokens=words, output_tokens=text.words)
-                out.write(Finished(text.reached or FinishReason.STOP, usage))
+                await _write(partial(_next, iter(sentences)), request, out, input_words=words)
                 return
         await self.llm.generate(told_language(request, self.llm), out)
 
@@ -290,8 +306,17 @@ class RulesFirst:
             self._now(),
             seed=request.sampling.get("seed"),
             of_itself=self.of_itself,
+            encyclopedia=self._encyclopedia,
         )
         return None if sentences is None else list(sentences)
+
+
+async def _next(sentences: Iterator[str]) -> str | None:
+    return next(sentences, None)
+
+
+def _credited(model: str, encyclopedia: Encyclopedia | None) -> str:
+    return model if encyclopedia is None else f"{model} and {CREDIT}"
 
 
 def is_plain(request: GenerationRequest) -> bool:

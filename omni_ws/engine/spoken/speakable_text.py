@@ -651,6 +651,8 @@ class InlineMarkup:
         self._in_code = False
         #: Whether a dollar sign in this line may have begun a formula, which the next dollar sign ends.
         self._dollar = False
+        #: Whether the word before is a dollar sign by itself: that of an amount, if a number follows.
+        self._after_sign = False
         #: Whether the word before is a number.
         self._after_number = False
         #: The end of what is being skipped; None if nothing is.
@@ -658,13 +660,16 @@ class InlineMarkup:
 
     def end_line(self) -> None:
         """Note the end of a line, after which only a comment continues."""
-        self._in_code = self._dollar = self._after_number = False
+        self._in_code = self._dollar = self._after_number = self._after_sign = False
         if self._skipping != _COMMENT_ENDS:
             self._skipping = None
 
     def clean(self, word: str) -> str:
         """Return ``word`` without its markup; the result may be empty, or several words."""
         cleaned = self._cleaned(word)
+        if self._after_sign and cleaned[:1].isdecimal():
+            cleaned, self._dollar = f"${cleaned}", False
+        self._after_sign = self._dollar and word == "$"
         self._after_number = cleaned[-1:].isdecimal()
         return cleaned
 

@@ -23,6 +23,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
+from omni_ws.engine.composed.parts import parts_of
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -169,7 +170,7 @@ class RealtimeDialect:
         self._conversation_id = new_id("conv_")
         self._conversation = conversation
         self._media = media or {}
-        self._abilities = abilities_of(factory)
+        self._factory = factory
         #: The session object as the client has set it.
         self._session = bound
         self._settings_share = Share(account)
@@ -217,6 +218,7 @@ class RealtimeDialect:
         the response that was cancelled by it; None if there was none.
         """
         self._send, self._output_cleared = send, output_cleared
+        self._conversation.followed = self._engine_changed
         if self._goes_on:
             return []
         return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
@@ -344,6 +346,12 @@ class RealtimeDialect:
         config = self._conversation.configuration.effective
         return session_object(self._session, config, session_id=self._session_id)
 
+    def _engine_changed(self, config: SessionConfig) -> None:
+        """Tell the client that the engine has become another one, with the settings that are in effect now."""
+        described = parts_of(self._factory.engine).items()
+        parts = {role: None if part is None else {"name": part.name, "model": part.model} for role, part in described}
+        self._send([{"type": "session.updated", "session": self._session_object(), "parts": parts}])
+
     def _update_session(self, event: Mapping[str, Any]) -> None:
         patch = object_field(event, "session")
         if event["type"] == "transcription_session.update":
@@ -371,7 +379,7 @@ class RealtimeDialect:
         self._send([{"type": "session.updated", "session": self._session_object()}])
 
     def _config(self, session: SessionFields) -> dict[str, Any]:
-        config = session_config(session, self._abilities)
+        config = session_config(session, abilities_of(self._factory))
         for name, decided in self._media.items():
             config[name] = {**config[name], **decided} if isinstance(decided, Mapping) else decided
         return config
@@ -619,7 +627,7 @@ class RealtimeDialect:
         """Begin a response to its own ``input``; without one to the pending items, or else to the instructions."""
         with _naming("response"):
             response = read_response(fields)
-            patch = {"task": None, **response_config(response, self._abilities)}
+            patch = {"task": None, **response_config(response, abilities_of(self._factory))}
             config = self._conversation.configuration.with_patch(patch)
         items: list[Item] = []
         context: tuple[Message, ...] | None = None

@@ -16,6 +16,7 @@ from support.native_client import NativeClient, native_client
 from support.part_engines import ToneEngine, WordEngine
 from support.patience import PATIENCE_SEC
 from support.raw_http import call, post, raw_client
+from support.realtime_client import realtime_client
 from support.until import until
 
 from omni_ws.client import connect
@@ -82,6 +83,15 @@ async def test_a_conversation_goes_on_with_the_model_which_knows_its_first_turn(
         await client.chunk(b"GIF89a", modality="image")
         assert (await client.error())["code"] == "unsupported_modality"
         assert client.seen("error")[1:] == []
+
+
+async def test_a_realtime_session_is_told_when_no_request_runs() -> None:
+    mind = Mind()
+    async with serving(mind) as (server, _), realtime_client(server) as client:
+        mind.go_on.set()
+        told = await client.until("session.updated")
+        assert told["parts"] == {"asr": None, "llm": {"name": "gguf", "model": "a model"}, "tts": None}
+        assert told["session"] == client.received[0]["session"]
 
 
 async def test_a_request_keeps_the_engine_it_began_with_and_its_session_is_told_after_it() -> None:

@@ -290,14 +290,9 @@ def test_addresses_have_no_signs_that_end_them() -> None:
         assert article.url == f"https://en.wikipedia.org/wiki/{path}"
 
 
-def test_rules_in_front_of_a_model_leave_it_to_the_model() -> None:
-    for asked in (
-        "What is Mars?",
-        "Who wrote Hamlet?",
-        "What is the capital of France?",
-        "How many planets are there?",
-    ):
-        assert exact_answer(asked, (), NOW) is None
+def test_rules_in_front_of_a_model_leave_definitions_to_the_model(book: Encyclopedia) -> None:
+    for asked in ("What is Mars?", "Who was Gandhi?", "Tell me about Mars.", "Describe a kiwi."):
+        assert exact_answer(asked, (), NOW, encyclopedia=book) is None
 
 
 @pytest.mark.parametrize(

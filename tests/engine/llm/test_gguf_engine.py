@@ -248,6 +248,11 @@ async def test_it_does_not_repeat_itself_unless_it_is_asked_to() -> None:
         assert (await answered(engine, ask, sampling={**long, **named})).text.split() == free
 
 
+async def test_a_context_in_eight_bits() -> None:
+    async with running(settings(eight_bits=True)) as engine:
+        assert "Paris" in (await answered(engine, QUESTION, sampling=GREEDY)).text
+
+
 async def test_instructions_and_examples_are_computed_at_the_start() -> None:
     """The examples belong to the instructions: who gives other ones gets no examples."""
     instructions, example = "You are a friendly voice. Answer briefly.", ("What is it?", "It is a long example. " * 12)

@@ -24,6 +24,12 @@ def test_what_is_misspelled_is_found(heard: str, meant: str) -> None:
     assert phrases.nearest(heard) == phrases.nearest(meant) == meant
 
 
+@pytest.mark.parametrize(("heard", "known"), [("i am not sad", "i am sad"), ("i am sad", "i am not sad")])
+def test_what_denies_a_phrase_is_not_it(heard: str, known: str) -> None:
+    assert Misspelled([known]).nearest(heard) is None
+    assert Misspelled([known]).nearest(known) == known
+
+
 @pytest.mark.parametrize("words", ["hi", "who are you 2", "who are you and who are they", "你好", ""])
 def test_too_short_too_long_and_numbers_are_not_looked_up(words: str) -> None:
     assert Misspelled(["who are you"]).nearest(words) is None

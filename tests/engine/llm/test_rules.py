@@ -561,6 +561,22 @@ def test_sadness_is_heard(text: str) -> None:
     assert reply(text) == "I'm sorry to hear that. I hope that it gets better soon."
 
 
+@pytest.mark.parametrize(
+    "text", ["I'm not nervous.", "I am not sad at all.", "I am no longer worried.", "I'm never scared."]
+)
+def test_who_is_not_sad_is_not_comforted(text: str) -> None:
+    assert reply(text) == "Good to hear."
+
+
+@pytest.mark.parametrize("text", ["I don't think I am nervous.", "Tell me a fun fact about penguins."])
+def test_what_only_resembles_a_rule_is_not_known(text: str) -> None:
+    assert is_unknown(reply(text))
+
+
+def test_two_farewells_are_one() -> None:
+    assert reply("Okay, bye, see you tomorrow.") == "Goodbye."
+
+
 @pytest.mark.parametrize("text", ["Say only yes: is it true?", "Just say what DNA is.", "Say yes or no, is water wet?"])
 def test_an_answer_in_given_words_is_no_parrot(text: str) -> None:
     assert is_unknown(reply(text))

@@ -14,6 +14,7 @@ from support.part_engines import RetortEngine
 from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.encyclopedia import Article, Encyclopedia
 from omni_ws.engine.llm.rules_engine import RulesFirst
 
 OWN = "Answer briefly."
@@ -30,6 +31,7 @@ TIMERS = (
     *("Set a reminder to water the plants.", "Set an alarm for tomorrow morning.", "Wake me up at seven."),
 )
 CALLS = ("Email my landlord.", "Call my mom.", "Call him back, please.", "Text my wife that I'm late.")
+MOVES = ("Go forward ten meters.", "Turn left.", "Step back two feet", "Turn around and come here.")
 DEVICES = ("Put on the light.", "Turn off the kitchen light.", "Switch the heating on.")
 
 
@@ -51,6 +53,10 @@ def engine() -> RulesFirst:
         ("Do I need a jacket this evening?", "I can't tell you the weather. I have no forecast."),
         *((asked, "I can't set timers or reminders. I only speak when I'm spoken to.") for asked in TIMERS),
         *((asked, "I can't send messages or call anyone.") for asked in CALLS),
+        *((asked, "I can't move. I'm only a voice.") for asked in MOVES),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("How many legs does a spider have?", "A spider has eight legs."),
+        ("Tell me a joke.", "Why did the scarecrow win a prize? He was outstanding in his field."),
         *((asked, "I can't control any devices. I'm only a voice.") for asked in DEVICES),
         *((asked, "I can't tell you the weather. I have no forecast.") for asked in WEATHER),
         (
@@ -69,9 +75,10 @@ async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> Non
     "asked",
     [
         "What is DNA?",
-        "What is the capital of France?",
         "How are you?",
-        "Tell me a joke.",
+        "Who was Anna?",
+        "Tell me a joke about cats.",
+        "Go forward with the plan.",
         "How do I make pancakes?",
         "Say something nice about dogs.",
         "My alarm did not ring this morning.",
@@ -90,6 +97,26 @@ async def test_rules_answer_what_they_know_exactly(asked: str, said: str) -> Non
 )
 async def test_the_model_answers_the_rest(asked: str) -> None:
     assert (await answered(engine(), text(asked))).text == "the model"
+
+
+async def test_plain_facts_of_an_encyclopedia_are_answered_with_their_article_and_it_is_credited() -> None:
+    people = (Article("Ada Lovelace", "Ada Lovelace", "Ada Lovelace was a writer.", "English (1815–1852)", True),)
+    works = (Article("Emma", "Emma", "Emma is a novel.", "1815 novel by Jane Austen", False),)
+    book = Encyclopedia((*people, *works), {"ada lovelace": 0, "emma": 1}, {"lovelace": 0})
+    rules = RulesFirst(RetortEngine("the model"), encyclopedia=lambda: book)
+    await rules.start()
+    assert rules.credited == f"{rules.model} and Wikipedia (CC BY-SA 4.0)"
+    for asked, said, title in (
+        ("Who was Ada Lovelace?", "Ada Lovelace was a writer.", "Ada Lovelace"),
+        ("When was Lovelace born?", "Ada Lovelace was born in 1815.", "Ada Lovelace"),
+        ("Who wrote Emma?", "Jane Austen wrote Emma.", "Emma"),
+    ):
+        answer = await answered(rules, text(asked))
+        assert answer.text == said
+        (cited,) = answer.finished.citations
+        assert (cited.title, cited.start, cited.end) == (title, 0, len(said))
+    for asked in ("Who was Lovelace?", "What is Emma?", "Tell me about Ada Lovelace.", "Who is Emma Stone?"):
+        assert (await answered(rules, text(asked))).text == "the model"
 
 
 async def test_who_was_told_to_be_somebody_says_so() -> None:

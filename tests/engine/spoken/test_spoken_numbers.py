@@ -48,6 +48,8 @@ def test_a_third_of_the_pairs_come_from_reports_of_others() -> None:
         ("It takes 5m ", "30s.", "It takes five minutes thirty seconds."),
         ("The code is ", "4821.", "The code is four eight two one."),
         ("A ", "$5 bill.", "A five dollar bill."),
+        ("It costs $ 5.", "", "It costs five dollars."),
+        ("It costs $ ", "5 today.", "It costs five dollars today."),
         ("That is x ", "* y.", "That is x times y."),
     ],
 )

@@ -72,6 +72,12 @@ def defined(asked: Asked, slots: Slots) -> str | None:
     return Cited(found.sentence, found)
 
 
+def somebody(asked: Asked, slots: Slots) -> str | None:
+    """The first sentence about somebody who is called by a whole name: a last name alone may be that of another."""
+    said = defined(asked, slots)
+    return said if isinstance(said, Cited) and said.article.is_person else None
+
+
 def when(asked: Asked, slots: Slots) -> str | None:
     """The year in which somebody was born or died, or in which something was."""
     found, what = _article(asked, slots["name"], person=True), slots["what"]

@@ -213,6 +213,7 @@ def _stand_in(words: str, runs: Sequence[str]) -> bool:
 #: Letters that often stand for one another; vowels are in every second place, and tell little.
 _ALIKE: Final = str.maketrans("bfvdgcqjszxnrl", "ppptkkkkkkkmll", "aeiouyhw' ")
 _WHAT_IS: Final = re.compile(r"(?:what|who) (?:is|was) (?:an? |the )?(.+)")
+_DENIALS: Final = frozenset(("not", "never", "no"))
 _DOUBLE: Final = re.compile(r"(.)\1+")
 #: How much of two sentences has to be the same, where all their consonants are alike, and where those of a half are.
 _SAME: Final = 0.8
@@ -241,13 +242,18 @@ class Misspelled:
         for keys, same in (((letters,), _SAME), (halves, _SAME_OF_HALF)):
             phrases = (phrase for key in keys for phrase in self._phrases.get(key, ()))
             near = [phrase for phrase in phrases if abs(len(phrase) - len(words)) <= _MORE]
-            if (found := get_close_matches(words, near, 1, same)) and not _asks_for_another(words, found[0]):
+            if (found := get_close_matches(words, near, 1, same)) and not _means_another(words, found[0]):
                 return found[0]
         return None
 
 
-def _asks_for_another(words: str, phrase: str) -> bool:
-    """Whether both ask what something is, and not the same thing: "what is a gnome" and "what is my name"."""
+def _means_another(words: str, phrase: str) -> bool:
+    """Whether one of both denies something, or both ask what something is, and not the same thing.
+
+    Such are "I am not sad" and "I am sad", or "what is a gnome" and "what is my name".
+    """
+    if len(_DENIALS & {*words.split()}) != len(_DENIALS & {*phrase.split()}):
+        return True
     asked, known = (_WHAT_IS.fullmatch(one) for one in (words, phrase))
     return asked is not None and known is not None and not get_close_matches(asked[1], [known[1]], 1, _SAME)
 
