@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.manners.rows import ROWS, Bench, Figure, calls
+from benchmarks.manners.rows import NEEDS, ROWS, Bench, Figure, calls
 from benchmarks.manners.stimuli import Plan
 from benchmarks.results import printed, write_results
 from benchmarks.server_process import cpu_seconds_of_all, free_port, running, wait_until_ready
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args(arguments)
     plan = Plan.of(options.share)
-    plan.render()
+    plan.render({kind for row in options.rows for kind in NEEDS.get(row, ())})
     kept = [one for one in arguments if one != "--write"]
     command = shlex.join(["python", "-m", "benchmarks.manners", *_without_notes(kept)])
     with printed() as text:

@@ -11,7 +11,8 @@ from benchmarks.manners.talker import Talker
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.script import PIECE_MS
 
-STORY: Final = "Please tell me a long story."
+#: The rules tell nothing longer, and nothing with a question in it, behind which "yeah" would be an answer.
+STORY: Final = "Count from one to one hundred."
 #: How much of an answer is heard before something is said over it.
 _BEFORE_MS: Final = 1500
 _FIRST_SOUND_MS: Final = 20_000

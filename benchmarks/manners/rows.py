@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from benchmarks.manners.over_answers import Over, Through, answer_through, begin_answer, say_over
+from benchmarks.manners.over_answers import Over, Through, answer_through, say_over
 from benchmarks.manners.stimuli import (
     Plan,
     Planned,
@@ -397,11 +397,18 @@ ROWS: Final[dict[str, Callable[[Bench], Awaitable[list[Figure]]]]] = {
     "echo": echo,
     "surroundings": surrounded,
 }
+#: The speech that each row needs.
+NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "acknowledgements": ("acknowledgements",),
+    "interruptions": ("interruptions",),
+    "sentences": ("pauses", "wholes"),
+    "dictations": ("dictations",),
+    "television": ("news", "wholes"),
+    "echo": ("interruptions",),
+    "words": ("acknowledgements", "interruptions"),
+}
 
 
 def calls(bench: Bench) -> Figure:
     """How many of all conversations the server ended."""
     return Figure("calls closed", *share(len(bench.closed), bench.conversations, target=0))
-
-
-__all__ = ["ROWS", "Bench", "Figure", "begin_answer", "calls"]

@@ -1,18 +1,17 @@
 """What is said and what sounds in the benchmark of manners: made once, kept in the cache, with its times.
 
 Speech is rendered by the server's own voices; those that the classifier of acknowledgements was trained on are not
-used. A sentence is rendered whole and cut where a word ends, so that a pause in it sounds like one.
+used. What is said in one breath is rendered by itself, with a comma behind it where the sentence goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import random
+import sys
 import tomllib
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -27,7 +26,7 @@ from benchmarks.speech.degraded import pink_noise
 from benchmarks.speech.wordless import keyboard, music, quiet_room, silence
 from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
 from omni_ws.caller.script import frame_levels, loud_part
-from omni_ws.client import AudioChunk, connect
+from omni_ws.client import AudioChunk, ClientSession, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.config.values import user_cache_folder
 
@@ -38,6 +37,8 @@ VOICES: Final = ("af_heart", "am_michael", "bf_emma", "bm_george", "af_nova", "a
 LEVEL, QUIET, TELEVISION, BABBLE = -22.0, -30.0, -35.0, -38.0
 _FRAME: Final = RATE // 50
 _SEED: Final = 39
+#: What is kept of a rendering around its sound.
+_BEFORE_MS, _BEHIND_MS = 40, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,6 @@ class Stimulus:
     quiet: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """A text in a voice: its sound, and where each word ends and the next begins, in milliseconds."""
-
-    voice: str
-    text: str
-    samples: Samples
-    words: tuple[tuple[str, int, int], ...]
-
-
 def texts() -> dict[str, list[str]]:
     """What is said, by kind."""
     return tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
@@ -81,11 +72,7 @@ def folder() -> Path:
 
 
 def _file(voice: str, text: str) -> Path:
-    return folder() / f"{hashlib.sha256(f'{voice} {text}'.encode()).hexdigest()[:20]}.npz"
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.replace("|", " ").split())
+    return folder() / f"{hashlib.sha256(f'{voice} {text}'.encode()).hexdigest()[:20]}.npy"
 
 
 def render(pairs: Sequence[tuple[str, str]]) -> None:
@@ -103,8 +90,6 @@ def render(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def _server(part: str) -> list[str]:
-    import sys
-
     return [
         "nice",
         "-n",
@@ -123,39 +108,34 @@ def _server(part: str) -> list[str]:
 
 
 async def _render(base: str, pairs: Sequence[tuple[str, str]]) -> None:
-    async with AsyncExitStack() as stack:
-        sessions: dict[str, Any] = {}
-        for number, (voice, text) in enumerate(pairs):
-            if voice not in sessions:
-                config = {"task": "speech"} | ({} if voice == "hibari" else {"voice": voice})
-                sessions[voice] = await stack.enter_async_context(connect(base, config=config))
-            spoken = await _spoken(sessions[voice], voice, text)
-            # A file that is there is whole.
-            part = _file(voice, text).with_suffix(".part")
-            with part.open("wb") as file:
-                np.savez(file, samples=spoken.samples.astype(np.float32), words=json.dumps(spoken.words))
-            part.rename(_file(voice, text))
-            if number % 25 == 0:
-                print(f"  rendering: {number} of {len(pairs)}", flush=True)
+    for number, (voice, text) in enumerate(pairs):
+        if number % 25 == 0:
+            print(f"  rendering: {number} of {len(pairs)}", file=sys.stderr, flush=True)
+        config = {"task": "speech"} | ({} if voice == "hibari" else {"voice": voice})
+        async with connect(base, config=config) as session:
+            samples = await _read_aloud(session, text)
+        # A file that is there is whole.
+        part = _file(voice, text).with_suffix(".part")
+        with part.open("wb") as file:
+            np.save(file, samples)
+        part.rename(_file(voice, text))
 
 
-async def _spoken(session: Any, voice: str, text: str) -> Spoken:
-    await session.send_text(_plain(text), end=True)
-    audio, words, rate = b"", [], 24_000
+async def _read_aloud(session: ClientSession, text: str) -> Samples:
+    await session.send_text(text, end=True)
+    audio, rate = b"", 24_000
     async for event in session.events():
         if isinstance(event, AudioChunk):
             audio, rate = audio + event.audio, event.sample_rate
-            words += [(word.text, word.start_ms, word.end_ms) for word in event.words]
         elif isinstance(event, LastChunk):
             break
-    samples = resampled(samples_from_bytes(audio, SampleLayout.S16), rate, RATE)
-    return Spoken(voice, text, samples, tuple(words))
+    return resampled(samples_from_bytes(audio, SampleLayout.S16), rate, RATE)
 
 
-def spoken(voice: str, text: str) -> Spoken:
+def spoken(voice: str, text: str) -> Samples:
     """Speech from the cache. Raises FileNotFoundError before ``render``."""
-    with np.load(_file(voice, text)) as kept:
-        return Spoken(voice, text, kept["samples"], tuple(tuple(word) for word in json.loads(str(kept["words"]))))
+    samples: Samples = np.load(_file(voice, text))
+    return samples
 
 
 # From speech to stimuli
@@ -176,56 +156,35 @@ def _range_ms(samples: Samples) -> tuple[float, float]:
 def _stimulus(name: str, samples: Samples, dbfs: float = LEVEL, **fields: Any) -> Stimulus:
     samples = levelled(samples, dbfs)
     onset, end = _range_ms(samples)
-    begin = max(0, int(onset) - 40) * RATE // 1000
-    samples = samples[begin : (int(end) + 60) * RATE // 1000]
+    begin = max(0, int(onset) - _BEFORE_MS) * RATE // 1000
+    samples = samples[begin : (int(end) + _BEHIND_MS) * RATE // 1000]
     onset, end = _range_ms(samples)
     return Stimulus(name, samples, onset, end, **fields)
 
 
-def with_pauses(one: Spoken, pauses_ms: Sequence[int]) -> Stimulus:
+def groups_of(text: str) -> list[str]:
+    """What a speaker says in one breath each, with the tone of somebody who goes on."""
+    groups = [group.strip() for group in text.split("|")]
+    return [group if group[-1] in ".,?" else f"{group}," for group in groups]
+
+
+def with_pauses(voice: str, text: str, pauses_ms: Sequence[int]) -> Stimulus:
     """A sentence with a pause at each | of its text."""
-    groups = [group.split() for group in one.text.split("|")]
-    samples, pieces, gaps, at, place = levelled(one.samples, LEVEL), [], [], 0, 0
-    length = 0
-    for number, group in enumerate(groups[:-1]):
-        place += len(group)
-        cut = _cut(one, samples, place, len(_plain(one.text).split()))
-        pause = np.zeros(pauses_ms[number % len(pauses_ms)] * RATE // 1000, np.float32)
-        piece = _faded(samples[at:cut])
-        pieces += [piece, pause]
-        # From the last sound before it to the first sound after it.
-        gaps.append([(length + len(piece)) * 1000 / RATE, (length + len(piece) + len(pause)) * 1000 / RATE])
-        length += len(piece) + len(pause)
-        at = cut
-    pieces.append(_faded(samples[at:]))
+    pieces: list[Samples] = []
+    gaps: list[tuple[float, float]] = []
+    for number, group in enumerate(groups_of(text)):
+        one = _stimulus(group, spoken(voice, group))
+        length = sum(map(len, pieces)) * 1000 / RATE
+        if pieces:
+            # The pause is from sound to sound.
+            pause = pauses_ms[(number - 1) % len(pauses_ms)] - _BEFORE_MS - _BEHIND_MS
+            pieces.append(np.zeros(pause * RATE // 1000, np.float32))
+            gaps.append((length - _BEHIND_MS, length + pause + _BEFORE_MS))
+        pieces.append(one.samples)
     whole = np.concatenate(pieces)
     onset, end = _range_ms(whole)
-    whole = whole[: int(end + 60) * RATE // 1000]
-    said = tuple(" ".join(group).strip(" .,?") for group in groups)
-    return Stimulus(f"{one.voice}: {one.text}", whole, onset, end, tuple((a, b) for a, b in gaps), said)
-
-
-def _cut(one: Spoken, samples: Samples, place: int, count: int) -> int:
-    """The sample between the word before ``place`` and the next one: the quietest near where they meet."""
-    if len(one.words) == count:
-        meet = (one.words[place - 1][2] + one.words[place][1]) / 2000
-    else:  # a text that is read in other words than it is written in
-        heard = " ".join(_plain(one.text).split()[:place])
-        first, last = _range_ms(samples)
-        meet = (first + (last - first) * len(heard) / len(_plain(one.text))) / 1000
-    begin = max(0, int((meet - 0.08) * RATE))
-    levels = frame_levels(samples[begin : begin + int(0.16 * RATE)], RATE // 100)
-    return begin + int(np.argmin(levels)) * RATE // 100
-
-
-def _faded(samples: Samples) -> Samples:
-    """Without a click at either end."""
-    count = min(len(samples) // 2, RATE // 200)
-    ramp = np.linspace(0, 1, count, dtype=np.float32)
-    samples = samples.copy()
-    samples[:count] *= ramp
-    samples[len(samples) - count :] *= ramp[::-1]
-    return samples
+    said = tuple(group.strip(" .,?") for group in groups_of(text))
+    return Stimulus(f"{voice}: {text}", whole, onset, end, tuple(gaps), said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,23 +199,27 @@ class Plan:
 
     @classmethod
     def of(cls, share: float) -> Plan:
-        """A share of all, always the same: 85 acknowledgements, 88 interruptions, 60 pauses, 24 wholes, 40 dictations."""
+        """A share, always the same, of 85 acknowledgements, 88 interruptions, 60 pauses, 24 wholes, 40 dictations."""
         return cls(
             *(_some(all_of(), share) for all_of in (_acknowledgements, _interruptions, _pauses, _wholes, _dictations))
         )
 
-    def render(self) -> None:
-        """Put all speech into the cache that is not there."""
-        kinds = (self.acknowledgements, self.interruptions, self.pauses, self.wholes, self.dictations)
-        render([one.speech for kind in kinds for one in kind if one.speech is not None] + _NEWS)
+    def render(self, kinds: Iterable[str]) -> None:
+        """Put the speech of these kinds, names of fields or "news", into the cache if it is not there."""
+        wanted = {kind: _NEWS if kind == "news" else _speech(getattr(self, kind)) for kind in kinds}
+        render([speech for of_kind in wanted.values() for speech in of_kind])
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A stimulus to come: made of speech in the cache, or without."""
 
-    speech: tuple[str, str] | None
+    speech: tuple[tuple[str, str], ...]
     make: Callable[[], Stimulus]
+
+
+def _speech(planned: Iterable[Planned]) -> list[tuple[str, str]]:
+    return [speech for one in planned for speech in one.speech]
 
 
 def _some(planned: list[Planned], share: float) -> list[Planned]:
@@ -268,17 +231,18 @@ def _some(planned: list[Planned], share: float) -> list[Planned]:
 def _said(voice: str, text: str, **fields: Any) -> Planned:
     quiet = QUIET if fields.get("quiet") else LEVEL
     name = f"{voice}{', quiet' if fields.get('quiet') else ''}: {text}"
-    return Planned((voice, text), lambda: _stimulus(name, spoken(voice, text).samples, quiet, **fields))
+    return Planned(((voice, text),), lambda: _stimulus(name, spoken(voice, text), quiet, **fields))
 
 
 def _paused(voice: str, text: str, pauses_ms: Sequence[int]) -> Planned:
-    return Planned((voice, text), lambda: with_pauses(spoken(voice, text), pauses_ms))
+    speech = tuple((voice, group) for group in groups_of(text))
+    return Planned(speech, lambda: with_pauses(voice, text, pauses_ms))
 
 
 def _acknowledgements() -> list[Planned]:
     """Eleven texts in seven voices, and eight hums."""
     said = [_said(voice, text) for text in texts()["acknowledgements"] for voice in VOICES]
-    return said + [Planned(None, partial(_hum, number)) for number in range(8)]
+    return said + [Planned((), partial(_hum, number)) for number in range(8)]
 
 
 def noises_of_the_body() -> list[Stimulus]:
@@ -332,7 +296,7 @@ def television(seconds: float, number: int = 0) -> Samples:
     """A reader of news at -35 dBFS."""
     news = texts()["news"]
     order = news[number % 6 :] + news[: number % 6]
-    read = np.concatenate([spoken(_READERS[number % 2], text).samples for text in order])
+    read = np.concatenate([spoken(_READERS[number % 2], text) for text in order])
     return np.resize(levelled(read, TELEVISION), int(seconds * RATE))
 
 

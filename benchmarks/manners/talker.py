@@ -157,8 +157,7 @@ class NativeWire(Wire):
         match frame.get("modality"):
             case "audio":
                 start = frame.get("start_ms")
-                words = [(word["text"], word["start_ms"]) for word in frame.get("words") or ()]
-                yield "audio", {"name": name, "pcm": decoded(frame["payload"]), "start_ms": start, "words": words}
+                yield "audio", {"name": name, "pcm": decoded(frame["payload"]), "start_ms": start}
             case "transcript" if not frame.get("interim"):
                 yield "transcript", {"name": name, "text": frame["text"]}
             case "text":
@@ -253,8 +252,6 @@ class Talker:
         self.reader = wire.reader()
         #: The texts of answers, by their names.
         self.texts: dict[str, str] = {}
-        #: The words of answers with the times at which they begin, in milliseconds; natively.
-        self.words: dict[str, list[tuple[str, int]]] = {}
         self._target = target
         self._echo = echo
         self._connection: ClientConnection | None = None
@@ -412,9 +409,6 @@ class Talker:
             case "audio":
                 samples = np.frombuffer(fields["pcm"], "<i2").astype(np.int16)
                 self.speaker.put(fields["name"], samples, fields["start_ms"])
-                known = self.words.setdefault(fields["name"], [])
-                # Sound that comes again has its words again.
-                known += [word for word in fields.get("words", ()) if not known or word[1] > known[-1][1]]
                 return
             case "text":
                 self.texts[fields["name"]] = self.texts.get(fields["name"], "") + fields["text"]

@@ -1,4 +1,4 @@
-"""How turns end: in a pause of the speaker, behind a sentence, between the groups of a number, in front of a television."""
+"""How turns end: in a pause, behind a sentence, between the groups of a number, in front of a television."""
 
 from __future__ import annotations
 

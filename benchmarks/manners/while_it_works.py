@@ -13,7 +13,7 @@ from support.scripted_upstream import ScriptedUpstream, delta, finish, streams
 
 from benchmarks.manners.over_answers import is_over
 from benchmarks.manners.rows import Bench, Figure, share
-from benchmarks.manners.stimuli import Plan, Stimulus
+from benchmarks.manners.stimuli import RATE, Plan, Stimulus, render, spoken
 from benchmarks.manners.talker import NativeWire, Talker
 from benchmarks.server_process import free_port, running, wait_until_ready
 from omni_ws.caller.script import PIECE_MS
@@ -37,6 +37,8 @@ _TOOL: Final = {
 }
 #: The longest wait for the first word, and the longest silence behind it.
 _FIRST_MS, _SILENT_MS = 3000, 9000
+#: Words by which the history may differ from what was heard by the pace.
+_WORDS_OFF: Final = 3
 Making = Callable[[argparse.Namespace, Plan, int], Bench]
 
 
@@ -176,31 +178,38 @@ async def tools(options: argparse.Namespace, making: Making) -> tuple[list[Figur
 
 
 async def words(options: argparse.Namespace, making: Making) -> tuple[list[Figure], list[str]]:
-    """Whether the history has what was heard: over an answer "yeah" is said, then a question; the model's messages tell."""
+    """Whether the history has what was heard, by the messages that the model is given.
+
+    Over an answer an acknowledgement is said, and later a question that stops it. The voice has no word times: what was
+    heard is counted by its pace.
+    """
     notes: list[str] = []
     right = total = left = 0
+    opening = ". ".join(_STORY.split(". ")[:3]) + "."
+    await asyncio.to_thread(render, [("hibari", opening)])
+    pace = 1000 * len(spoken("hibari", opening)) / RATE / len(opening.split())
     async with _served(options, making) as (upstream, bench):
-        said = [one.make() for one in bench.plan.acknowledgements[:4]]
-        questions = [one.make() for one in bench.plan.interruptions if not one.make().quiet][:4]
+        said = [one.make() for one in bench.plan.acknowledgements[:6]]
+        questions = [one for one in (each.make() for each in bench.plan.interruptions) if not one.quiet]
         bench.parallel = 1  # whose messages these are is told by their order
         for stimulus, question in zip(said, questions, strict=False):
             found = await _told(bench, upstream, stimulus, question)
             if found is None:
-                notes.append(
-                    f"words: {stimulus.name}: the answer did not stop at {question.name}, or no request followed"
-                )
+                notes.append(f"words: {stimulus.name}, {question.name}: nothing to compare, the answer ended otherwise")
                 continue
-            heard, kept, messages = found
+            heard, kept, messages = found[0] / pace, *found[1:]
             total += 1
-            right += abs(heard - kept) <= 1
-            left += messages
-            if abs(heard - kept) > 1 or messages:
+            fits = abs(heard - kept) <= max(_WORDS_OFF, 0.15 * heard)
+            right += fits
+            left += messages > 0
+            if not fits or messages:
                 notes.append(
-                    f"words: {stimulus.name}, {question.name}: {heard} words heard, {kept} in the history, {messages} messages of the acknowledgement"
+                    f"words: {stimulus.name}, {question.name}: about {heard:.0f} words heard, {kept} in the history, "
+                    f"{messages} messages of the acknowledgement"
                 )
     return [
         Figure(
-            "history of an interrupted answer: as many words as were heard (± 1)",
+            f"history of an interrupted answer: the words that were heard (± {_WORDS_OFF}, by the voice's pace)",
             *share(right, total, target=100, least=True),
         ),
         Figure("… acknowledgements in the history", *share(left, total, target=0)),
@@ -209,8 +218,8 @@ async def words(options: argparse.Namespace, making: Making) -> tuple[list[Figur
 
 async def _told(
     bench: Bench, upstream: ScriptedUpstream, stimulus: Stimulus, question: Stimulus
-) -> tuple[int, int, int] | None:
-    """Words heard and words in the history, and messages of the user between; None where nothing can be compared."""
+) -> tuple[float, int, int] | None:
+    """Milliseconds heard, words in the history, and messages of the user between; None without any to compare."""
     if bench.kind != "native":
         return None
     async with bench.talker() as talker:
@@ -235,8 +244,7 @@ async def _told(
             return None
         messages = upstream.requests[-1]["messages"]
         told = [n for n, one in enumerate(messages) if one["role"] == "assistant" and "chapter" in _text(one)]
-        end = max(one.end for one in talker.speaker.played if one.answer == answer) * 1000 / 24_000
-        heard = sum(begin < end for _, begin in talker.words.get(answer, ()))
+        heard = talker.speaker.heard_ms(begun, talker.now, [answer])
         kept = len(_text(messages[told[0]]).split()) if told else 0
         # Before the answer there is one message of the user, the request for the story.
         before = [one for one in messages[: told[0]] if one["role"] == "user"] if told else []
