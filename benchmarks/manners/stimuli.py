@@ -1,12 +1,11 @@
 """What is said and what sounds in the benchmark of manners: made once, kept in the cache, with its times.
 
-Speech is rendered by the server's own voices; those that the classifier of acknowledgements was trained on are not
+Speech is rendered by the voices of the server; those that the classifier of acknowledgements was trained on are not
 used. What is said in one breath is rendered by itself, with a comma behind it where the sentence goes on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 import sys
@@ -21,18 +20,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.server_process import free_port, running_command, wait_until_ready
 from benchmarks.speech.degraded import pink_noise
 from benchmarks.speech.wordless import keyboard, music, quiet_room, silence
 from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
 from omni_ws.caller.script import frame_levels, loud_part
-from omni_ws.client import AudioChunk, ClientSession, connect
-from omni_ws.client import Final as LastChunk
 from omni_ws.config.values import user_cache_folder
+from omni_ws.engine.tts.hibari import Hibari
+from omni_ws.engine.tts.kokoro import Kokoro
+from omni_ws.engine.tts.synthesiser import Speak, SpokenWord, Synthesiser
+from omni_ws.weights.cache import weights_cache
+from omni_ws.weights.sources import pinned_weights
 
 RATE: Final = 16_000
 #: The voices of Kokoro that speak, and the small voice; none is one that the classifier was trained on.
-VOICES: Final = ("af_heart", "am_michael", "bf_emma", "bm_george", "af_nova", "am_puck", "hibari")
+SMALL: Final = "hibari"
+VOICES: Final = ("af_heart", "am_michael", "bf_emma", "bm_george", "af_nova", "am_puck", SMALL)
 #: Levels in dBFS: the mean power of the loud frames.
 LEVEL, QUIET, TELEVISION, BABBLE = -22.0, -30.0, -35.0, -38.0
 _FRAME: Final = RATE // 50
@@ -76,60 +78,51 @@ def _file(voice: str, text: str) -> Path:
 
 
 def render(pairs: Sequence[tuple[str, str]]) -> None:
-    """Render each voice and text that is not in the cache yet, with little priority."""
+    """Render each voice and text that is not in the cache yet. Raises WeightsError if a voice cannot be fetched."""
     missing = [pair for pair in dict.fromkeys(pairs) if not _file(*pair).exists()]
-    for part in ("kokoro", "hibari"):
-        of_part = [pair for pair in missing if (pair[0] == "hibari") == (part == "hibari")]
+    for name, of_part in (("kokoro", [pair for pair in missing if pair[0] != SMALL]), ("hibari", missing)):
         if not of_part:
             continue
         folder().mkdir(parents=True, exist_ok=True)
-        port = free_port()
-        with running_command(*_server(part), port=port):
-            wait_until_ready(port)
-            asyncio.run(_render(f"http://127.0.0.1:{port}", of_part))
+        weights = pinned_weights()[name]
+        place = weights_cache().fetch(weights)
+        voice: Synthesiser = Kokoro(place) if name == "kokoro" else Hibari(place / weights.files[0].name)
+        for number, (speaker, text) in enumerate(of_part):
+            if not number % 25:
+                print(f"rendering: {number} of {len(of_part)}", file=sys.stderr, flush=True)
+            if not _file(speaker, text).exists():
+                _keep(
+                    _file(speaker, text),
+                    _read_aloud(voice, speaker if speaker != SMALL else voice.facts.voices[0], text),
+                )
 
 
-def _server(part: str) -> list[str]:
-    return [
-        "nice",
-        "-n",
-        "5",
-        sys.executable,
-        "-m",
-        "omni_ws",
-        "serve",
-        "--llm",
-        "rules",
-        "--tts",
-        part,
-        "--log-level",
-        "warning",
-    ]
+class _Said:
+    """Keeps what a voice says."""
+
+    def __init__(self) -> None:
+        self.sound, self.rate = b"", 24_000
+
+    def audio(self, sample_rate: int, pcm16: bytes) -> bool:
+        self.sound, self.rate = self.sound + pcm16, sample_rate
+        return True
+
+    def words(self, words: list[SpokenWord]) -> None:
+        """Nothing is needed of them."""
 
 
-async def _render(base: str, pairs: Sequence[tuple[str, str]]) -> None:
-    for number, (voice, text) in enumerate(pairs):
-        if number % 25 == 0:
-            print(f"  rendering: {number} of {len(pairs)}", file=sys.stderr, flush=True)
-        config = {"task": "speech"} | ({} if voice == "hibari" else {"voice": voice})
-        async with connect(base, config=config) as session:
-            samples = await _read_aloud(session, text)
-        # A file that is there is whole.
-        part = _file(voice, text).with_suffix(".part")
-        with part.open("wb") as file:
-            np.save(file, samples)
-        part.rename(_file(voice, text))
+def _read_aloud(voice: Synthesiser, speaker: str, text: str) -> Samples:
+    said = _Said()
+    voice.speak(Speak(0, speaker, 1.0, text), said)
+    return resampled(samples_from_bytes(said.sound, SampleLayout.S16), said.rate, RATE)
 
 
-async def _read_aloud(session: ClientSession, text: str) -> Samples:
-    await session.send_text(text, end=True)
-    audio, rate = b"", 24_000
-    async for event in session.events():
-        if isinstance(event, AudioChunk):
-            audio, rate = audio + event.audio, event.sample_rate
-        elif isinstance(event, LastChunk):
-            break
-    return resampled(samples_from_bytes(audio, SampleLayout.S16), rate, RATE)
+def _keep(file: Path, samples: Samples) -> None:
+    # A file that is there is whole.
+    part = file.with_suffix(".part")
+    with part.open("wb") as opened:
+        np.save(opened, samples)
+    part.rename(file)
 
 
 def spoken(voice: str, text: str) -> Samples:
