@@ -82,6 +82,11 @@ class Loudspeaker:
         return not self._waiting
 
     @property
+    def next_answer(self) -> str | None:
+        """The answer whose sound comes next; None where nothing does."""
+        return self._waiting[0].answer if self._waiting else None
+
+    @property
     def position(self) -> tuple[str, float] | None:
         """The answer that plays or played last, and up to where, in milliseconds."""
         return None if self._playing is None else (self._playing, self._places[self._playing] * 1000 / RATE)

@@ -63,6 +63,16 @@ def is_over(talker: Talker, answer: str) -> bool:
     return any(one.kind == "final" and one.name == answer for one in talker.seen)
 
 
+def was_stopped(talker: Talker, answer: str, since: int) -> bool:
+    """Whether an answer was ended before its last sound, since a tick, and not only held."""
+    finals = {one.text for one in talker.seen if one.kind == "final" and one.name == answer}
+    if not finals or "cancelled" in finals:
+        return bool(finals)
+    # All of it had come, and was dropped by the client.
+    dropped = [tick for tick, name in talker.silenced if name == answer and tick >= since]
+    return bool(dropped) and not talker.speaker.heard_ms(dropped[-1] + 1, talker.now, [answer])
+
+
 async def say_over(talker: Talker, stimuli: Sequence[Stimulus], *, is_meant: bool) -> list[Over]:
     """Say each over an answer, one after the other; a new answer is asked for where the last one ended.
 
@@ -86,11 +96,16 @@ async def say_over(talker: Talker, stimuli: Sequence[Stimulus], *, is_meant: boo
 async def _running(talker: Talker) -> str | None:
     """The answer that plays, or a new one."""
     place = talker.speaker.position
-    if place is not None and not talker.speaker.idle and not is_over(talker, place[0]):
+    if place is not None and _goes_on(talker, place[0]):
         await talker.wait(1000)
-        if not is_over(talker, place[0]) and not talker.speaker.idle:
+        if _goes_on(talker, place[0]):
             return place[0]
     return await begin_answer(talker)
+
+
+def _goes_on(talker: Talker, answer: str) -> bool:
+    """Whether more of an answer is to be heard; natively, whether more of it is to come."""
+    return not talker.speaker.idle and not (talker.wire.reports and is_over(talker, answer))
 
 
 async def _over(talker: Talker, answer: str, stimulus: Stimulus, *, is_meant: bool) -> Over | None:
@@ -101,12 +116,15 @@ async def _over(talker: Talker, answer: str, stimulus: Stimulus, *, is_meant: bo
     def ended() -> str | None:
         return next((one.text for one in talker.seen if one.kind == "final" and one.name == answer), None)
 
-    await talker.until(lambda: ended() == "cancelled" and talker.now > end, stimulus.end_ms + _AFTER_MS)
+    def is_stopped() -> bool:
+        return was_stopped(talker, answer, said)
+
+    await talker.until(lambda: is_stopped() and talker.now > end, stimulus.end_ms + _AFTER_MS)
     if ended() is None and talker.speaker.idle:  # held: somebody decides
         await talker.until(lambda: ended() is not None or not talker.speaker.idle, _HELD_MS)
-    stopped = ended() not in (None, "stop", "completed")
-    if not stopped and ended() is not None and not talker.since(said, "started", "uncertain", "confirmed"):
-        return None  # the story ended
+    stopped = is_stopped()
+    if not stopped and ended() is not None and talker.speaker.idle:
+        return None  # it was told to its end
     answered = False
     if stopped:
         begun = talker.now
@@ -168,17 +186,22 @@ async def answer_through(talker: Talker, name: str, sound: Samples | None, *, se
     await talker.until(lambda: answer is not None and is_over(talker, answer) and talker.speaker.idle, seconds * 1000)
     now = talker.now
     final = next((one for one in talker.seen if one.kind == "final" and one.name == answer), None)
-    cut = [one for one in talker.since(begun, "final") if one.text == "cancelled"]
+    names = {one.name for one in talker.since(begun, "final")} | ({answer} if answer is not None else set())
+    stops = sum(was_stopped(talker, name, begun) for name in names)
     turns = talker.since(begun, "started", "confirmed")
     sounding = talker.speaker.sounding(begun, now)
     told = final is not None and final.text in ("stop", "completed")
-    went_on = answer is not None and (told or (final is None and any(sounding[-50:])))
+    went_on = (
+        answer is not None
+        and not was_stopped(talker, answer, begun)
+        and (told or (final is None and any(sounding[-50:])))
+    )
     await talker.cancel()
     talker.quiet()
     return Through(
         name,
         went_on=went_on,
-        stops=len(cut),
+        stops=stops,
         false_turns=len(turns),
         silent_ms=PIECE_MS * sum(not one for one in sounding),
         longest_gap_ms=talker.speaker.longest_gap_ms(begun, now),

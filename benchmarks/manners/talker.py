@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-import soxr
 from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -235,6 +233,25 @@ class RealtimeWire(Wire):
                 yield "refused", {"text": str(event["error"].get("message"))}
 
 
+class _Down:
+    """From the loudspeaker's rate to the microphone's, a tick in and a tick out, two thirds of a millisecond late."""
+
+    _TAPS: ClassVar[int] = 63
+
+    def __init__(self) -> None:
+        # At twice the loudspeaker's rate, which is three times the microphone's: below 7.2 kHz.
+        places = np.arange(self._TAPS) - self._TAPS // 2
+        self._filter = np.sinc(places * 0.3) * 0.3 * np.hamming(self._TAPS) * 2
+        self._last = np.zeros(self._TAPS // 2, np.float32)
+
+    def resample(self, tick: Samples) -> Samples:
+        block = np.concatenate([self._last, tick])
+        self._last = block[-len(self._last) :]
+        spread = np.zeros(2 * len(block))
+        spread[::2] = block
+        return np.convolve(spread, self._filter, "valid")[::3].astype(np.float32)
+
+
 class Refused(Exception):
     """The server does not take a setting."""
 
@@ -252,6 +269,8 @@ class Talker:
         self.reader = wire.reader()
         #: The texts of answers, by their names.
         self.texts: dict[str, str] = {}
+        #: The ticks at which the loudspeaker was made to drop sound of an answer, and that answer.
+        self.silenced: list[tuple[int, str]] = []
         self._target = target
         self._echo = echo
         self._connection: ClientConnection | None = None
@@ -262,7 +281,7 @@ class Talker:
         self._beside = np.zeros(0, np.float32)
         self._room = quiet_room(10)
         self._echoed = np.zeros(MIC_RATE, np.float32)
-        self._down = soxr.ResampleStream(SPEAKER_RATE, MIC_RATE, 1, dtype="float32")
+        self._down = _Down()
         self._ticked = asyncio.Event()
         self._configured = asyncio.Event()
         self.closed: str | None = None
@@ -342,9 +361,10 @@ class Talker:
     # The clock
 
     async def _live(self) -> None:
-        begun = time.monotonic()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         while self.closed is None:
-            await asyncio.sleep(max(0.0, begun + self.now * PIECE_SEC - time.monotonic()))
+            await asyncio.sleep(max(0.0, begun + self.now * PIECE_SEC - loop.time()))
             played = self.speaker.tick()
             piece = self._microphone(played)
             await self._send(self.wire.audio(self._number, pcm16_from_samples(piece)), chunks=1)
@@ -366,12 +386,12 @@ class Talker:
 
     def _heard_again(self, played: NDArray[np.int16], echo: Echo) -> Samples:
         """The echo of this tick; the loudspeaker's sound is put where it arrives."""
-        sound = self._down.resample_chunk(played.astype(np.float32) / 32768)
+        sound = self._down.resample(played.astype(np.float32) / 32768)
         for later_ms, gain in _PATHS:
             begin = (echo.delay_ms + later_ms) * MIC_RATE // 1000
             self._echoed = _mixed(self._echoed, sound * np.float32(gain * 10 ** (echo.level_db / 20)), begin)
         now, self._echoed = self._echoed[:MIC_TICK], self._echoed[MIC_TICK:]
-        return now if len(now) == MIC_TICK else np.pad(now, (0, MIC_TICK - len(now)))
+        return now
 
     async def _report(self) -> None:
         if (place := self.speaker.position) is not None:
@@ -419,16 +439,22 @@ class Talker:
                 self.speaker.ducked = False
             case "started" | "confirmed":
                 self.speaker.ducked = False
-                self.speaker.stop()
+                self._silence()
                 if (place := self.speaker.position) is not None:
                     await self._send(self.wire.cut(*place))
             case "final" if fields["text"] == "cancelled":
                 place = self.speaker.position
                 if place is None or place[0] == fields["name"]:
-                    self.speaker.stop()
+                    self._silence()
         self.seen.append(Seen(self.now, kind, **fields))
         if kind in ("configured", "refused"):
             self._configured.set()
+
+    def _silence(self) -> None:
+        """Play nothing more of what came so far, since speech or the server says so."""
+        if (dropped := self.speaker.next_answer) is not None:
+            self.silenced.append((self.now, dropped))
+        self.speaker.stop()
 
 
 def _mixed(sound: Samples, other: Samples, begin: int = 0) -> Samples:
