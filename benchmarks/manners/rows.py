@@ -87,7 +87,7 @@ class Bench:
     def wire(self, *, echo: bool = False, config: dict[str, Any] | None = None) -> Wire:
         """A wire with the settings of the row, less those that the server does not know."""
         if self.kind == "native":
-            turns = {} if "duck" in self.refused else {"duck": True}
+            turns: dict[str, Any] = {} if "duck" in self.refused else {"duck": True}
             audio = {"input_audio": {"echo": "server"}} if echo and "echo" not in self.refused else {}
             return NativeWire(turns, {**audio, **(config or {})})
         turns = {"type": "semantic_vad" if self.kind == "semantic" else "server_vad"}
@@ -298,7 +298,8 @@ async def television_on(bench: Bench) -> list[Figure]:
             bench.note(
                 "television",
                 one.name,
-                f"{one.stops} stops, {one.false_turns} turns, silent {one.silent_ms:.0f} ms, longest {one.longest_gap_ms:.0f}",
+                f"{one.stops} stops, {one.false_turns} turns, silent {one.silent_ms:.0f} ms, "
+                f"at once {one.longest_gap_ms:.0f}",
             )
     for said in asked:
         if said.answered_at is None or said.answered_at > 2000:

@@ -367,7 +367,7 @@ class Talker:
             await asyncio.sleep(max(0.0, begun + self.now * PIECE_SEC - loop.time()))
             played = self.speaker.tick()
             piece = self._microphone(played)
-            await self._send(self.wire.audio(self._number, pcm16_from_samples(piece)), chunks=1)
+            await self._send(self.wire.audio(self._number, pcm16_from_samples(piece).tobytes()), chunks=1)
             if self.wire.reports and self.now % _REPORT_TICKS == 0:
                 await self._report()
             self._ticked.set()
@@ -386,7 +386,7 @@ class Talker:
 
     def _heard_again(self, played: NDArray[np.int16], echo: Echo) -> Samples:
         """The echo of this tick; the loudspeaker's sound is put where it arrives."""
-        sound = self._down.resample(played.astype(np.float32) / 32768)
+        sound = self._down.resample(played.astype(np.float32) / np.float32(32768))
         for later_ms, gain in _PATHS:
             begin = (echo.delay_ms + later_ms) * MIC_RATE // 1000
             self._echoed = _mixed(self._echoed, sound * np.float32(gain * 10 ** (echo.level_db / 20)), begin)

@@ -148,8 +148,8 @@ async def tools(options: argparse.Namespace, making: Making) -> tuple[list[Figur
 
         found = await bench.each(cases, one)
     notes = [
-        f"tool: {one.name}: first word after {one.first_ms} ms, longest silence {one.longest_ms} ms, told {one.told} times, "
-        f"the question was answered: {one.answered}"
+        f"tool: {one.name}: first word after {one.first_ms} ms, longest silence {one.longest_ms} ms, "
+        f"told {one.told} times, the question was answered: {one.answered}"
         for one in found
     ]
     figures = []
