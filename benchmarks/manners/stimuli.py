@@ -10,6 +10,7 @@ import hashlib
 import random
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -216,9 +217,16 @@ def _speech(planned: Iterable[Planned]) -> list[tuple[str, str]]:
 
 
 def _some(planned: list[Planned], share: float) -> list[Planned]:
-    """A share of them, at least four, always the same, spread over all."""
+    """A share of them, at least four, always the same: every text once before any is there twice."""
     random.Random(_SEED).shuffle(planned)
-    return planned[: max(min(4, len(planned)), round(share * len(planned)))]
+    times: Counter[str] = Counter()
+    rounds = []
+    for one in planned:
+        text = " ".join(text for _, text in one.speech)
+        rounds.append((times[text], len(rounds), one))
+        times[text] += 1
+    rounds.sort(key=lambda each: each[:2])
+    return [one for *_, one in rounds[: max(min(4, len(planned)), round(share * len(planned)))]]
 
 
 def _said(voice: str, text: str, **fields: Any) -> Planned:
