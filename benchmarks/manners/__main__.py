@@ -2,7 +2,7 @@
 
 Callers over real sockets, several at a time, with a microphone and a loudspeaker on one clock, say what was rendered
 before; what came of it is read off the loudspeaker and the frames. A figure of a row marked "time" depends on the load
-of the machine; shares and places in the audio depend on it as far as recognition comes too late.
+of the machine; shares and places in the audio depend on it as far as recognition comes too late (``--slower``).
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows, metavar="ROW", help=", ".join(rows))
     parser.add_argument("--share", type=float, default=0.12, help="of the stimuli; 1 is all, about half an hour")
     parser.add_argument("--parallel", type=int, default=2, help="talkers at once")
+    parser.add_argument(
+        "--slower",
+        type=float,
+        default=1.0,
+        help="let the talkers' clock run so many times slower, on a machine with other work: audio comes as slowly, and "
+        "the server's own time-outs come as much too early",
+    )
     parser.add_argument("--server", default="--llm rules", help="arguments of omni-ws serve, in place of: --llm rules")
     parser.add_argument(
         "--realtime", choices=("semantic", "default"), help="over /v1/realtime: with semantic_vad, or its defaults"
@@ -95,7 +102,7 @@ def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: dict[str, objec
 
 def _bench(options: argparse.Namespace, plan: Plan, port: int) -> Bench:
     target = Target.parse(f"ws://127.0.0.1:{port}")
-    return Bench(target, plan, options.share, options.realtime or "native", options.parallel)
+    return Bench(target, plan, options.share, options.realtime or "native", options.parallel, options.slower)
 
 
 def _print_table(figures: Sequence[tuple[str, Figure]]) -> None:

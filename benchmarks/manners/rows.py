@@ -77,6 +77,8 @@ class Bench:
     share: float
     kind: str = "native"
     parallel: int = 2
+    #: How many times slower than the world's the clock of the talkers runs.
+    slower: float = 1.0
     #: Settings that the server did not take.
     refused: set[str] = field(default_factory=set)
     conversations: int = 0
@@ -99,7 +101,7 @@ class Bench:
         while True:
             wire = self.wire(echo=echo is not None, config=config)
             try:
-                async with Talker(self.target, wire, echo=echo) as talker:
+                async with Talker(self.target, wire, echo=echo, slower=self.slower) as talker:
                     self.conversations += 1
                     yield talker
                 if talker.closed is not None:

@@ -259,10 +259,11 @@ class Refused(Exception):
 class Talker:
     """A conversation, as an asynchronous context: it connects, configures, and sends silence until something is said.
 
-    Raises Refused if the server does not take the settings.
+    ``slower``: its clock runs so many times slower than the world's. Raises Refused if the server does not take the
+    settings.
     """
 
-    def __init__(self, target: Target, wire: Wire, *, echo: Echo | None = None) -> None:
+    def __init__(self, target: Target, wire: Wire, *, echo: Echo | None = None, slower: float = 1.0) -> None:
         self.wire = wire
         self.speaker = Loudspeaker()
         self.seen: list[Seen] = []
@@ -273,6 +274,7 @@ class Talker:
         self.silenced: list[tuple[int, str]] = []
         self._target = target
         self._echo = echo
+        self._tick_sec = PIECE_SEC * slower
         self._connection: ClientConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._number = 0
@@ -364,7 +366,7 @@ class Talker:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         while self.closed is None:
-            await asyncio.sleep(max(0.0, begun + self.now * PIECE_SEC - loop.time()))
+            await asyncio.sleep(max(0.0, begun + self.now * self._tick_sec - loop.time()))
             played = self.speaker.tick()
             piece = self._microphone(played)
             await self._send(self.wire.audio(self._number, pcm16_from_samples(piece).tobytes()), chunks=1)
