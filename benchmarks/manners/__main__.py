@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> bool:
         "--slower",
         type=float,
         default=1.0,
-        help="let the talkers' clock run so many times slower, on a machine with other work: audio comes as slowly, and "
-        "the server's own time-outs come as much too early",
+        help="let the talkers' clock run so many times slower, on a busy machine; the server's own time-outs "
+        "come as much too early",
     )
     parser.add_argument("--server", default="--llm rules", help="arguments of omni-ws serve, in place of: --llm rules")
     parser.add_argument(
