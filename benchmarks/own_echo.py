@@ -90,8 +90,8 @@ def recorded(room: Room, clip: str, said: tuple[str, float, float] | None = None
     answer = played(clip)
     echo = np.convolve(answer, room.response)[: len(answer)]
     delay = room.delay_ms * SAMPLE_RATE // 1000
-    heard = np.concatenate((np.zeros(delay), echo))[: len(answer)]
-    heard = np.asarray(heard + np.random.default_rng(1).normal(0, 3e-4, len(answer)), np.float32)
+    heard = np.random.default_rng(1).normal(0, 3e-4, len(answer)).astype(np.float32)
+    heard[delay:] += echo[: len(answer) - delay]
     if said is not None:
         person, begin, level = said
         speech = at_level(clip_samples(person), level)
