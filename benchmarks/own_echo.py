@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import resource
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -72,9 +74,24 @@ def main(arguments: Sequence[str] = ()) -> bool:
                 heard_late, asked_late = heard_late + len(heard), asked_late + len(late)
     print(f"\nFrom the second second on, {heard_late} of {asked_late} interrupt.")
     cost = statistics.median(spent)
+    print(f"A canceller at work takes {memory_of_one():.1f} MB.")
     print(f"The canceller takes {cost * 100:.1f} % of a core while an answer plays.")
     print_noise()
     return not alone and heard_late >= LEAST_HEARD * asked_late and cost <= MOST_CPU
+
+
+def memory_of_one() -> float:
+    """Return by how many MB the process grows for each canceller at work (Linux)."""
+    heard, before = np.zeros(SAMPLE_RATE, np.float32), resident_mb()
+    working = [OwnEcho() for _ in range(20)]
+    sent = SentPiece("a", 0, AudioFormat(sample_rate=SAMPLE_RATE), bytes([1]) * 2 * SAMPLE_RATE)
+    for own in working:
+        own.clean(heard, Playing(1000, "a", 1000, sounds=True, moves=True, sent=(sent,)))
+    return (resident_mb() - before) / len(working)
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() / 1e6
 
 
 def at_level(samples: Samples, level: float) -> Samples:
@@ -90,8 +107,8 @@ def recorded(room: Room, clip: str, said: tuple[str, float, float] | None = None
     answer = played(clip)
     echo = np.convolve(answer, room.response)[: len(answer)]
     delay = room.delay_ms * SAMPLE_RATE // 1000
-    heard = np.concatenate((np.zeros(delay), echo))[: len(answer)]
-    heard = np.asarray(heard + np.random.default_rng(1).normal(0, 3e-4, len(answer)), np.float32)
+    heard = np.random.default_rng(1).normal(0, 3e-4, len(answer)).astype(np.float32)
+    heard[delay:] += echo[: len(answer) - delay]
     if said is not None:
         person, begin, level = said
         speech = at_level(clip_samples(person), level)

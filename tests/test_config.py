@@ -493,9 +493,9 @@ def test_what_is_there_is_not_refused(engine: EngineName) -> None:
 
 def test_the_echo_of_calls_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ServerConfig(engine=EngineName.FAKE, telephony=TelephonyConfig(cancel_echo=True))
-    monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: True)
+    monkeypatch.setattr("omni_ws.config.startup.ECHO_PACKAGE", "asyncio")
     check_available(config)
-    monkeypatch.setattr("omni_ws.config.startup.has_library", lambda: False)
+    monkeypatch.setattr("omni_ws.config.startup.ECHO_PACKAGE", "no_such_package")
     with pytest.raises(ConfigurationError, match=r"cancel_echo needs its library: .*pip install 'omni_ws\[echo\]'"):
         check_available(config)
 

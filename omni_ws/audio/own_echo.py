@@ -41,8 +41,6 @@ AHEAD: Final = 10 * RATE
 BEHIND: Final = 2 * RATE
 #: Answers that are kept: the one that is played, and those behind it.
 MAX_ANSWERS: Final = 4
-#: What one talker's canceller holds: 0.4 MB of the library, and samples.
-HELD_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Final
 from urllib.parse import urlsplit
 
-from omni_ws.audio.echo import has_library
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.config.parts import (
     AUTO,
@@ -25,6 +24,8 @@ from omni_ws.installing import INSTALL_VLLM, install_command
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
 TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+#: What the extra `echo` installs.
+ECHO_PACKAGE: Final = "pywebrtc_audio"
 
 
 def check_exposure(config: ServerConfig) -> None:
@@ -83,7 +84,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield "grpc.readout_vectors and grpc.readout_manifest need each other"
     if config.grpc.readout_vectors is not None and llm != "vllm":
         yield f"the {what} has no readouts; remove grpc.readout_vectors"
-    if config.telephony.cancel_echo and not has_library():
+    if config.telephony.cancel_echo and not _is_installed(ECHO_PACKAGE):
         yield f"telephony.cancel_echo needs its library: {install_command('echo')}"
     if config.tracing and not all(map(_is_installed, TRACING_PACKAGES)):
         yield f"tracing needs OpenTelemetry: {install_command('otel')}"

@@ -43,7 +43,7 @@ from omni_ws.core.ledger_entry import (
     read_all,
 )
 from omni_ws.core.quota import ByteBudget, beyond_ordinary
-from omni_ws.core.sent_sound import SentSound
+from omni_ws.core.sent_sound import Playing, SentSound
 
 #: The number of entries that are over and played, and of which more is kept than the history has.
 MAX_ENTRIES: Final = 16
@@ -323,13 +323,26 @@ class Ledger:
                 before += other.sent_ms - self.position_ms(other, now)
         return start_ms - position + before
 
-    def now_playing(self, now: float) -> tuple[LedgerEntry, float] | None:
-        """Return the answer that plays now, or played last, and the client's position in it; None before the first."""
+    def keep_sound(self, wanted: bool) -> None:
+        """Keep what is sent from now on for the canceller of its echo, or keep nothing. Its memory is charged."""
+        if wanted and self.sound is None and not self._closed:
+            self.sound = SentSound(self._budget)
+        elif not wanted and self.sound is not None:
+            self.sound.close()
+            self.sound = None
+
+    def what_plays(self, now: float, *, ago_ms: float) -> Playing:
+        """Return what the client played ``ago_ms`` ago, with the sound that was sent since the last call."""
+        sent = () if self.sound is None else self.sound.take()
+        at_ms = now * 1000 - ago_ms
         self._advance(now)
         if not self._line:
-            return None
+            return Playing(at_ms, None, 0, sounds=False, moves=False, sent=sent)
         entry = self._line[self._at]
-        return entry, self.position_ms(entry, now)
+        position_ms = self.position_ms(entry, now)
+        sounds = entry.cut_ms is None and entry.held_ms is None
+        moves = position_ms < entry.sent_ms
+        return Playing(at_ms, entry.request_id, position_ms - ago_ms, sounds, moves, sent)
 
     def playing(self, now: float) -> bool:
         """Return whether any audio that was sent is not played yet."""
@@ -572,6 +585,7 @@ class Ledger:
 
     def close(self) -> None:
         """Drop everything; whatever is added later is dropped at once. Idempotent."""
+        self.keep_sound(False)
         self._budget.give(self._weighed)
         self._weighed, self._closed = 0, True
         for entry in self._entries.values():

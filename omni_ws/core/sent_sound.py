@@ -9,6 +9,8 @@ from typing import Final
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.core.quota import ByteBudget
 
+#: What one talker's canceller holds: 0.4 MB of a library, and samples.
+HELD_BYTES: Final = 1 << 20
 #: What is kept at most while no audio of the microphone arrives: five seconds of 16-bit samples at 48 kHz.
 MAX_SENT_BYTES: Final = 480_000
 
@@ -41,12 +43,21 @@ class Playing:
 
 
 class SentSound:
-    """A queue of what was sent, of MAX_SENT_BYTES at most; older pieces are dropped. Its bytes are charged."""
+    """A queue of what was sent, of MAX_SENT_BYTES at most; older pieces are dropped.
+
+    Its bytes are charged, and HELD_BYTES for the canceller.
+    """
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._pieces: deque[SentPiece] = deque()
         self._held = 0
+        budget.charge(HELD_BYTES)
+
+    def close(self) -> None:
+        """Drop everything, and refund what was charged."""
+        self.take()
+        self._budget.give(HELD_BYTES)
 
     def add(self, piece: SentPiece) -> None:
         """Add what is sent now."""

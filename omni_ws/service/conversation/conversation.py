@@ -39,7 +39,6 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.audio.own_echo import HELD_BYTES
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
@@ -54,7 +53,7 @@ from omni_ws.core.request_input import (
     RequestInput,
     SavedRequestInput,
 )
-from omni_ws.core.sent_sound import Playing, SentSound
+from omni_ws.core.sent_sound import Playing
 from omni_ws.core.start_policy import ON_END_ONLY
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
@@ -619,7 +618,6 @@ class Conversation:
         self.queue.end_all(self._reason_at_end)
         if self.listener is not None:
             self.listener.close()
-        self.keep_sound(False)
         self.stream.close()
         self.ledger.close()
         self._configurations.clear()
@@ -672,31 +670,11 @@ class Conversation:
 
     def keep_sound(self, wanted: bool) -> None:
         """Keep what is sent from now on for the canceller of its echo, or keep nothing."""
-        if not wanted and self.ledger.sound is not None:
-            self.ledger.sound.take()
-            self.account.give(HELD_BYTES)
-            self.ledger.sound = None
-        elif wanted and self.ledger.sound is None:
-            self.account.charge(HELD_BYTES)
-            self.ledger.sound = SentSound(self.account)
+        self.ledger.keep_sound(wanted)
 
     def what_plays(self, *, ago_ms: float) -> Playing:
         """Return what the client played ``ago_ms`` ago, with the sound that was sent since the last call."""
-        now = self._now()
-        sent = () if self.ledger.sound is None else self.ledger.sound.take()
-        at_ms = now * 1000 - ago_ms
-        found = self.ledger.now_playing(now)
-        if found is None:
-            return Playing(at_ms, None, 0, sounds=False, moves=False, sent=sent)
-        entry, position_ms = found
-        return Playing(
-            at_ms,
-            entry.request_id,
-            position_ms - ago_ms,
-            sounds=entry.cut_ms is None and entry.held_ms is None,
-            moves=position_ms < entry.sent_ms,
-            sent=sent,
-        )
+        return self.ledger.what_plays(self._now(), ago_ms=ago_ms)
 
     def engine_is_behind(self) -> bool:
         """Return whether the engine is behind with the request whose input is open; ``TurnListener.go_on`` follows."""

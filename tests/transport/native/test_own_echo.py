@@ -17,10 +17,10 @@ from support.native_client import native_client
 from support.speech_clips import SAMPLE_RATE, clip_samples
 
 from omni_ws.audio.container import media_type
-from omni_ws.audio.own_echo import HELD_BYTES
 from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import Modality
+from omni_ws.core.sent_sound import HELD_BYTES
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.service.conversation.turn_listener import DECODED
 
