@@ -323,8 +323,9 @@ class ClientSession:
         """Return the answer to the request of this name or, without ``ref``, the next answer.
 
         Raises the error with which the request ended. Answers to other requests that arrive meanwhile are kept for
-        later calls. Transcripts that arrive after the Final (``late``) are not in the answer. If the call is cancelled,
-        it cancels its request, and nothing else, and drops the events that still arrive for that request.
+        later calls. What the server says unasked between the answers is skipped; a greeting is not. Transcripts that
+        arrive after the Final (``late``) are not in the answer. If the call is cancelled, it cancels its request, and
+        nothing else, and drops the events that still arrive for that request.
         """
         request = self._link.outgoing.waiting(ref)
         try:

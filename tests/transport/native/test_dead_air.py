@@ -13,6 +13,7 @@ from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
 from support.native_client import Answer, NativeClient, native_client
 from support.part_engines import ActingEngine
+from support.raw_http import raw_client, request
 
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage
 from omni_ws.core.history import Message
@@ -416,3 +417,12 @@ async def test_an_engine_that_cannot_ask_says_so() -> None:
         await client.send("session_config", modalities=["audio"], idle_prompt={"after_sec": 9})
         error = await client.error()
         assert (error["code"], error["param"]) == ("unsupported_parameter", "idle_prompt")
+
+
+async def test_nobody_is_asked_over_http() -> None:
+    body = b'{"idle_prompt": {"after_sec": 9}}'
+    async with live_server(Worker()) as server, raw_client(server.port) as client:
+        headers = ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        await client.send(request("POST", "/v1/streaming_input/sessions", *headers) + body)
+        answer = await client.response()
+        assert (answer.status, answer.error["param"]) == (400, "idle_prompt")

@@ -15,12 +15,13 @@ from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
 
 from omni_ws.core import ledger
-from omni_ws.core.chunks import Hearing, Word
+from omni_ws.core.chunks import Hearing, ToolCallFragment, Word
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
     PartFailed,
     TextOutput,
+    ToolCallOutput,
     TranscriptOutput,
 )
 from omni_ws.engine.fake import CAPABILITIES
@@ -145,6 +146,25 @@ async def test_the_answer_goes_on_where_it_was_heard_to(heard: Sequence[Any], bi
         await client.answer()
         roles = [(message.role, message.text) for message in engine.requests[-1].history]
         assert roles == [("user", "talk to me"), ("assistant", spoken_answer()[0].text)]  # type: ignore[union-attr]
+
+
+async def test_the_result_of_a_tool_does_not_end_it_and_is_answered_behind_it() -> None:
+    gate = asyncio.Event()
+    call = ToolCallOutput(ToolCallFragment(0, id="call_1", name="look", arguments="{}"))
+    engine = hearing([call, *spoken_answer()], heard=[gate.wait], tools=True)
+    async with conversation(engine) as (_, client):
+        request_id = await played(client)
+        await cough(client)
+        await client.until("speech_stopped")
+        await client.chunk("noon", role="tool", tool_call_id="call_1", end=True)
+        await client.barrier()
+        gate.set()
+        assert (await client.answer()).chunks == []  # of the cough
+        rest = await client.answer()
+        assert (rest.final["request_id"], rest.reason) == (request_id, "stop")
+        told = await client.answer()
+        assert told.started is not None
+        assert (told.started["trigger"], told.reason) == ("end_of_input", "stop")
 
 
 async def test_it_goes_on_after_every_cough() -> None:

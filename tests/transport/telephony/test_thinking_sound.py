@@ -41,7 +41,7 @@ def listening(server: LiveServer) -> LiveServer:
 
 
 def samples(pcm16: bytes) -> Samples:
-    return np.frombuffer(pcm16, "<i2").astype(np.float32) / 32768
+    return np.frombuffer(pcm16, "<i2").astype(np.float32) / np.float32(32768)
 
 
 def now() -> float:
