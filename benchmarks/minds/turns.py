@@ -3,7 +3,8 @@
 Another voice than the one that answers says twenty of the facts of ``sentences.toml`` in real time, each in a
 conversation of its own. Speech ends with the last 20 ms whose level is within 26 dB of the loudest. CPU time is counted
 from the beginning of the speech to the first audio: that of all processes of the server, and that of the model alone,
-which is taken to be the process that uses most. Memory (PSS) is that of all processes, at the end.
+which is taken to be the child process that uses most. Rules answer some of the facts, without the model. Memory (PSS)
+is that of all processes, at the end.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ async def measure(url: str, pid: int, clips: Sequence[Clip]) -> bool:
         spent.append([cpu_seconds(one) - was for one, was in zip(processes, before, strict=True)])
     for at, limit in MAX_FIRST_AUDIO.items():
         report.row("end of speech → first audio", waited, target=limit, at=at)
-    model = max(range(len(processes)), key=lambda number: sum(turn[number] for turn in spent))
+    model = max(range(1, len(processes)), key=lambda number: sum(turn[number] for turn in spent))
     report.row("CPU time to the first audio, all processes", [sum(turn) for turn in spent])
     report.row("CPU time to the first audio, the model", [turn[model] for turn in spent])
     memory = proportional_gb(pid)
