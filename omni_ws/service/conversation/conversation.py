@@ -39,14 +39,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import (
-    CHUNK_OVERHEAD_BYTES,
-    FinishReason,
-    InputChunk,
-    InputMode,
-    StartTrigger,
-    WordsKnown,
-)
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
@@ -61,7 +54,7 @@ from omni_ws.core.request_input import (
     SavedRequestInput,
 )
 from omni_ws.core.start_policy import ON_END_ONLY
-from omni_ws.engine.base import AnswerOptions, Engine, TranscriptGuess, TranscriptOutput
+from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.answer_writer import read_aloud
@@ -69,27 +62,16 @@ from omni_ws.service.conversation.configuration import Configuration, Configurat
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
-from omni_ws.service.conversation.request import (
-    FieldNames,
-    Request,
-    RequestState,
-    SavedRequest,
-    as_they_are,
-)
+from omni_ws.service.conversation.request import FieldNames, Request, RequestState, SavedRequest, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
-from omni_ws.service.conversation.unfinished import TurnWords
+from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.workers import SpeechWorkers
-from omni_ws.service.observing.observer import (
-    InputReceived,
-    ObservedSession,
-    OutputStalled,
-    SpeechHeard,
-)
+from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled, SpeechHeard
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
-from omni_ws.wire.session_config import SessionConfig, spoken_language
+from omni_ws.wire.session_config import SessionConfig
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +176,7 @@ class Conversation:
         self.receiving: Request | None = None
         #: The speech in progress, and its words.
         self._speech: _Speech | None = None
-        self.words = TurnWords(expected=self._expects_words)
+        self.words = TurnWords(lambda: self.engine.capabilities, heard=self._is_heard, asked=self.ledger.last_said)
         #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
@@ -667,7 +649,7 @@ class Conversation:
         """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
         opens = is_input and self.receiving is None and self.stream.current is None
         speech = self._speech = _Speech(turn_id, new_id("req_") if opens else None)
-        self.words.begin(now=self._now())
+        self.words.begin()
         if is_input and self.receiving is not None:
             speech.joins(self.receiving)
         self._tell_speech(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
@@ -685,30 +667,16 @@ class Conversation:
         Other input than speech, such as typed text, then opens a request of its own, and waits for no babble.
         """
         request = self.receiving
-        if request is None or not request.only_speech or not self.words.wordless(now=self._now()):
+        if request is None or not request.only_speech or not self.words.wordless():
             return False
         self._handle(self.stream.end_input(StartTrigger.VAD, None))
-        request.know_words(WordsKnown.ALL)  # there are none
-        if self.queue.find(request.request_id) is not None:
-            self.queue.cancel(request)
+        self.queue.withdraw_wordless(request)
         return True
 
-    def _expects_words(self) -> bool:
-        """Return whether the engine tells the words of the speech in progress in each pause. Called by any thread."""
+    def _is_heard(self) -> bool:
+        """Return whether the engine has the request of the speech in progress. Called by any thread."""
         request = self.receiving
-        return request is not None and request.answering and self.engine.capabilities.transcript_guesses
-
-    def _note_words(self, request: Request, words: TranscriptOutput | TranscriptGuess) -> None:
-        """Note what the engine tells of the speech in progress, for turn detection."""
-        if isinstance(words, TranscriptOutput) and words.interim:
-            self.words.interim(words.text, now=self._now())
-            return
-        heard = words.language if isinstance(words, TranscriptGuess) else request.language_of(words)
-        known = (heard, spoken_language(request.config.input_audio), self.ledger.language)
-        languages = self.engine.capabilities.languages
-        language = next(filter(None, known), None) or (next(iter(languages)) if len(languages) == 1 else "")
-        settled = isinstance(words, TranscriptOutput)
-        self.words.tell(words.text, language, asked=self.ledger.last_said(), settled=settled, now=self._now())
+        return request is not None and request.answering
 
     def _tell_speech(self, frame: SpeechStartedFrame | SpeechStoppedFrame) -> None:
         self.observed.notify(SpeechHeard(frame))
@@ -849,7 +817,7 @@ class Conversation:
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
             given=[] if self.limits.keeps_input else None,
-            on_spoken=None if config.turn_detection is None else self._note_words,
+            turn_words=None if config.turn_detection is None else self.words,
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:
