@@ -20,15 +20,25 @@ import numpy as np
 import soxr
 
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
-from omni_ws.audio.speech_watch import ORDINARY_BAR, AskJudge, SpeechOffset, SpeechOnset, SpeechWatch
+from omni_ws.audio.speech_watch import (
+    BARGE_IN_BAR,
+    ORDINARY_BAR,
+    AskJudge,
+    SpeechOffset,
+    SpeechOnset,
+    SpeechWatch,
+    StartBar,
+    TurnEvent,
+)
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, UtteranceLimits
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, UtteranceLimits, asr_capabilities
 from omni_ws.engine.asr.recogniser_engine import UtteranceEnded, UtterancePaused, UtteranceResumed, UtteranceSplitter
 from omni_ws.engine.asr.whisper import WhisperRecogniser
+from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.engine.tts.kokoro import Kokoro
 from omni_ws.engine.tts.synthesiser import Speak, SpokenWord
-from omni_ws.service.conversation.unfinished import TurnWords
+from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import pinned_weights
 from omni_ws.wire.session_config import TurnDetectionConfig
@@ -41,7 +51,13 @@ VOICES: Final = ("af_bella", "am_michael", "bf_emma", "bm_george")
 TURNS: Final = Path(__file__).with_name("speech") / "turns.toml"
 _BEFORE_MS: Final = 500
 _AFTER_MS: Final = 5000
+#: What a recogniser can do that tells words in pauses.
+ABLE: Final = asr_capabilities(sampling=(), languages={"en"}, word_times=False, transcript_guesses=True)
 _QUIET: Final = 0.02
+#: The level of a television, and of a voice near the microphone; and how soon a turn has to end before one.
+TELEVISION: Final = 10 ** (-35 / 20)
+VOICE: Final = 0.1
+_SOON_MS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +133,51 @@ def spoken_turns(reader: Reader, kind: str) -> Iterator[Turn]:
                 gap = GAPS_MS[(number + place) % len(GAPS_MS)]
                 gaps.append((begins, begins + gap))
                 speech.append(_room(gap))
-            speech.append(part * np.float32(0.1 / level))
+            speech.append(part * np.float32(VOICE / level))
         end = sum(map(len, speech)) * 1000 / SAMPLE_RATE
         yield Turn(item, np.concatenate([*speech, _room(_AFTER_MS)]), tuple(gaps), end)
+
+
+def television(reader: Reader, *, seconds: float, begin: int = 0) -> Samples:
+    """Speech without a pause, 15 dB below the turns."""
+    texts = [part.strip() for item in tomllib.loads(TURNS.read_text())["whole"] for part in item.split("|")]
+    parts = [reader.read(VOICES[number % len(VOICES)], text) for number, text in enumerate(texts)]
+    speech = np.concatenate([*parts[begin:], *parts[:begin]])
+    speech = np.resize(speech, int(seconds * SAMPLE_RATE))
+    quiet: Samples = (speech * (TELEVISION / np.sqrt(np.mean(speech**2)))).astype(np.float32)
+    return quiet
+
+
+def with_television(reader: Reader, ask: AskJudge) -> None:
+    """Print what a television at -35 dBFS does: over an answer that follows a turn, and behind a question."""
+    turns = TurnDetectionConfig(type="semantic_vad")
+    spoken = list(spoken_turns(reader, "whole"))[:8]
+    begun, late = 0, []
+    for number, turn in enumerate(spoken):
+        watch = _watch(turns, ask, _words(told=False))
+        _events(watch, turn.samples, ORDINARY_BAR)
+        over = _events(watch, television(reader, seconds=24, begin=number), BARGE_IN_BAR)
+        begun += any(isinstance(event, SpeechOnset) for event in over)
+        behind = television(reader, seconds=4 + len(turn.samples) / SAMPLE_RATE, begin=number)
+        front = np.concatenate([np.zeros(4 * SAMPLE_RATE, np.float32), turn.samples])
+        # The recogniser hears the television go on, and tells no words in a pause.
+        heard = behind[: len(front)] + front
+        both = _events(_watch(turns, ask, _words(told=True)), heard, ORDINARY_BAR)
+        end = turn.end_ms + 4000
+        ends = [event.detected_ms - end for event in both if isinstance(event, SpeechOffset)]
+        late.append(min((one for one in ends if one > 0), default=np.inf))
+    within = sum(one < _SOON_MS for one in late)
+    level = 20 * np.log10(TELEVISION)
+    print(f"\nA television at {level:.0f} dBFS: a turn begun over {begun} of {len(spoken)} answers of 24 s;")
+    print(f"behind a question, the turn ended within {_SOON_MS} ms of its end in {within} of {len(spoken)}: ")
+    print(", ".join(f"{one:.0f}" for one in sorted(late)), "ms")
+
+
+def _events(watch: SpeechWatch, samples: Samples, bar: StartBar) -> list[TurnEvent]:
+    """What happens in the samples, a window at a time."""
+    data, size = pcm16_from_samples(samples).tobytes(), 2 * WINDOW_SAMPLES
+    pieces = (data[start : start + size] for start in range(0, len(data), size))
+    return [event for piece in pieces for event in watch.hear(piece, AudioFormat(), bar).events]
 
 
 def _room(ms: float) -> Samples:
@@ -176,8 +234,34 @@ def judged(
     turns: TurnDetectionConfig, ask: AskJudge, turn: Turn, told: Sequence[_Told] | None, *, asked: str = ""
 ) -> Judged:
     """Where a turn ends. ``told`` are the recogniser's texts; None: it is not asked."""
-    words = TurnWords(expected=lambda: told is not None)
-    watch = SpeechWatch(
+    now = 0.0
+    words = TurnWords(lambda: ABLE, heard=lambda: told is not None, asked=lambda: asked, now=lambda: now)
+    watch = _watch(turns, ask, words)
+    data, waiting = pcm16_from_samples(turn.samples).tobytes(), deque(sorted(told or (), key=lambda one: one.at_ms))
+    ends: list[float] = []
+    for window in range(len(turn.samples) // WINDOW_SAMPLES):
+        now = (window + 1) * WINDOW_MS / 1000
+        while waiting and waiting[0].at_ms <= now * 1000:
+            text = waiting.popleft()
+            words.hear((TranscriptOutput if text.settled else TranscriptGuess)(text.text), language="en")
+        piece = data[2 * window * WINDOW_SAMPLES : 2 * (window + 1) * WINDOW_SAMPLES]
+        for event in watch.hear(piece, AudioFormat(), ORDINARY_BAR).events:
+            match event:
+                case SpeechOnset():
+                    words.begin()
+                case SpeechOffset(detected_ms=detected_ms):
+                    ends.append(detected_ms)
+    cut = sum(any(begins < end <= over for end in ends) for begins, over in turn.gaps_ms)
+    late = [end - turn.end_ms for end in ends if end > turn.end_ms - 200]
+    return Judged(cut, late[-1] if late else None)
+
+
+def _words(*, told: bool) -> TurnWords:
+    return TurnWords(lambda: ABLE, heard=lambda: told, now=lambda: 0.0)
+
+
+def _watch(turns: TurnDetectionConfig, ask: AskJudge, words: TurnWords) -> SpeechWatch:
+    return SpeechWatch(
         SpeechDetector(),
         threshold=turns.threshold,
         silence_duration_ms=turns.silence_ms,
@@ -186,23 +270,6 @@ def judged(
         words=words,
         whole_silence_ms=turns.whole_silence_ms,
     )
-    data, waiting = pcm16_from_samples(turn.samples).tobytes(), deque(sorted(told or (), key=lambda one: one.at_ms))
-    ends: list[float] = []
-    for window in range(len(turn.samples) // WINDOW_SAMPLES):
-        now = (window + 1) * WINDOW_MS
-        while waiting and waiting[0].at_ms <= now:
-            text = waiting.popleft()
-            words.tell(text.text, "en", asked=asked, settled=text.settled, now=now / 1000)
-        piece = data[2 * window * WINDOW_SAMPLES : 2 * (window + 1) * WINDOW_SAMPLES]
-        for event in watch.hear(piece, AudioFormat(), ORDINARY_BAR).events:
-            match event:
-                case SpeechOnset():
-                    words.begin(now=now / 1000)
-                case SpeechOffset(detected_ms=detected_ms):
-                    ends.append(detected_ms)
-    cut = sum(any(begins < end <= over for end in ends) for begins, over in turn.gaps_ms)
-    late = [end - turn.end_ms for end in ends if end > turn.end_ms - 200]
-    return Judged(cut, late[-1] if late else None)
 
 
 def table(ask: AskJudge, cache: WeightsCache, folder: Path, eagerness: Sequence[Any]) -> None:
@@ -231,6 +298,7 @@ def table(ask: AskJudge, cache: WeightsCache, folder: Path, eagerness: Sequence[
                         _explain(spoken, told, found)
     finally:
         recogniser.close()
+    with_television(reader, ask)
 
 
 def _explain(spoken: Sequence[Turn], told: Sequence[Sequence[_Told]], found: Sequence[Judged]) -> None:

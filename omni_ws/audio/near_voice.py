@@ -1,13 +1,14 @@
 """NearVoice: tells the speaker's voice from sounds that are much softer, such as a television, by the level alone.
 
 Voice activity detection is blind to level: to it a television across the room is speech like the speaker's own. Levels
-are those of windows of 32 ms, in decibels relative to full scale. Levels within speech differ by more than this rule's
-margin, so it compares the loudest of a quarter of a second with a level that rises quickly and falls slowly.
+are in decibels relative to full scale. Levels within speech differ by more than this rule's margin, so it compares the
+power of a quarter of a second with a level that rises quickly and falls slowly.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from math import log10
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 FAR_DB: Final = 12.0
 #: The level of digital silence.
 SILENT_DB: Final = -120.0
-#: A window is as loud as the loudest of so many, up to itself: words fade, and a voice has gaps.
+#: The loudness of a window is the mean power of so many, up to itself: words fade, and a voice has gaps.
 _SPAN: Final = 8
 #: The share of the way that the level moves to a louder window, and to a softer one: half of it in 10 s of speech.
 _RISE: Final = 1 / 8
@@ -61,22 +62,21 @@ class NearVoice:
 
         ``probability``: that it is speech; ``speaking``: a turn is open; ``only_near``: none may be opened from afar.
         """
-        self._span.append(level)
-        loudest = max(self._span)
+        self._span.append(10 ** (level / 10))
+        loudness = 10 * log10(sum(self._span) / len(self._span))
         if not speaking:
             self._turn = None
-            return (
-                0.0 if self._is_background(probability, loudest) or (only_near and self._far(loudest)) else probability
-            )
-        self._lately.append(level)
+            far = self._is_background(probability, loudness)
+            return 0.0 if far or (only_near and self._far(loudness)) else probability
+        self._lately.append(loudness)
         if self._turn is None:
-            self._turn, self._background = loudest, None
+            self._turn, self._background = loudness, None
         if probability < 0.5:
             return probability
-        if loudest < self._turn - FAR_DB:
+        if loudness < self._turn - FAR_DB:
             return 0.0
-        self._turn = _moved(self._turn, level)
-        self.level = _moved(level if self.level is None else self.level, level)
+        self._turn = _moved(self._turn, loudness)
+        self.level = _moved(loudness if self.level is None else self.level, loudness)
         return probability
 
     def give_up(self) -> None:
@@ -85,14 +85,14 @@ class NearVoice:
         self._lately.clear()
         self._quiet = 0
 
-    def _far(self, loudest: float) -> bool:
-        return self.level is not None and loudest < self.level - FAR_DB
+    def _far(self, loudness: float) -> bool:
+        return self.level is not None and loudness < self.level - FAR_DB
 
-    def _is_background(self, probability: float, loudest: float) -> bool:
+    def _is_background(self, probability: float, loudness: float) -> bool:
         if self._background is None:
             return False
         self._quiet = self._quiet + 1 if probability < 0.5 else 0
-        if loudest > self._background or self._quiet >= _SILENT_WINDOWS:
+        if loudness > self._background or self._quiet >= _SILENT_WINDOWS:
             self._background = None
             return False
         return True

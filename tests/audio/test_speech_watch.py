@@ -14,16 +14,22 @@ from support.speech_clips import clip_samples, noises
 from omni_ws.audio.codec import AudioEncoder
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import (
+    BARGE_IN_BAR,
     DETECTOR_LAG_MS,
+    NEAR_BAR,
     ORDINARY_BAR,
     SpeechOffset,
     SpeechOnset,
     SpeechPause,
     SpeechWatch,
+    StartBar,
     TurnEvent,
 )
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
+from omni_ws.engine.base import TranscriptOutput
+from omni_ws.engine.fake import CAPABILITIES
+from omni_ws.service.conversation.turn_words import TurnWords
 
 RATES = [8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000, 192_000]
 #: The tolerance for starts and ends of speech: two windows.
@@ -183,3 +189,52 @@ def test_silence_is_not_kept() -> None:
 
 def as_pcm(samples: Samples) -> bytes:
     return np.rint(samples * 32768).astype("<i2").tobytes()
+
+
+# the near voice, and words that no longer come
+
+
+def at_level(ms: int, level: float) -> bytes:
+    """What LoudnessDetector takes for speech, at this share of full scale."""
+    return np.full(ms * 16, round(level * 32768), "<i2").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("level", "bar", "starts"),
+    [
+        (0.06, ORDINARY_BAR, True),
+        (0.06, NEAR_BAR, False),  # 14 dB below
+        (0.06, BARGE_IN_BAR, False),
+        (0.1, NEAR_BAR, True),  # 9.5 dB below
+        (0.1, BARGE_IN_BAR, True),
+    ],
+)
+def test_a_far_sound_opens_no_turn_over_an_answer(level: float, bar: StartBar, starts: bool) -> None:
+    watched = SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=500)
+    watched.hear(at_level(1600, 0.3) + quiet(960), AudioFormat(), ORDINARY_BAR)
+    found = watched.hear(at_level(6400, level), AudioFormat(), bar).events
+    assert [type(event) for event in found] == [SpeechOnset] * starts
+
+
+@pytest.mark.parametrize(("level", "ends"), [(0.06, True), (0.1, False)])
+def test_a_far_sound_keeps_no_turn_open(level: float, ends: bool) -> None:
+    watched = SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=500)
+    found = watched.hear(at_level(1600, 0.3) + at_level(1600, level), AudioFormat(), NEAR_BAR).events
+    assert [type(event) for event in found] == [SpeechOnset] + [SpeechOffset] * ends
+
+
+def test_a_turn_ends_where_no_words_come_any_more() -> None:
+    times = iter([0.0, 1.0, 2.0, 3.0, 4.0])
+    words = TurnWords(lambda: CAPABILITIES, now=lambda: next(times))
+    watched = SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=500, words=words)
+    words.begin()
+    assert len(watched.hear(at_level(3200, 0.1), AudioFormat(), ORDINARY_BAR).events) == 1
+    for _ in range(3):
+        words.hear(TranscriptOutput("", interim=True), language=None)
+    (end,) = watched.hear(at_level(3200, 0.1), AudioFormat(), ORDINARY_BAR).events
+    assert end == SpeechOffset(3232, 3232)
+    # What goes on is background; what is louder is a turn.
+    words.begin()
+    assert watched.hear(at_level(3200, 0.1), AudioFormat(), ORDINARY_BAR).events == ()
+    (onset,) = watched.hear(at_level(640, 0.3), AudioFormat(), ORDINARY_BAR).events
+    assert isinstance(onset, SpeechOnset)

@@ -765,3 +765,17 @@ def test_calls_of_one_answer_are_known_together() -> None:
     ledger.finish(entry, whole=True)
     assert ledger.calls_beside("call_0") == ("call_0", "call_1")
     assert ledger.calls_beside("call_2") == ()
+
+
+# what was said last
+
+
+def test_what_was_heard_of_the_latest_answer_that_said_anything() -> None:
+    talk = Talk()
+    assert talk.ledger.last_said() == ""
+    talk.answer("a", "one two", now=0)
+    second = talk.answer("b", "three four five", now=2)
+    talk.open("c", "typed")
+    assert talk.ledger.last_said() == "three four five"
+    talk.ledger.cut(second, 3.5, at_ms=1500)
+    assert talk.ledger.last_said() == "three four"

@@ -39,14 +39,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import (
-    CHUNK_OVERHEAD_BYTES,
-    FinishReason,
-    InputChunk,
-    InputMode,
-    StartTrigger,
-    WordsKnown,
-)
+from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode, StartTrigger
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
@@ -69,24 +62,14 @@ from omni_ws.service.conversation.configuration import Configuration, Configurat
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
-from omni_ws.service.conversation.request import (
-    FieldNames,
-    Request,
-    RequestState,
-    SavedRequest,
-    as_they_are,
-)
+from omni_ws.service.conversation.request import FieldNames, Request, RequestState, SavedRequest, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, greeting_configuration, greeting_input
 from omni_ws.service.conversation.spoken_turns import SpokenTurns
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.workers import SpeechWorkers
-from omni_ws.service.observing.observer import (
-    InputReceived,
-    ObservedSession,
-    OutputStalled,
-)
+from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled
 from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
@@ -676,12 +659,10 @@ class Conversation:
         request = self.receiving
         if request is None or request.onset is not None or not request.only_speech:
             return False
-        if not self.spoken.words.wordless(now=self._now()):
+        if not self.spoken.words.wordless():
             return False
         self._handle(self.stream.end_input(StartTrigger.VAD, None))
-        request.know_words(WordsKnown.ALL)  # there are none
-        if self.queue.find(request.request_id) is not None:
-            self.queue.cancel(request)
+        self.queue.withdraw_wordless(request)
         return True
 
     def report_turn(self, error: OmniError) -> None:
@@ -822,7 +803,7 @@ class Conversation:
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
             given=[] if self.limits.keeps_input else None,
-            on_spoken=None if config.turn_detection is None else self.spoken.note_words,
+            turn_words=None if config.turn_detection is None else self.spoken.words,
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:

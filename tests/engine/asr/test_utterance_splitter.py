@@ -171,3 +171,21 @@ def test_endless_speech_is_cut(splitter: UtteranceSplitter) -> None:
     ends = [start_ms + len(pcm) // 32 for start_ms, pcm in found]
     # What was cut goes on where it was cut: no sample is lost in between.
     assert all(abs(end - start) <= 600 for end, (start, _) in zip(ends, found[1:], strict=False))
+
+
+class SameReader(LengthReader):
+    """It reads the same again, three times for a second."""
+
+    def read(self, utterance: Utterance) -> str | None:
+        self.readings = 3 * utterance.length // SAMPLE_RATE
+        return "the same"
+
+
+@pytest.mark.parametrize("tells_all", [False, True])
+def test_the_same_text_again_is_told_if_all_are(tells_all: bool) -> None:
+    splitter = UtteranceSplitter(SameReader(), LIMITS, tells_all=tells_all)
+    speech = clip_samples("goforward")
+    texts = [event.text for event in heard(splitter, speech) if isinstance(event, InterimText)]
+    assert set(texts) == {"the same"}
+    assert (len(texts) > 1) is tells_all
+    splitter.close()

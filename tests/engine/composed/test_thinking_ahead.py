@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
-from support.engine_answers import BOTH, IMAGE, Answer, collect, open_input, request_of
+from support.engine_answers import BOTH, IMAGE, Answer, collect, open_input, request_of, streamed
 from support.engine_answers import text as typed
 from support.part_engines import PAUSE, SILENCE, WORD_MS, RetortEngine, ToneEngine, WordEngine, speech
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
-from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
+from omni_ws.engine.base import (
+    AnswerOptions,
+    Finished,
+    GenerationRequest,
+    OutputWriter,
+    TextOutput,
+    ToolCallOutput,
+    TranscriptGuess,
+)
 from omni_ws.engine.composed import ahead_stage
 from omni_ws.engine.composed.ahead_stage import MAX_KEPT_BYTES, MOST_TRIES
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -356,3 +365,25 @@ async def test_a_tool_is_called_when_the_turn_has_ended() -> None:
     result = await talk.end()
     assert sum(isinstance(output, ToolCallOutput) for output in result.outputs) == 2
     assert result.finished.reason is FinishReason.TOOL_CALLS
+
+
+# guesses for turn detection
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_guesses_are_written_if_they_are_wanted(wanted: bool, ahead: bool) -> None:
+    engine = ComposedEngine(RetortEngine(), asr=WordEngine(transcript_guesses=True), think_ahead=ahead)
+    assert engine.capabilities.transcript_guesses
+    source = open_input()
+    for chunk in (speech("set"), PAUSE, speech("it"), PAUSE):
+        source.put_nowait(chunk)
+    source.close()
+    request = request_of(source, options=AnswerOptions(transcript_guesses=wanted))
+    async with aclosing(streamed(engine, request)) as outputs:
+        guesses = [output.text async for output in outputs if isinstance(output, TranscriptGuess)]
+    assert guesses == (["set", "", "set it"] if wanted else [])
+
+
+def test_an_asr_that_tells_no_guesses() -> None:
+    assert not ComposedEngine(RetortEngine(), asr=WordEngine()).capabilities.transcript_guesses
