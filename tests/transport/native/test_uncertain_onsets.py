@@ -13,6 +13,7 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import MS, InlineWorkers, LoudnessDetector, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
+from support.scrape import read
 
 from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import Samples
@@ -117,7 +118,7 @@ async def goes_on(client: NativeClient, request_id: str) -> None:
 
 async def test_a_backchannel_is_dismissed_and_the_answer_goes_on() -> None:
     engine = hearing(TranscriptOutput("Mm-hm."), TextOutput("Pardon?"))
-    async with conversation(engine) as (_, client):
+    async with conversation(engine) as (server, client):
         assert client.created["capabilities"]["duck"] is True
         request_id = await playing(client)
         began = await onset(client)
@@ -130,6 +131,15 @@ async def test_a_backchannel_is_dismissed_and_the_answer_goes_on() -> None:
         await stream(client, PAUSE)
         await goes_on(client, request_id)
         assert speech_frames(client) == ["speech_started", "speech_dismissed"]
+        await server.until(lambda: engine.active_requests == 0, "the end of the recognition")
+        counted = read(server)
+        assert counted.value("requests_total", **counted.labels("requests_total")[0]) == 1
+        assert len(counted.labels("requests_total")) == 1
+        assert (counted.value("speech_turns_total"), counted.value("input_audio_seconds_total")) == (0, 0)
+        await client.configure(turn_detection=None, overlap=None)
+        await client.say("and?")
+        await client.answer()
+        assert [message.role for message in engine.requests[-1].history] == ["user", "assistant"]
 
 
 async def test_words_are_confirmed_and_interrupt() -> None:
