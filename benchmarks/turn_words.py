@@ -32,12 +32,13 @@ from omni_ws.audio.speech_watch import (
 )
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, UtteranceLimits
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, UtteranceLimits, asr_capabilities
 from omni_ws.engine.asr.recogniser_engine import UtteranceEnded, UtterancePaused, UtteranceResumed, UtteranceSplitter
 from omni_ws.engine.asr.whisper import WhisperRecogniser
+from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.engine.tts.kokoro import Kokoro
 from omni_ws.engine.tts.synthesiser import Speak, SpokenWord
-from omni_ws.service.conversation.unfinished import TurnWords
+from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import pinned_weights
 from omni_ws.wire.session_config import TurnDetectionConfig
@@ -50,6 +51,8 @@ VOICES: Final = ("af_bella", "am_michael", "bf_emma", "bm_george")
 TURNS: Final = Path(__file__).with_name("speech") / "turns.toml"
 _BEFORE_MS: Final = 500
 _AFTER_MS: Final = 5000
+#: What a recogniser can do that tells words in pauses.
+ABLE: Final = asr_capabilities(sampling=(), languages={"en"}, word_times=False, transcript_guesses=True)
 _QUIET: Final = 0.02
 #: The level of a television, and of a voice near the microphone; and how soon a turn has to end before one.
 TELEVISION: Final = 10 ** (-35 / 20)
@@ -151,7 +154,7 @@ def with_television(reader: Reader, ask: AskJudge) -> None:
     spoken = list(spoken_turns(reader, "whole"))[:8]
     begun, late = 0, []
     for number, turn in enumerate(spoken):
-        watch = _watch(turns, ask, TurnWords(expected=lambda: False))
+        watch = _watch(turns, ask, _words(told=False))
         _events(watch, turn.samples, ORDINARY_BAR)
         over = _events(watch, television(reader, seconds=24, begin=number), BARGE_IN_BAR)
         begun += any(isinstance(event, SpeechOnset) for event in over)
@@ -159,7 +162,7 @@ def with_television(reader: Reader, ask: AskJudge) -> None:
         front = np.concatenate([np.zeros(4 * SAMPLE_RATE, np.float32), turn.samples])
         # The recogniser hears the television go on, and tells no words in a pause.
         heard = behind[: len(front)] + front
-        both = _events(_watch(turns, ask, TurnWords(expected=lambda: True)), heard, ORDINARY_BAR)
+        both = _events(_watch(turns, ask, _words(told=True)), heard, ORDINARY_BAR)
         end = turn.end_ms + 4000
         ends = [event.detected_ms - end for event in both if isinstance(event, SpeechOffset)]
         late.append(min((one for one in ends if one > 0), default=np.inf))
@@ -231,25 +234,30 @@ def judged(
     turns: TurnDetectionConfig, ask: AskJudge, turn: Turn, told: Sequence[_Told] | None, *, asked: str = ""
 ) -> Judged:
     """Where a turn ends. ``told`` are the recogniser's texts; None: it is not asked."""
-    words = TurnWords(expected=lambda: told is not None)
+    now = 0.0
+    words = TurnWords(lambda: ABLE, heard=lambda: told is not None, asked=lambda: asked, now=lambda: now)
     watch = _watch(turns, ask, words)
     data, waiting = pcm16_from_samples(turn.samples).tobytes(), deque(sorted(told or (), key=lambda one: one.at_ms))
     ends: list[float] = []
     for window in range(len(turn.samples) // WINDOW_SAMPLES):
-        now = (window + 1) * WINDOW_MS
-        while waiting and waiting[0].at_ms <= now:
+        now = (window + 1) * WINDOW_MS / 1000
+        while waiting and waiting[0].at_ms <= now * 1000:
             text = waiting.popleft()
-            words.tell(text.text, "en", asked=asked, settled=text.settled, now=now / 1000)
+            words.hear((TranscriptOutput if text.settled else TranscriptGuess)(text.text), language="en")
         piece = data[2 * window * WINDOW_SAMPLES : 2 * (window + 1) * WINDOW_SAMPLES]
         for event in watch.hear(piece, AudioFormat(), ORDINARY_BAR).events:
             match event:
                 case SpeechOnset():
-                    words.begin(now=now / 1000)
+                    words.begin()
                 case SpeechOffset(detected_ms=detected_ms):
                     ends.append(detected_ms)
     cut = sum(any(begins < end <= over for end in ends) for begins, over in turn.gaps_ms)
     late = [end - turn.end_ms for end in ends if end > turn.end_ms - 200]
     return Judged(cut, late[-1] if late else None)
+
+
+def _words(*, told: bool) -> TurnWords:
+    return TurnWords(lambda: ABLE, heard=lambda: told, now=lambda: 0.0)
 
 
 def _watch(turns: TurnDetectionConfig, ask: AskJudge, words: TurnWords) -> SpeechWatch:

@@ -99,7 +99,7 @@ class _Collected:
         pass
 
     def samples(self) -> Samples:
-        return np.frombuffer(bytes(self.pcm16), "<i2").astype(np.float32) / 32768
+        return samples_from_pcm16(np.frombuffer(bytes(self.pcm16), np.int16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,8 @@ def _mouth(random: np.random.Generator, *, closed: bool) -> list[tuple[float, fl
 def _noise(count: int, random: np.random.Generator, low: float, high: float) -> NDArray[np.float64]:
     spectrum = np.fft.rfft(random.normal(size=count))
     hertz = np.fft.rfftfreq(count, 1 / SAMPLE_RATE)
-    sound = np.fft.irfft(spectrum * ((hertz > low) & (hertz < high)), count)
-    return sound / (np.abs(sound).max() + 1e-9)
+    sound = np.asarray(np.fft.irfft(spectrum * ((hertz > low) & (hertz < high)), count))
+    return np.asarray(sound / (np.abs(sound).max() + 1e-9))
 
 
 def _hum(random: np.random.Generator) -> Samples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ _EPOCHS: Final = 24
 _RATE: Final = 6e-3
 
 
-class _Network(nn.Module):
+class _Network(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         counts = (BANDS, *[_CHANNELS] * len(CONVOLUTIONS))
@@ -89,7 +89,7 @@ def _loss(network: _Network, sounds: Sounds, rows: NDArray[np.int64], *, mask: b
 
 
 def _save(network: _Network, file: Path) -> None:
-    arrays: dict[str, NDArray[np.float16]] = {}
+    arrays: dict[str, Any] = {}
     for layer, (convolution, norm) in enumerate(zip(network.convolutions, network.norms, strict=True)):
         scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
         kernel, bias = convolution.weight * scale[:, None, None], norm.bias - norm.running_mean * scale

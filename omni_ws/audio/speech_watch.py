@@ -592,10 +592,9 @@ class SpeechWatch:
                 events.append(event)
         if pauses is not None:
             pauses.forget()
-        pausing, meter = turns.silent_windows > 0, turns.meter
-        if self._recent is not None:
-            events = [self._with_probability(event) for event in events]
-        watched = Watched(tuple(events), start_ms, turns.audio_ms, samples, pausing, question)
+        heard = tuple(events) if self._recent is None else tuple(map(self._with_probability, events))
+        watched = Watched(heard, start_ms, turns.audio_ms, samples, turns.silent_windows > 0, question)
+        meter = turns.meter
         return watched if meter is None else replace(watched, voiced_ms=meter.voiced_ms, clear=meter.clear)
 
     def start_afresh(self) -> None:

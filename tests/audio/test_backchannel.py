@@ -29,16 +29,16 @@ def test_hums_laughs_and_coughs_are_no_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_words_are_no_hums(name: str) -> None:
-    assert backchannel_probability(short(name)) < 0.5
+def test_words_are_no_hums_or_left_to_the_recogniser(name: str) -> None:
+    assert backchannel_probability(short(name)) < SURE_BACKCHANNEL
 
 
 @pytest.mark.parametrize("name", ["goforward", "cards_001", "cards_005", "librivox_ss_0870"])
-def test_the_beginning_of_what_a_person_says_is_no_hum(name: str) -> None:
+def test_nor_is_the_beginning_of_what_a_person_says(name: str) -> None:
     samples = clip_samples(name)
     onset = int(np.flatnonzero(np.abs(samples) > 0.1 * np.abs(samples).max())[0])
     begins = max(0, onset - SAMPLE_RATE * 3 // 10)
-    assert backchannel_probability(samples[begins : onset + SAMPLE_RATE * 7 // 10]) < 0.5
+    assert backchannel_probability(samples[begins : onset + SAMPLE_RATE * 7 // 10]) < SURE_BACKCHANNEL
 
 
 @pytest.mark.parametrize("name", ["mm", "who"])

@@ -27,7 +27,9 @@ from omni_ws.audio.speech_watch import (
 )
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
-from omni_ws.service.conversation.unfinished import TurnWords
+from omni_ws.engine.base import TranscriptOutput
+from omni_ws.engine.fake import CAPABILITIES
+from omni_ws.service.conversation.turn_words import TurnWords
 
 RATES = [8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000, 192_000]
 #: The tolerance for starts and ends of speech: two windows.
@@ -222,16 +224,17 @@ def test_a_far_sound_keeps_no_turn_open(level: float, ends: bool) -> None:
 
 
 def test_a_turn_ends_where_no_words_come_any_more() -> None:
-    words = TurnWords(expected=lambda: True)
+    times = iter([0.0, 1.0, 2.0, 3.0, 4.0])
+    words = TurnWords(lambda: CAPABILITIES, now=lambda: next(times))
     watched = SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=500, words=words)
-    words.begin(now=0)
+    words.begin()
     assert len(watched.hear(at_level(3200, 0.1), AudioFormat(), ORDINARY_BAR).events) == 1
-    for now in (1, 2, 3):
-        words.interim("", now=now)
+    for _ in range(3):
+        words.hear(TranscriptOutput("", interim=True), language=None)
     (end,) = watched.hear(at_level(3200, 0.1), AudioFormat(), ORDINARY_BAR).events
     assert end == SpeechOffset(3232, 3232)
     # What goes on is background; what is louder is a turn.
-    words.begin(now=4)
+    words.begin()
     assert watched.hear(at_level(3200, 0.1), AudioFormat(), ORDINARY_BAR).events == ()
     (onset,) = watched.hear(at_level(640, 0.3), AudioFormat(), ORDINARY_BAR).events
     assert isinstance(onset, SpeechOnset)

@@ -64,13 +64,7 @@ from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, ConversationLimits
 from omni_ws.service.conversation.output_log import NOBODY, Attachment, OutputLog, SavedOutput
 from omni_ws.service.conversation.remarks import Remark
-from omni_ws.service.conversation.request import (
-    FieldNames,
-    Request,
-    RequestState,
-    SavedRequest,
-    as_they_are,
-)
+from omni_ws.service.conversation.request import FieldNames, Request, RequestState, SavedRequest, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
 from omni_ws.service.conversation.spoken_turns import SpokenTurns
 from omni_ws.service.conversation.tool_results import ToolResults
@@ -78,11 +72,7 @@ from omni_ws.service.conversation.turn_listener import SavedListening, TurnListe
 from omni_ws.service.conversation.unasked import Unasked
 from omni_ws.service.failure import identified, new_id, unexpected
 from omni_ws.service.listening.workers import SpeechWorkers
-from omni_ws.service.observing.observer import (
-    InputReceived,
-    ObservedSession,
-    OutputStalled,
-)
+from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled
 from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
@@ -828,7 +818,7 @@ class Conversation:
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
             given=[] if self.limits.keeps_input else None,
-            on_spoken=None if config.turn_detection is None else self.spoken.note_words,
+            turn_words=None if config.turn_detection is None else self.spoken.words,
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:

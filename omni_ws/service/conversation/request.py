@@ -33,15 +33,7 @@ from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.quota import Share
 from omni_ws.core.request_input import Alignment, GenerationStarted, RequestInput, SavedRequestInput, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import (
-    AnswerOptions,
-    Cut,
-    GenerationRequest,
-    HeardLanguage,
-    TranscriptGuess,
-    TranscriptOutput,
-    UsageMeter,
-)
+from omni_ws.engine.base import AnswerOptions, Cut, GenerationRequest, HeardLanguage, TranscriptOutput, UsageMeter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
@@ -51,6 +43,7 @@ from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks, judged
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.conversation.remarks import Remark
+from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.observing.observer import PlayerStatistics, RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, expected_text, outline, spoken_language, spoken_languages
 
@@ -201,7 +194,7 @@ class Request:
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
     #: Told the words of its speech while that is being spoken; None without turn detection.
-    on_spoken: Callable[[Request, TranscriptOutput | TranscriptGuess], None] | None = None
+    turn_words: TurnWords | None = None
     #: The id of the speech turn that opened it, or joined it first.
     turn_id: str | None = None
     #: Whether it was neither cancelled nor has failed, so that an answer may come, or has come.
@@ -589,11 +582,6 @@ class Request:
         self.ledger.hear(self.entry, transcript.text, language=self.language_of(transcript))
         self.unsent.append(transcript)
 
-    def note_words(self, words: TranscriptOutput | TranscriptGuess) -> None:
-        """Note what the engine tells of the words of the speech, while that is being spoken."""
-        if self.on_spoken is not None and self.speaks:
-            self.on_spoken(self, words)
-
     def language_of(self, transcript: TranscriptOutput) -> str | None:
         """Return the language of a transcript of the input: the one that was heard, or that the client named."""
         return heard_language(transcript.hearing) or spoken_language(self.config.input_audio)
@@ -806,7 +794,7 @@ class Request:
             stage_params=config.stage_params,
             tools=tuple(config.tools),
             tool_choice=config.tool_choice,
-            options=self.options if self.on_spoken is None else replace(self.options, transcript_guesses=True),
+            options=self.options if self.turn_words is None else replace(self.options, transcript_guesses=True),
             owner=self.owner,
             without_audio=self.without_audio,
             near=self.near,

@@ -289,6 +289,12 @@ class RequestQueue:
             self._speak_or_wait(held.by)
         self._wake.set()
 
+    def withdraw_wordless(self, request: Request) -> None:
+        """Cancel a request whose input has ended, and in which nobody has said a word: it is not transcribed."""
+        request.know_words(WordsKnown.ALL)
+        if request in self.requests:
+            self.cancel(request)
+
     def _withdraw(self, request: Request) -> list[OutputChunk]:
         withdrawn = self._outbox.withdraw(request.request_id)
         self._sequencer.take_back(len(withdrawn))

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from omni_ws.audio.onset_meter import SpeechLull
-from omni_ws.core.chunks import StartTrigger, WordsKnown
-from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
+from omni_ws.core.chunks import StartTrigger
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks
 from omni_ws.service.conversation.onsets import Onset
 from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.unfinished import TurnWords
+from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.failure import new_id
 from omni_ws.service.observing.observer import SpeechHeard
 from omni_ws.wire.server_frames import (
@@ -21,7 +20,6 @@ from omni_ws.wire.server_frames import (
     SpeechStartedFrame,
     SpeechStoppedFrame,
 )
-from omni_ws.wire.session_config import spoken_language
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
@@ -50,7 +48,11 @@ class SpokenTurns:
     def __init__(self, conversation: Conversation, now: Callable[[], float]) -> None:
         self._conversation = conversation
         self._now = now
-        #: The speech in progress, and its words.
+        #: What the engine tells of the words of the speech in progress.
+        self.words = TurnWords(
+            lambda: conversation.engine.capabilities, heard=self._is_heard, asked=conversation.ledger.last_said
+        )
+        #: The speech in progress.
         self.current: _Speech | None = None
         #: The uncertain onset of speech over an answer, until it is decided.
         self.onset: Onset | None = None
@@ -61,7 +63,7 @@ class SpokenTurns:
         owner = self._conversation
         opens = is_input and owner.receiving is None and owner.stream.current is None
         speech = self.current = _Speech(turn_id, new_id("req_") if opens else None)
-        self.words.begin(now=self._now())
+        self.words.begin()
         if is_input and owner.receiving is not None:
             speech.joins(owner.receiving)
         self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
@@ -83,25 +85,16 @@ class SpokenTurns:
         elif self.current is not None and self.current.request is not None:
             self.current.request.lull = lull
 
+    def _is_heard(self) -> bool:
+        """Return whether the engine has the request of the speech in progress. Called by any thread."""
+        request = self._conversation.receiving
+        return request is not None and request.answering
+
     def restore(self, turn_id: str) -> None:
         """Continue the speech in progress of another conversation."""
         self.current = _Speech(turn_id)
         if self._conversation.receiving is not None:
             self.current.joins(self._conversation.receiving)
-
-    # the words of the speech in progress
-
-    def note_words(self, request: Request, words: TranscriptOutput | TranscriptGuess) -> None:
-        """Note what the engine tells of the speech in progress, for turn detection."""
-        if isinstance(words, TranscriptOutput) and words.interim:
-            self.words.interim(words.text, now=self._now())
-            return
-        ledger, languages = self._conversation.ledger, self._conversation.engine.capabilities.languages
-        heard = words.language if isinstance(words, TranscriptGuess) else request.language_of(words)
-        known = (heard, spoken_language(request.config.input_audio), ledger.language)
-        language = next(filter(None, known), None) or (next(iter(languages)) if len(languages) == 1 else "")
-        settled = isinstance(words, TranscriptOutput)
-        self.words.tell(words.text, language, asked=ledger.last_said(), settled=settled, now=self._now())
 
     def withdraw_wordless(self) -> bool:
         """Cancel the request of the speech in progress if its recogniser has found no word for long; return whether.
@@ -109,21 +102,11 @@ class SpokenTurns:
         Other input than speech, such as typed text, then opens a request of its own, and waits for no babble.
         """
         owner, request = self._conversation, self._conversation.receiving
-        if self.onset is not None or request is None or not request.only_speech:
-            return False
-        if not self.words.wordless(now=self._now()):
+        if self.onset is not None or request is None or not request.only_speech or not self.words.wordless():
             return False
         owner.take_turn_events(owner.stream.end_input(StartTrigger.VAD, None))
-        request.know_words(WordsKnown.ALL)  # there are none
-        if owner.queue.find(request.request_id) is not None:
-            owner.queue.cancel(request)
+        owner.queue.withdraw_wordless(request)
         return True
-
-    def _expects_words(self) -> bool:
-        """Return whether the engine tells the words of the speech in progress in each pause. Called by any thread."""
-        request = self._conversation.receiving
-        able = self._conversation.engine.capabilities
-        return request is not None and request.answering and able.transcript_guesses
 
     # uncertain onsets
 
@@ -135,7 +118,7 @@ class SpokenTurns:
     def began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
         """Report an uncertain onset, unless the client was ``told`` of it; the next event opens its request."""
         self.current = _Speech(turn_id, new_id("req_"))
-        self.words.begin(now=self._now())
+        self.words.begin()
         self.onset = Onset(
             turn_id,
             audio_ms,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,7 +18,7 @@ from omni_ws.audio.speech_watch import Unfinished
 #: The languages of which there are lists of words.
 LANGUAGES: Final = ("en", "es", "fr", "it", "pt", "de")
 #: How much of the end of a text is read, in characters.
-_READ: Final = 300
+READ: Final = 300
 #: A row of digits and letters has at least so many words, and so many digits and letters.
 _LEAST_WORDS: Final = 2
 _LEAST_SIGNS: Final = 3
@@ -36,75 +35,6 @@ _PLAIN: Final = "0.0"
 _ENDS: Final = re.compile(r"[.!?…。？！]['\"”»)]*\s*$")
 _TRAILS_OFF: Final = re.compile(r"(?:\.\.+|…|,|:|-|–|—)['\"”»)]*\s*$")
 _LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
-
-
-#: So many interim transcripts without a new word, over so long, say that no words come any more.
-_STALE_INTERIMS: Final = 3
-_STALE_SEC: Final = 3.0
-#: A turn of so long in which the recogniser has found no word is none that typed text waits for.
-_WORDLESS_SEC: Final = 2.0
-
-
-class TurnWords:
-    """The words of the current turn as the recogniser tells them; see ``PauseWords``, which turn detection reads.
-
-    ``expected`` returns whether the recogniser tells a TranscriptGuess in each pause. Changed on the event loop; other
-    threads read, and call ``expected``.
-    """
-
-    def __init__(self, *, expected: Callable[[], bool]) -> None:
-        self._expected = expected
-        self.told = 0
-        self.unfinished = Unfinished.PERHAPS
-        self.stalled = False
-        self._settled = ""
-        #: When the turn began, and whether the recogniser has read it and has found a word.
-        self._began_at = 0.0
-        self._has_word: bool | None = None
-        #: The most words of an interim transcript, when it first had them, and how many were no longer since then.
-        self._most_words = 0
-        self._news_at = 0.0
-        self._without_news = 0
-
-    @property
-    def expected(self) -> bool:
-        return self._expected()
-
-    def begin(self, *, now: float) -> None:
-        """Forget the words: another turn begins."""
-        self._settled = ""
-        self._began_at, self._has_word = now, None
-        self._expect_news(now)
-
-    def wordless(self, *, now: float) -> bool:
-        """Return whether the recogniser has found no word in the turn, which has lasted for a while."""
-        return self._has_word is False and now - self._began_at >= _WORDLESS_SEC
-
-    def tell(self, text: str, language: str, *, asked: str, settled: bool, now: float) -> None:
-        """Take the text of the current utterance: a guess in a pause, or ``settled``. See ``how_unfinished``."""
-        if not text.strip():
-            return  # a guess is withdrawn
-        self._has_word = True
-        said = f"{self._settled} {text}"[-_READ:]
-        self.unfinished = how_unfinished(said, language, asked=asked)
-        if settled:
-            self._settled = said
-            self._expect_news(now)
-        self.told += 1  # last, as other threads look at this first
-
-    def interim(self, text: str, *, now: float) -> None:
-        """Take an interim transcript of the current utterance, which may be the same as the last."""
-        words = len(text.split())
-        self._has_word = self._has_word or words > 0
-        if words > self._most_words:
-            self._expect_news(now)
-            self._most_words = words
-            return
-        self._without_news += 1
-        self.stalled = self._without_news >= _STALE_INTERIMS and now - self._news_at >= _STALE_SEC
-
-    def _expect_news(self, now: float) -> None:
-        self._most_words, self._news_at, self._without_news, self.stalled = 0, now, 0, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +73,7 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
     if language not in LANGUAGES:
         return Unfinished.PERHAPS
     lists = _lists(language)
-    words = _words(text[-_READ:])
+    words = _words(text[-READ:])
     if not words:
         return Unfinished.PERHAPS
     if _in_a_row(words, lists, asked=bool(asked) and _asks_to_dictate(asked, lists)) or _TRAILS_OFF.search(text):
@@ -204,7 +134,7 @@ def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
 
 
 def _asks_to_dictate(asked: str, lists: _Lists) -> bool:
-    found = _LAST_SENTENCE.search(asked[-_READ:].rstrip(".!?… "))
+    found = _LAST_SENTENCE.search(asked[-READ:].rstrip(".!?… "))
     return found is not None and any(word in lists.dictated for word in _words(found[0]))
 
 

@@ -147,7 +147,7 @@ def test_long_sound_without_words_interrupts() -> None:
     assert verdict(None, 1.0, voiced_ms=LONGEST_BACKCHANNEL_MS) is BACKCHANNEL
     assert verdict(None, 1.0, voiced_ms=LONGEST_BACKCHANNEL_MS + 1) is INTERRUPTION
     assert verdict(None, None, voiced_ms=LONGEST_BACKCHANNEL_MS + 1) is INTERRUPTION
-    assert verdict("Oh yeah, I see.", 0.1, voiced_ms=LONGEST_BACKCHANNEL_MS + 1) is BACKCHANNEL
+    assert verdict("Oh yeah, I see.", 0.05, voiced_ms=LONGEST_BACKCHANNEL_MS + 1) is BACKCHANNEL
 
 
 def test_speech_in_which_no_words_were_recognised_leaves_no_turn() -> None:

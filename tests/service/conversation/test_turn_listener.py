@@ -29,12 +29,13 @@ from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.sent_sound import Playing, SentPiece
 from omni_ws.core.start_policy import ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
+from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.conversation import turn_listener
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
-from omni_ws.service.conversation.unfinished import TurnWords
+from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.listening.workers import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
@@ -79,7 +80,7 @@ class User:
     policy: StartPolicy = field(default=ON_FIRST_CHUNK)
     is_playing: bool = False
     is_answering: bool = False
-    words: TurnWords = field(default_factory=lambda: TurnWords(expected=lambda: False))
+    words: TurnWords = field(default_factory=lambda: TurnWords(lambda: CAPABILITIES))
     requests: list[HeardRequest] = field(default_factory=list)
     #: The speech reported: "started" and "stopped" with ``audio_ms``.
     speech: list[tuple[str, int]] = field(default_factory=list)

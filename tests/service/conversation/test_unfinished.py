@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.audio.speech_watch import Unfinished
-from omni_ws.service.conversation.unfinished import LANGUAGES, TurnWords, how_unfinished
+from omni_ws.service.conversation.unfinished import LANGUAGES, how_unfinished
 
 NO, PERHAPS, YES = Unfinished.NO, Unfinished.PERHAPS, Unfinished.YES
 
@@ -125,59 +125,3 @@ def test_so_many_digits_are_a_row(signs: str, found: Unfinished) -> None:
 def test_only_the_end_of_a_long_text_is_read() -> None:
     assert how_unfinished("set a timer for " * 100_000, "en") is YES
     assert how_unfinished("The end of it all. " * 100_000, "en") is NO
-
-
-# the words of a turn
-
-
-def turn_words() -> TurnWords:
-    return TurnWords(expected=lambda: True)
-
-
-def test_groups_that_were_settled_count() -> None:
-    words = turn_words()
-    words.tell("My number is 4.", "en", asked="", settled=True, now=0)
-    words.tell(" 7.", "en", asked="", settled=False, now=1)
-    assert (words.told, words.unfinished) == (2, YES)
-    words.begin(now=2)
-    words.tell("7.", "en", asked="", settled=False, now=3)
-    assert (words.told, words.unfinished) == (3, NO)
-
-
-def test_a_guess_that_is_withdrawn_tells_nothing() -> None:
-    words = turn_words()
-    words.tell("", "en", asked="", settled=False, now=0)
-    assert words.told == 0
-
-
-@pytest.mark.parametrize(
-    ("times", "stalled"),
-    [
-        ([1.0, 2.0, 2.99], False),  # three, and too soon
-        ([1.0, 2.0, 3.0], True),
-        ([1.0, 5.0], False),  # two only
-        ([1.0, 2.0, 3.0, 4.0], True),
-    ],
-)
-def test_no_words_come_any_more(times: list[float], stalled: bool) -> None:
-    words = turn_words()
-    words.begin(now=-10)
-    words.interim("what time is", now=0)
-    for now in times:
-        words.interim("what time as", now=now)
-    assert words.stalled is stalled
-
-
-def test_a_new_word_is_news() -> None:
-    words = turn_words()
-    words.begin(now=0)
-    for now in (1.0, 2.0, 3.0):
-        words.interim("", now=now)
-    found = [words.stalled]
-    words.interim("what", now=4)
-    found.append(words.stalled)
-    for now in (5.0, 6.0, 7.0):
-        words.interim("what", now=now)
-    found.append(words.stalled)
-    words.begin(now=8)
-    assert [*found, words.stalled] == [True, False, True, False]

@@ -577,7 +577,11 @@ async def test_an_uncertain_onset_is_decided_once_wherever_the_session_moves(
 ) -> None:
     monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.95)
     received = await over_an_answer(loud(1100 if words else 440), moves_at=moves_at)
-    told = [one for one in received if type(one).__name__.startswith("Speech")]
+    told = [
+        one
+        for one in received
+        if isinstance(one, SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame)
+    ]
     kinds = [type(one) for one in told]
     decided = [SpeechConfirmedFrame, SpeechStoppedFrame] if words else [SpeechDismissedFrame]
     assert kinds == [SpeechStartedFrame, *decided]

@@ -14,6 +14,7 @@ from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
 
+from omni_ws.audio import speech_watch
 from omni_ws.core import ledger
 from omni_ws.core.chunks import Hearing, ToolCallFragment, Word
 from omni_ws.engine.base import (
@@ -36,6 +37,12 @@ RATE = 16_000
 COUGH, PAUSE = quiet(96) + loud(320), quiet(640)
 PIECES, PIECE_MS = 30, 100
 HEARD_MS = 850
+
+
+@pytest.fixture(autouse=True)
+def sounds_like_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its sound alone, nothing here is an acknowledgement."""
+    monkeypatch.setattr(speech_watch, "backchannel_probability", lambda samples: 0.1)
 
 
 def spoken_answer() -> list[EngineOutput]:

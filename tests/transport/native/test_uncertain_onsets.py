@@ -13,11 +13,22 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import MS, InlineWorkers, LoudnessDetector, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
+from support.scrape import read
 
 from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import Samples
-from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, TranscriptOutput
+from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
+from omni_ws.engine.base import (
+    AudioOutput,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    OutputWriter,
+    PartFailed,
+    TextOutput,
+    TranscriptGuess,
+    TranscriptOutput,
+)
 from omni_ws.errors import EngineFailed
 from omni_ws.service.conversation.onsets import LIMIT_SEC, WAIT_SEC
 
@@ -107,7 +118,7 @@ async def goes_on(client: NativeClient, request_id: str) -> None:
 
 async def test_a_backchannel_is_dismissed_and_the_answer_goes_on() -> None:
     engine = hearing(TranscriptOutput("Mm-hm."), TextOutput("Pardon?"))
-    async with conversation(engine) as (_, client):
+    async with conversation(engine) as (server, client):
         assert client.created["capabilities"]["duck"] is True
         request_id = await playing(client)
         began = await onset(client)
@@ -120,6 +131,15 @@ async def test_a_backchannel_is_dismissed_and_the_answer_goes_on() -> None:
         await stream(client, PAUSE)
         await goes_on(client, request_id)
         assert speech_frames(client) == ["speech_started", "speech_dismissed"]
+        await server.until(lambda: engine.active_requests == 0, "the end of the recognition")
+        counted = read(server)
+        assert counted.value("requests_total", **counted.labels("requests_total")[0]) == 1
+        assert len(counted.labels("requests_total")) == 1
+        assert (counted.value("speech_turns_total"), counted.value("input_audio_seconds_total")) == (0, 0)
+        await client.configure(turn_detection=None, overlap=None)
+        await client.say("and?")
+        await client.answer()
+        assert [message.role for message in engine.requests[-1].history] == ["user", "assistant"]
 
 
 async def test_words_are_confirmed_and_interrupt() -> None:
@@ -428,3 +448,50 @@ async def test_where_it_does_not_act_onsets_are_sure(turns: dict[str, Any]) -> N
         assert "certain" not in await client.until("speech_started")
         assert (await client.until("speech_stopped"))["turn_id"]
         assert not {"speech_confirmed", "speech_dismissed"} & set(speech_frames(client))
+
+
+class GuessingEngine(HearingEngine):
+    """Tells an interim text, or a guess at the pause, once it has heard so much; it settles nothing."""
+
+    def __init__(self, words: TranscriptOutput | TranscriptGuess, *, after_ms: int) -> None:
+        super().__init__(spoken_answer())
+        self.words = words
+        self.after_ms = after_ms
+
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+        heard = 0
+        async for chunk in request.input:
+            before, heard = heard, heard + len(chunk.payload) * (chunk.modality is Modality.AUDIO)
+            if before < self.after_ms * MS <= heard:
+                out.write(self.words)
+        for output in () if heard else self.script:
+            out.write(output)
+            await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage()))
+
+
+@pytest.mark.parametrize(("text", "verdict"), [("Yeah.", "speech_dismissed"), ("Louder.", "speech_confirmed")])
+async def test_a_guess_at_the_pause_decides_what_the_sound_leaves_open(
+    probability: list[float], text: str, verdict: str
+) -> None:
+    probability.append(0.45)
+    async with conversation(GuessingEngine(TranscriptGuess(text), after_ms=480)) as (_, client):
+        await playing(client)
+        await onset(client)
+        began = asyncio.get_running_loop().time()
+        await stream(client, QUIET)
+        assert (await client.until("speech_confirmed", "speech_dismissed"))["type"] == verdict
+        assert asyncio.get_running_loop().time() - began < WAIT_SEC
+
+
+@pytest.mark.parametrize(
+    ("text", "at_once"), [("stop", True), ("what is the time", True), ("my hammer", False), ("yeah", False)]
+)
+async def test_words_while_the_voice_goes_on(text: str, at_once: bool) -> None:
+    words = TranscriptOutput(text, interim=True)
+    async with conversation(GuessingEngine(words, after_ms=400)) as (_, client):
+        await playing(client)
+        await onset(client, loud(512))
+        await asyncio.sleep(0.5)
+        await client.barrier()
+        assert bool(client.seen("speech_confirmed")) == at_once
