@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.embedded import SAMPLE_RATE
 from benchmarks.speech.corpus import recordings
+from benchmarks.turn_words import table
 from omni_ws.audio.pcm import SampleLayout, Samples, pcm16_from_samples, samples_from_bytes
 from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.audio.speech_watch import ORDINARY_BAR, SpeechOffset, SpeechWatch
@@ -132,8 +133,15 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks turn_ends", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two pauses only")
     parser.add_argument("--folder", type=Path, help="WAV files at 16 kHz, mono, instead: a sentence each")
+    parser.add_argument(
+        "--words", type=Path, help="by the words as well, of speech by Kokoro that is kept in this folder"
+    )
+    parser.add_argument("--eagerness", nargs="+", default=["low", "auto", "high"], help="for --words: only these")
     options = parser.parse_args(arguments)
     judge = Judge(SmartTurn(_weights(weights_cache())))
+    if options.words is not None:
+        table(judge.ask, weights_cache(), options.words, options.eagerness)
+        return True
     sentences = list(_sentences(options.folder))
     pauses = PAUSES_MS[1::2] if options.quick else PAUSES_MS
     cuts = sum(len(sentence.cuts) for sentence in sentences)

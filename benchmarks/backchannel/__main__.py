@@ -32,19 +32,24 @@ from benchmarks.backchannel.sounds import (
     Speakers,
     made,
     parts,
+    trimmed,
 )
+from benchmarks.speech.corpus import telephone_prompts
 from omni_ws.audio import backchannel
 from omni_ws.audio.backchannel import Class, backchannel_probability, spectrogram
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.vad import SAMPLE_RATE
-from omni_ws.service.conversation.mere_acknowledgements import SURE_BACKCHANNEL, SURE_WORDS
+from omni_ws.service.conversation.mere_acknowledgements import SURE_BACKCHANNEL, SURE_WORDS, is_acknowledgement
 
 WEIGHTS: Final = Path(backchannel.__file__).with_name("backchannel.npz")
 #: How many sounds are made for training, for choosing and for judging, and how often each sound is heard.
 _MADE: Final = {"training": 700, "choosing": 60, "judging": 100}
 #: How often a sound is heard, each time otherwise; of Kokoro, which sounds more like people, more often.
 _TIMES: Final = 2
-_TIMES_OF_PEOPLE: Final = 8
+_TIMES_OF_PEOPLE: Final = 10
+#: The languages of the recordings of people in a part.
+_PEOPLE: Final = {"training": ("es", "fr", "it"), "choosing": (), "judging": ("en",)}
+PEOPLE: Final = "people"
 _CLASSES: Final = {
     HUM: Class.WORDLESS,
     WORDLESS: Class.WORDLESS,
@@ -65,9 +70,22 @@ def sounds(name: str, speakers: Speakers, *, seed: int, rendered_only: bool = Fa
     random = np.random.default_rng(seed + 100)
     for _ in range(_MADE[name]):
         yield Sound(WORDLESS, "made", made(random))
+    for language in _PEOPLE[name]:
+        yield from _by_people(language, random)
     for saying in parts(speakers.voices)[name].sayings(seed):
         if not rendered_only or speakers.has(saying):
             yield Sound(saying.kind, saying.voice, _cut(saying, speakers.said(saying), random))
+
+
+def _by_people(language: str, random: np.random.Generator) -> Iterator[Sound]:
+    """Yield recorded words, or the beginnings of sentences, without names of letters, some of which are hums."""
+    for clip in telephone_prompts(language):
+        samples = trimmed(clip.samples)
+        if len(samples) > SAMPLE_RATE:
+            samples = samples[: int(SAMPLE_RATE * random.uniform(0.3, 1.0))]
+        kind = ACKNOWLEDGEMENT if is_acknowledgement(clip.words, language) else WORDS
+        if len(clip.words) > 2 and not clip.source.startswith("letters"):
+            yield Sound(kind, PEOPLE, samples)
 
 
 def _cut(saying: Saying, samples: Samples, random: np.random.Generator) -> Samples:
@@ -98,7 +116,7 @@ def _train(speakers: Speakers, options: argparse.Namespace) -> None:
         weight = np.asarray([3 if each.by in (*speakers.voices, HIBARI) else 1 for each in clean], np.float32)
         classes = np.asarray([_CLASSES[each.kind] for each in clean], np.int64)
         heard[name] = Sounds(np.concatenate(found), np.repeat(classes, times), np.repeat(weight, times))
-    train(heard["training"], heard["choosing"], WEIGHTS)
+    train(heard["training"], heard["choosing"], options.weights)
 
 
 def _spectrograms(sound: Sound, seed: int, *, babble: Sequence[Samples], voices: Sequence[str]) -> NDArray[np.float16]:
@@ -121,7 +139,7 @@ def _report(speakers: Speakers, options: argparse.Namespace) -> None:
     for each in clean:
         heard = as_heard(each.samples, babble, random)
         begun = time.thread_time()
-        judged[each.kind].append(backchannel_probability(heard))
+        judged[f"{each.kind}, of people" if each.by == PEOPLE else each.kind].append(backchannel_probability(heard))
         seconds.append(time.thread_time() - begun)
     print(f"| {options.part} | sounds | backchannel | unsure | words |\n|---|---|---|---|---|")
     for kind, found in judged.items():
@@ -138,6 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("command", choices=commands)
     parser.add_argument("--sounds", type=Path, required=True, help="the folder in which what is spoken is kept")
     parser.add_argument("--rendered-only", action="store_true", help="leave out what voices have not yet spoken")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where training writes them (the package's own)")
     parser.add_argument("--processes", type=int, default=1, help="that make spectrograms for training")
     parser.add_argument("--part", default="judging", choices=("choosing", "judging"), help="what to report on")
     options = parser.parse_args(arguments)

@@ -28,7 +28,7 @@ class _Network(nn.Module):
             for before, after, (width, step) in zip(counts, counts[1:], CONVOLUTIONS, strict=False)
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(_CHANNELS) for _ in CONVOLUTIONS)
-        self.drop = nn.Dropout(0.1)
+        self.drop = nn.Dropout(0.25)
         self.head = nn.Linear(2 * _CHANNELS, len(Class))
 
     def forward(self, heard: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ def train(sounds: Sounds, chosen_by: Sounds, file: Path, *, seed: int = 0) -> No
     torch.set_num_threads(1)
     network = _Network()
     batches = len(sounds.heard) // _BATCH
-    optimiser = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=0.02)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=_EPOCHS * batches)
     best = np.inf
     for epoch in range(_EPOCHS):
@@ -78,9 +78,10 @@ def train(sounds: Sounds, chosen_by: Sounds, file: Path, *, seed: int = 0) -> No
 
 def _loss(network: _Network, sounds: Sounds, rows: NDArray[np.int64], *, mask: bool = False) -> torch.Tensor:
     heard = torch.from_numpy(sounds.heard[rows].astype(np.float32))
-    if mask:  # a few bands are silenced in half of them, and all are moved
-        low = int(torch.randint(0, BANDS - 4, ()))
-        heard[: len(rows) // 2, :, low : low + 4] = 0
+    if mask:  # some bands are silenced in half of them, some frames in the other half, and all are moved
+        low, first = int(torch.randint(0, BANDS - 6, ())), int(torch.randint(0, 60, ()))
+        heard[: len(rows) // 2, :, low : low + 6] = 0
+        heard[len(rows) // 2 :, first : first + 8] = 0
         heard = torch.roll(heard, int(torch.randint(-4, 5, ())), dims=1)
     classes, weight = torch.from_numpy(sounds.classes[rows]), torch.from_numpy(sounds.weight[rows])
     each = nn.functional.cross_entropy(network(heard), classes, reduction="none", label_smoothing=0.03)

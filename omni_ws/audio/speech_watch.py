@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from omni_ws.audio.backchannel import backchannel_probability
 from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.near_voice import NearVoice, window_levels
 from omni_ws.audio.onset_meter import (
     CLEAR_MARGIN,
     CLEAR_SPAN,
@@ -64,6 +66,9 @@ ASKED_WINDOWS: Final = 160 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 FINISHED_WINDOWS: Final = 256 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 LIKELY_WINDOWS: Final = 640 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
+#: If it likely has, and the words are a whole sentence, the turn ends after 416 ms.
+WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+
 #: A window counts as silence only if it is this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
@@ -102,17 +107,51 @@ class SpeechPause:
 TurnEvent: TypeAlias = SpeechOnset | SpeechLull | SpeechLasts | SpeechPause | SpeechOffset
 
 
+class Unfinished(Enum):
+    """Whether a speaker who pauses has more to say, as far as the words tell."""
+
+    NO = "the words are a whole sentence"
+    PERHAPS = "the words do not tell"
+    YES = "the words go on"
+
+
+class PauseWords(Protocol):
+    """What a recogniser tells of the words of the current turn, while it is spoken. Read by other threads."""
+
+    @property
+    def expected(self) -> bool:
+        """Whether the recogniser tells the words in each pause."""
+        ...
+
+    @property
+    def told(self) -> int:
+        """How many times it has told the words in a pause."""
+        ...
+
+    @property
+    def unfinished(self) -> Unfinished:
+        """What the words say that it told last."""
+        ...
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the sound goes on, and no words come any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StartBar:
     """The condition for the start of a turn.
 
-    ``windows`` of the last ``span`` windows have to exceed the threshold by more than ``margin``. ``measured``: the
-    sound of the turn is measured as it begins (OnsetMeter).
+    ``windows`` of the last ``span`` windows have to exceed the threshold by more than ``margin``. ``only_near``: sounds
+    that are far below the speaker's voice do not count, see NearVoice. ``measured``: the sound of the turn is measured
+    as it begins (OnsetMeter).
     """
 
     windows: int = START_WINDOWS
     span: int = START_SPAN
     margin: float = 0.0
+    only_near: bool = False
     measured: bool = False
 
     def __post_init__(self) -> None:
@@ -123,11 +162,13 @@ class StartBar:
 ORDINARY_BAR = StartBar()
 #: The condition for barge-in, while the server itself speaks: 192 ms of clear voice, so that its echo, a cough or a
 #: click does not interrupt it.
-BARGE_IN_BAR = StartBar(windows=CLEAR_WINDOWS, span=CLEAR_SPAN, margin=CLEAR_MARGIN)
+BARGE_IN_BAR = StartBar(windows=CLEAR_WINDOWS, span=CLEAR_SPAN, margin=CLEAR_MARGIN, only_near=True)
 #: The same, where a sound that is no interruption shall let the answer go on.
 MEASURED_BAR: Final = replace(BARGE_IN_BAR, measured=True)
+#: The condition while an answer is being made: a television does not withdraw it.
+NEAR_BAR = StartBar(only_near=True)
 #: The condition for a sound over an answer that may prove no interruption, before it is known to be clear.
-UNCERTAIN_BAR: Final = replace(ORDINARY_BAR, measured=True)
+UNCERTAIN_BAR: Final = replace(NEAR_BAR, measured=True)
 
 
 class TurnDetector:
@@ -138,6 +179,11 @@ class TurnDetector:
     whether the speaker has finished; ``answer`` takes the judge's probability; a window for which ``needs_answer`` is
     true must not be fed before that. The turn ends soonest if the probability is above ``sure``, and later if it is
     above ``LIKELY``.
+
+    If the recogniser tells the ``words`` in each pause, they count as well. If they go on, the turn ends after
+    ``silence_duration_ms``, whatever the judge says. If they are whole, it ends sooner where the judge is not sure, and
+    at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LIKELY_WINDOWS:
+    nothing could be answered sooner.
     """
 
     def __init__(
@@ -147,6 +193,8 @@ class TurnDetector:
         *,
         bar: StartBar = ORDINARY_BAR,
         sure: float | None = None,
+        words: PauseWords | None = None,
+        whole_silence_ms: float = sys.maxsize,
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
@@ -162,8 +210,12 @@ class TurnDetector:
         self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
         # The judge is not asked if its answer would come too late.
         self._sure = sure if self.silence_windows > FINISHED_WINDOWS else None
-        #: The silent windows after which the turn ends, by the answer about this pause; None without an answer.
-        self._answered: int | None = None
+        #: The judge's answer about this pause; None without one.
+        self._answered: float | None = None
+        self._words = words
+        self._whole_windows = max(1, int(whole_silence_ms // WINDOW_MS))
+        #: How often words had been told when the current pause began.
+        self._told_before = 0
         #: The number of the window up to which the bar is MEASURED_BAR, where it is measured.
         self._wary_until = 0
         #: Measures the current turn, if it began by a measured bar.
@@ -191,10 +243,7 @@ class TurnDetector:
 
     def answer(self, probability: float) -> None:
         """Answer the last SpeechPause with the probability that the speaker has finished."""
-        self._answered = self.silence_windows
-        if self._sure is not None and probability > LIKELY:
-            windows = FINISHED_WINDOWS if probability > self._sure else LIKELY_WINDOWS
-            self._answered = min(windows, self.silence_windows)
+        self._answered = probability
 
     def end_turn(self) -> None:
         """End the current turn for another reason, such as a length limit; the next window may begin a new one."""
@@ -245,12 +294,30 @@ class TurnDetector:
             self._answered = None
             return None
         self.silent_windows += 1
-        if self.silent_windows >= (self.silence_windows if self._answered is None else self._answered):
+        if self._words is not None and self.silent_windows == 1:
+            self._told_before = self._words.told
+        if self.silent_windows >= self._needed_windows():
             ended = (self.windows - self.silent_windows) * WINDOW_MS
             self.end_turn()
             return SpeechOffset(ended, self.audio_ms)
         is_asked = self._sure is not None and self.silent_windows == ASKED_WINDOWS
         return SpeechPause(self.audio_ms) if is_asked else None
+
+    def _needed_windows(self) -> int:
+        """Return the number of silent windows after which the turn ends, by what is known now."""
+        longest, answered, words = self.silence_windows, self._answered, self._words
+        if self.silent_windows >= longest or self._sure is None or answered is None:
+            return longest
+        is_told = words is not None and words.expected and words.told != self._told_before
+        unfinished = words.unfinished if is_told and words is not None else Unfinished.PERHAPS
+        if unfinished is Unfinished.YES:
+            return longest
+        if answered <= LIKELY:
+            return min(longest, self._whole_windows) if unfinished is Unfinished.NO else longest
+        is_known = is_told or words is None or not words.expected
+        if answered > self._sure and is_known:
+            return min(longest, FINISHED_WINDOWS)
+        return min(longest, WHOLE_WINDOWS if unfinished is Unfinished.NO else LIKELY_WINDOWS)
 
     def _goes_on(self, probability: float) -> bool:
         """Return whether the next window of a turn counts as speech.
@@ -351,7 +418,9 @@ class SpeechWatch:
     """Decodes a stream, runs voice activity detection on it, and reports starts and ends of speech.
 
     A turn ends after ``silence_duration_ms`` of silence. With a ``judge`` it ends sooner if the speaker has likely
-    finished, and soonest if the probability of that is above ``sure``. For use by one thread at a time.
+    finished, and soonest if the probability of that is above ``sure``. What the recogniser tells of the ``words``
+    counts as well, see TurnDetector; and sound in which no words come any more ends a turn. For use by one thread at a
+    time.
     """
 
     def __init__(
@@ -362,13 +431,18 @@ class SpeechWatch:
         silence_duration_ms: float,
         judge: AskJudge | None = None,
         sure: float = SURE,
+        words: PauseWords | None = None,
+        whole_silence_ms: float = sys.maxsize,
     ) -> None:
         self.detector = detector
         self._turns = TurnDetector(
             threshold,
             max(0, silence_duration_ms - DETECTOR_LAG_MS),
             sure=None if judge is None else sure,
+            words=words,
+            whole_silence_ms=max(0, whole_silence_ms - DETECTOR_LAG_MS),
         )
+        self._windows = _Windows(self._turns, words)
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
         #: The latest sound, while turns begin by a measured bar.
         self._recent: RecentSound | None = None
@@ -406,7 +480,7 @@ class SpeechWatch:
 
     def go_on(self) -> Watched:
         """Judge the windows that waited for the answer to ``question``, once it is there. Needs no worker thread."""
-        return self._watched((), self._samples * 1000 / SAMPLE_RATE, np.empty(0, np.float32))
+        return self._watched(self._samples * 1000 / SAMPLE_RATE, NO_SAMPLES)
 
     def close(self) -> None:
         """End the stream, and release its decoder."""
@@ -465,22 +539,29 @@ class SpeechWatch:
         self._keep(decoded.unjudged, bar)
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
-        watched = self._watched(probabilities, decoded.start_ms, decoded.samples)
+        self._windows.add(decoded.unjudged, probabilities, bar)
+        watched = self._watched(decoded.start_ms, decoded.samples)
         if decoded.left_out is None and not decoded.more:
             return watched
         return replace(watched, more=decoded.more, left_out=decoded.left_out, left_out_at=decoded.left_out_at)
 
-    def _watched(self, probabilities: Iterable[float], start_ms: float, samples: Samples) -> Watched:
+    def _watched(self, start_ms: float, samples: Samples) -> Watched:
         turns, pauses = self._turns, self._pauses
-        events: tuple[TurnEvent, ...]
-        if pauses is None:
-            events, question = tuple(e for each in probabilities if (e := turns.feed(each)) is not None), None
-        else:
-            events, question = pauses.judge_windows(probabilities)
-        pausing, meter = turns.silent_windows > 0, turns.meter
-        if self._recent is not None:
-            events = tuple(self._with_probability(event) for event in events)
-        watched = Watched(events, start_ms, turns.audio_ms, samples, pausing, question)
+        events: list[TurnEvent] = []
+        question: Future[float] | None = None
+        for probability in self._windows:
+            if pauses is not None and (question := pauses.question_before(probability)) is not None:
+                break
+            event = self._windows.feed(probability)
+            if pauses is not None:
+                pauses.note(event)
+            if event is not None:
+                events.append(event)
+        if pauses is not None:
+            pauses.forget()
+        heard = tuple(events) if self._recent is None else tuple(map(self._with_probability, events))
+        watched = Watched(heard, start_ms, turns.audio_ms, samples, turns.silent_windows > 0, question)
+        meter = turns.meter
         return watched if meter is None else replace(watched, voiced_ms=meter.voiced_ms, clear=meter.clear)
 
     def start_afresh(self) -> None:
@@ -506,17 +587,61 @@ class SpeechWatch:
         return replace(event, probability=backchannel_probability(self._recent.of(event)))
 
 
-class _Pauses:
-    """Asks the judge about pauses, and holds back the windows that cannot be processed without the answer.
+class _Windows:
+    """The windows of a stream that are to be judged, each with the probability that it is speech of the speaker.
 
-    It keeps these windows, and the audio that a question would include: at most ``HEARD_SEC`` seconds in 16 bits, and
-    in silence a fraction of a second.
+    Windows that cannot be judged without the judge's answer wait here.
+    """
+
+    def __init__(self, turns: TurnDetector, words: PauseWords | None) -> None:
+        self._turns = turns
+        self._words = words
+        self._near = NearVoice()
+        self._only_near = False
+        #: The samples after the last whole window.
+        self._rest: Samples = NO_SAMPLES
+        self._waiting: deque[tuple[float, float]] = deque()
+        #: The probability of the next window, if NearVoice has judged it.
+        self._next: float | None = None
+
+    def add(self, samples: Samples, probabilities: Sequence[float], bar: StartBar) -> None:
+        """Add the next samples of the stream, and what the detector made of them."""
+        heard = np.concatenate((self._rest, samples))
+        self._rest = heard[len(probabilities) * WINDOW_SAMPLES :].copy()
+        self._waiting.extend(zip(probabilities, window_levels(heard), strict=False))
+        self._only_near = bar.only_near
+
+    def __iter__(self) -> Iterator[float]:
+        """Yield the probability of the next window, again and again until it is fed."""
+        while self._waiting:
+            if self._next is None:
+                probability, level = self._waiting[0]
+                speaking = self._turns.speaking
+                self._next = self._near.judge(probability, level, speaking=speaking, only_near=self._only_near)
+            yield self._next
+
+    def feed(self, probability: float) -> TurnEvent | None:
+        """Have the next window processed, and return the event that it causes."""
+        self._waiting.popleft()
+        self._next = None
+        event = self._turns.feed(probability)
+        if event is not None or not self._turns.speaking or self._words is None or not self._words.stalled:
+            return event
+        self._near.give_up()
+        self._turns.end_turn()
+        return SpeechOffset(self._turns.audio_ms, self._turns.audio_ms)
+
+
+class _Pauses:
+    """Asks the judge about pauses.
+
+    It keeps the audio that a question would include: at most ``HEARD_SEC`` seconds in 16 bits, and in silence a
+    fraction of a second.
     """
 
     def __init__(self, ask: AskJudge, turns: TurnDetector) -> None:
         self._ask = ask
         self._turns = turns
-        self._waiting: deque[float] = deque()
         self._question: Future[float] | None = None
         #: The index in the stream of the sample at which a question about the current turn begins.
         self._turn_began = 0
@@ -529,29 +654,20 @@ class _Pauses:
         if len(samples):
             self._blocks.append(pcm16_from_samples(samples))
 
-    def judge_windows(self, probabilities: Iterable[float]) -> tuple[tuple[TurnEvent, ...], Future[float] | None]:
-        """Judge the next windows. Return their events, and the question that must be answered before the rest."""
-        turns, waiting = self._turns, self._waiting
-        waiting.extend(probabilities)
-        events: list[TurnEvent] = []
-        while waiting:
-            if turns.needs_answer(waiting[0]):
-                assert self._question is not None
-                if not self._question.done():
-                    self._forget()
-                    return tuple(events), self._question
-                turns.answer(_answer_to(self._question))
-            event = turns.feed(waiting.popleft())
-            if turns.silent_windows == 0 and self._question is not None:
-                self._question.cancel()  # the speaker has continued
-                self._question = None
-            if event is not None:
-                events.append(event)
-                self._note(event)
-        self._forget()
-        return tuple(events), None
+    def question_before(self, probability: float) -> Future[float] | None:
+        """Return the question that must be answered before a window with this probability is fed; None without one."""
+        if self._turns.needs_answer(probability):
+            assert self._question is not None
+            if not self._question.done():
+                return self._question
+            self._turns.answer(_answer_to(self._question))
+        return None
 
-    def _note(self, event: TurnEvent) -> None:
+    def note(self, event: TurnEvent | None) -> None:
+        """Note that a window was fed, which caused this event."""
+        if self._turns.silent_windows == 0 and self._question is not None:
+            self._question.cancel()  # the speaker has continued
+            self._question = None
         match event:
             case SpeechOnset():
                 self._turn_began = max(0, event.audio_ms * SAMPLE_RATE // 1000 - HEARD_BEFORE)
@@ -570,7 +686,7 @@ class _Pauses:
             self._question.cancel()
             self._question = None
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drop the audio that no later question can include."""
         judged = self._turns.windows * WINDOW_SAMPLES
         needed = judged - (HEARD_SAMPLES if self._turns.speaking else HEARD_BEFORE + _LOOK_BACK)

@@ -185,6 +185,11 @@ class Ledger:
         entry.hear(text, language=language)
         self.language = language or self.language
 
+    def last_said(self) -> str:
+        """Return what was heard of the latest answer that has said anything; empty if it is not known any more."""
+        said = (entry for entry in reversed(self._entries.values()) if entry.said.length)
+        return next(map(self.heard_text, said), "")
+
     def late_transcript(self, request_id: str, text: str) -> bool:
         """Add a transcript that arrives after the final of its request. Return False if the request is forgotten."""
         entry = self._entries.get(request_id)

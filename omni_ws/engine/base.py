@@ -136,6 +136,9 @@ class EngineCapabilities:
     #: Whether all transcripts of the input are written before the answer: an answer without one means that the input
     #: contained no words.
     transcribes_first: bool = False
+    #: Whether the engine writes a TranscriptGuess in each pause of live speech, see
+    #: ``AnswerOptions.transcript_guesses``.
+    transcript_guesses: bool = False
     #: Whether the engine still transcribes the input to its end after the answer was cut off, see ``Cut``.
     hears_on: bool = False
     #: What a composed engine answers in place of this text model if the user's speech contained no words; empty: the
@@ -195,7 +198,7 @@ class AnswerOptions:
     thought: bool = False
     #: Whether the client reads the answer only after it is complete.
     read_whole: bool = False
-    #: Whether an ASR writes a TranscriptGuess at each pause.
+    #: Whether to write a TranscriptGuess at each pause, and interim transcripts also if they have not changed.
     transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.image.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
@@ -433,9 +436,9 @@ class TranscriptOutput(Struct, frozen=True):
 class TranscriptGuess(Struct, frozen=True):
     """The next final transcript, provided that the speaker, who pauses, says nothing more.
 
-    An empty ``text`` withdraws the guess, because the speaker goes on. Guesses are for engines that wrap an ASR, and
-    are written only with ``AnswerOptions.transcript_guesses``; an ASR need not support them. ``language`` is the
-    language of the speech (primary subtag of RFC 5646), if the ASR has detected it.
+    An empty ``text`` withdraws the guess, because the speaker goes on. Guesses are for turn detection, and for engines
+    that wrap an ASR. They are written only with ``AnswerOptions.transcript_guesses``; an ASR need not support them.
+    ``language`` is the language of the speech (primary subtag of RFC 5646), if the ASR has detected it.
     """
 
     text: str

@@ -132,6 +132,8 @@ Eagerness: TypeAlias = Literal["low", "medium", "high", "auto"]
 #: The default silence that ends a turn: with ``server_vad``, and the longest with ``semantic_vad``.
 VAD_SILENCE_MS = 500
 LONGEST_SILENCE_MS: Mapping[Eagerness, float] = {"low": 4000, "medium": 1500, "high": 700, "auto": 1500}
+#: The longest silence if the words are a whole sentence, and the voice does not sound finished.
+WHOLE_SILENCE_MS: Mapping[Eagerness, float] = {"low": 2000, "medium": 1100, "high": 700, "auto": 1100}
 #: The probability that the speaker has finished at which a turn ends soonest (docs/decisions/015).
 SURE: Mapping[Eagerness, float] = {"low": 0.95, "medium": 0.9, "high": 0.5, "auto": 0.9}
 
@@ -161,6 +163,11 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
         """The longest silence before a turn ends."""
         assert not isinstance(self.silence_duration_ms, UnsetType)
         return self.silence_duration_ms
+
+    @property
+    def whole_silence_ms(self) -> float:
+        """The longest silence before a turn ends whose words are a whole sentence."""
+        return WHOLE_SILENCE_MS["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
 
     @property
     def sure(self) -> float:

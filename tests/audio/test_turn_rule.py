@@ -21,6 +21,7 @@ from omni_ws.audio.speech_watch import (
     StartBar,
     TurnDetector,
     TurnEvent,
+    Unfinished,
 )
 from omni_ws.audio.vad import WINDOW_MS
 
@@ -213,3 +214,114 @@ def test_nobody_is_asked_where_silence_ends_the_turn_as_soon(silence_ms: float, 
         found += events(detector, [0.1])
     assert [type(event) for event in found] == [SpeechPause] * asked + [SpeechOffset]
     assert detector.windows == 10 + max(1, int(silence_ms // WINDOW_MS))
+
+
+# pauses in which the words count as well
+
+
+class Words:
+    """What a recogniser tells in pauses."""
+
+    expected = True
+    stalled = False
+    told = 0
+    unfinished = Unfinished.PERHAPS
+
+    def tell(self, unfinished: Unfinished) -> None:
+        self.told, self.unfinished = self.told + 1, unfinished
+
+
+def worded(*, silence_ms: float = 1504) -> tuple[TurnDetector, Words]:
+    words = Words()
+    detector = TurnDetector(silence_duration_ms=silence_ms, sure=0.9, words=words, whole_silence_ms=1024)
+    events(detector, [0.9] * 10)
+    return detector, words
+
+
+def silent_windows_of(detector: TurnDetector) -> int:
+    """How many windows of silence end the turn, those before included."""
+    windows = 0
+    while detector.speaking:
+        windows = detector.silent_windows + 1
+        detector.feed(0.1)
+    return windows
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "probability", "silent_windows"),
+    [
+        # They go on: the longest silence, whatever the sound says.
+        (Unfinished.YES, 1.0, 47),
+        (Unfinished.YES, 0.0, 47),
+        # They are whole, and so is the sound, likely or not.
+        (Unfinished.NO, 0.91, 6),
+        (Unfinished.NO, 0.9, 11),
+        (Unfinished.NO, 0.51, 11),
+        (Unfinished.NO, 0.5, 32),
+        # They do not tell: the sound does.
+        (Unfinished.PERHAPS, 0.91, 6),
+        (Unfinished.PERHAPS, 0.9, 18),
+        (Unfinished.PERHAPS, 0.5, 47),
+        # They are not known.
+        (None, 0.91, 18),
+        (None, 0.9, 18),
+        (None, 0.5, 47),
+    ],
+)
+def test_the_words_and_the_sound_end_a_turn(
+    unfinished: Unfinished | None, probability: float, silent_windows: int
+) -> None:
+    detector, words = worded()
+    events(detector, [0.1] * 3)
+    detector.answer(probability)
+    if unfinished is not None:
+        words.tell(unfinished)
+    assert silent_windows_of(detector) == silent_windows
+
+
+@pytest.mark.parametrize(("told_at", "silent_windows"), [(5, 6), (6, 7), (16, 17), (17, 18), (30, 18)])
+def test_words_that_come_late_are_asked_as_they_come(told_at: int, silent_windows: int) -> None:
+    detector, words = worded()
+    detector.answer(1)
+    while detector.speaking:
+        events(detector, [0.1])
+        if detector.silent_windows == told_at:
+            words.tell(Unfinished.NO)
+    assert detector.windows == 10 + silent_windows
+
+
+@pytest.mark.parametrize(("told_at", "silent_windows"), [(17, 47), (0, 18)])
+def test_words_that_go_on_keep_a_turn_open_if_they_come_in_time(told_at: int, silent_windows: int) -> None:
+    detector, words = worded()
+    detector.answer(1)
+    while detector.speaking:
+        events(detector, [0.1])
+        if detector.silent_windows == told_at:
+            words.tell(Unfinished.YES)
+    assert detector.windows == 10 + silent_windows
+
+
+def test_words_of_an_earlier_pause_do_not_count() -> None:
+    detector, words = worded()
+    events(detector, [0.1] * 4)
+    words.tell(Unfinished.NO)
+    events(detector, [0.9] * 3)
+    detector.answer(1)
+    assert silent_windows_of(detector) == 18
+
+
+def test_a_recogniser_that_tells_nothing_in_pauses_changes_nothing() -> None:
+    detector, words = worded()
+    words.expected = False
+    events(detector, [0.1] * 3)
+    detector.answer(1)
+    words.tell(Unfinished.YES)
+    assert silent_windows_of(detector) == 6
+
+
+def test_no_words_keep_a_turn_open_longer_than_silence_does() -> None:
+    detector, words = worded(silence_ms=320)
+    events(detector, [0.1] * 3)
+    detector.answer(0)
+    words.tell(Unfinished.NO)
+    assert silent_windows_of(detector) == 10

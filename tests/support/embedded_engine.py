@@ -57,6 +57,7 @@ class KnownRecordings:
         word_times=True,
     )
     speculates = True
+    readings = 0
     limits = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 
     def __init__(self, max_recognisers: int | None) -> None:

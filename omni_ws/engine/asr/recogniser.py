@@ -74,6 +74,9 @@ class Recognised:
 class LiveText(Protocol):
     """A source of interim texts of one request's utterances while they are spoken. Used by one thread at a time."""
 
+    #: How many interim texts were made so far, equal ones included; 0 if that is not known.
+    readings: int
+
     def read(self, utterance: Utterance) -> str | None:
         """Return the preliminary text of ``utterance``, which has grown since the last call. May block.
 
@@ -158,6 +161,7 @@ def asr_capabilities(
     languages: Iterable[str],
     word_times: bool,
     keywords: bool = False,
+    transcript_guesses: bool = False,
 ) -> EngineCapabilities:
     """Return the capabilities of an engine that transcribes speech as it arrives."""
     return EngineCapabilities(
@@ -170,6 +174,7 @@ def asr_capabilities(
         languages=frozenset(languages),
         word_times=word_times,
         keywords=keywords,
+        transcript_guesses=transcript_guesses,
     )
 
 
@@ -211,6 +216,7 @@ class StretchedText:
         first: int,
         gap: Callable[[float, float], float],
     ) -> None:
+        self.readings = 0
         self._recognise = recognise
         self._clock = clock
         self._first = first
@@ -250,6 +256,7 @@ class StretchedText:
         self._reading, self._next = None, next_length
         if not work.cancelled() and work.exception() is None:  # the final text will report a failure
             self._text = work.result()
+            self.readings += 1
 
 
 # Slots: how many requests may be listened to at once.
@@ -290,10 +297,14 @@ class ListenerSlots:
         """Whether the machine cannot serve interim texts to all requests that hold a slot."""
         return self._carried is not None and self.taken > self._carried(True)
 
-    async def take(self, holder: str | None = None) -> None:
-        """Take a slot, or the share of one. Raises EngineOverloaded if none becomes free within MAX_WAIT_SEC."""
+    async def take(self, holder: str | None = None, *, may_wait: Callable[[], bool] = lambda: False) -> None:
+        """Take a slot, or the share of one.
+
+        Raises EngineOverloaded if none becomes free within MAX_WAIT_SEC, unless it ``may_wait`` on: the speaker has
+        gone on, and waits for no answer, but the words are still wanted.
+        """
         if not self._shares(holder) and (self._waiting or self.taken >= self.count):
-            await self._wait(holder)
+            await self._wait(holder, may_wait)
         else:
             self._grant(holder)
 
@@ -308,13 +319,16 @@ class ListenerSlots:
         while self._waiting and self.taken < self.count:
             self._admit(self._waiting[0][0])
 
-    async def _wait(self, holder: str | None) -> None:
+    async def _wait(self, holder: str | None, may_wait: Callable[[], bool]) -> None:
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (holder, admitted)
         self._waiting.append(waiter)
         try:
-            async with asyncio.timeout(MAX_WAIT_SEC):
-                await admitted
+            await asyncio.wait([admitted], timeout=MAX_WAIT_SEC)
+            while not admitted.done():
+                if not may_wait():
+                    raise TimeoutError
+                await asyncio.wait([admitted], timeout=MAX_WAIT_SEC)
         except BaseException as error:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)

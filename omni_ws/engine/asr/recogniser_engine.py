@@ -107,6 +107,7 @@ class RecogniserEngine:
             self.threads,
             holder=request.conversation,
             tells_guesses=request.options.transcript_guesses,
+            may_wait=lambda: request.cut.made,
         )
         self.active_requests += 1
         try:
@@ -183,9 +184,10 @@ class Listener:
     """The transcription of one request's audio: samples in, transcripts out.
 
     It holds one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
-    ``holder`` share a slot. ``pace`` was created when the input began; speech is detected in ``executor``. Texts of
-    utterances after the first begin with a space: joined, the texts are the whole transcript. With ``tells_guesses``, a
-    TranscriptGuess with the text so far is yielded while the speaker pauses.
+    ``holder`` share a slot, and ``may_wait`` says whether it waits for one as long as it takes. ``pace`` was created
+    when the input began; speech is detected in ``executor``. Texts of utterances after the first begin with a space:
+    joined, the texts are the whole transcript. With ``tells_guesses``, a TranscriptGuess with the text so far is
+    yielded while the speaker pauses, and an interim text also if a new reading has not changed it.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class Listener:
         *,
         holder: str | None = None,
         tells_guesses: bool = False,
+        may_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         #: The length of the audio so far, in samples.
         self.samples = 0
@@ -207,10 +210,11 @@ class Listener:
         self._pace = pace
         self._executor = executor
         self._holder = holder
+        self._may_wait = may_wait
         self._tells_guesses = tells_guesses
         #: Whether the audio arrives at the speed of speech.
         self._live = True
-        self._splitter = UtteranceSplitter(transcriber.live_text(), transcriber.limits)
+        self._splitter = UtteranceSplitter(transcriber.live_text(), transcriber.limits, tells_all=tells_guesses)
         #: The transcript of the newest utterance, or of an utterance that may end at the current pause.
         self._transcript: Transcript | None = None
         #: The work on a transcript that was withdrawn, which still occupies a thread.
@@ -224,7 +228,7 @@ class Listener:
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         """Process samples, at 16 kHz, and yield new transcripts. Raises EngineOverloaded if there is no slot."""
         if not self._had_slot:
-            await self._slots.take(self._holder)
+            await self._slots.take(self._holder, may_wait=self._may_wait)
             self._had_slot = self._has_slot = True
         self.samples += len(samples)
         self._live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
@@ -488,6 +492,9 @@ class _OpenUtterance(Utterance):
     #: The number of samples at the last interim text, and that text.
     _read_length: int = 0
     _shown: str = ""
+    #: Whether equal texts are returned again, and the number of readings at the last text.
+    tells_all: bool = False
+    _readings: int = 0
 
     def hear(self, window: Pcm16, *, is_speech: bool, quiet: bool) -> None:
         """Add a window of samples; ``is_speech``: whether it contains speech; ``quiet``: whether the speaker pauses."""
@@ -523,7 +530,8 @@ class _OpenUtterance(Utterance):
     def read_live(self, live_text: LiveText, *, live: bool) -> InterimText | None:
         """Ask ``live_text`` for the text if enough audio was added, and return a changed text.
 
-        With ``live`` False there are no more interim texts of this utterance.
+        With ``tells_all`` an equal one of a new reading, too. With ``live`` False there are no more interim texts of
+        this utterance.
         """
         if self.length - self._read_length < PIECE_SAMPLES:
             return None
@@ -536,9 +544,10 @@ class _OpenUtterance(Utterance):
         if text is None:
             return None
         self._read_length = self.length
-        if not text or text == self._shown:
+        is_news = bool(text) and text != self._shown
+        if not is_news and (not self.tells_all or live_text.readings == self._readings):
             return None
-        self._shown = text
+        self._shown, self._readings = text, live_text.readings
         return InterimText(text, self.start_ms)
 
 
@@ -548,11 +557,13 @@ class UtteranceSplitter:
     Where an utterance begins and ends depends on the samples alone, counted in windows from the start of the stream:
     equal audio gives equal utterances, whatever its pieces and their speed.
 
-    Used by one thread at a time: ``feed`` samples, then ``advance`` until it returns None.
+    Used by one thread at a time: ``feed`` samples, then ``advance`` until it returns None. ``tells_all``: interim texts
+    are also reported if a new reading has not changed them.
     """
 
-    def __init__(self, live_text: LiveText, limits: UtteranceLimits) -> None:
+    def __init__(self, live_text: LiveText, limits: UtteranceLimits, *, tells_all: bool = False) -> None:
         self._live = True
+        self._tells_all = tells_all
         self._live_text = live_text
         self._limits = limits
         self._detector = SpeechDetector()
@@ -647,7 +658,9 @@ class UtteranceSplitter:
     def _start_utterance(self, event: SpeechOnset) -> None:
         before = self._padding.take()
         spoken = (event.detected_ms - event.audio_ms) * SAMPLE_RATE // 1000
-        self._utterance = _OpenUtterance(self._position - len(before), lead=len(before) - spoken, live=self._live)
+        self._utterance = _OpenUtterance(
+            self._position - len(before), lead=len(before) - spoken, live=self._live, tells_all=self._tells_all
+        )
         self._utterance.append(pcm16_from_samples(before))
 
     def _finish_utterance(self) -> None:
@@ -666,4 +679,4 @@ class UtteranceSplitter:
         assert utterance is not None
         utterance.go_on()
         self._finish_utterance()
-        self._utterance = _OpenUtterance(self._position, has_speech=False, live=self._live)
+        self._utterance = _OpenUtterance(self._position, has_speech=False, live=self._live, tells_all=self._tells_all)

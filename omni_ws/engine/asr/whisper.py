@@ -118,6 +118,7 @@ class WhisperRecogniser:
             languages=self._known_languages,
             word_times=True,
             keywords=True,
+            transcript_guesses=self.speculates,
         )
 
     @property

@@ -135,7 +135,7 @@ def asked_of(
             priority=request.options.priority, skip_unreadable=True, spoken_form=True, transcript_guesses=guesses
         ),
         meter=UsageMeter(),
-        cut=Cut(),
+        cut=request.cut if role is Role.ASR else Cut(),
     )
 
 
@@ -178,6 +178,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             # An LLM that takes audio does not wait for transcripts.
             transcribes_first=Modality.AUDIO not in able.input_modalities,
             hears_on=True,
+            transcript_guesses=ears.transcript_guesses,
         )
     if tts is not None and speaks(tts):
         voice = tts.capabilities

@@ -179,7 +179,7 @@ class AsrStage(_EngineStage):
             role=Role.ASR,
             task=Task.TRANSCRIBE,
             output=OutputModality.TEXT,
-            guesses=self._guesses,
+            guesses=self._guesses or self._request.options.transcript_guesses,
         )
         out = _StretchOutputs(self, from_ms=self.audio_ms, separator=self._separator)
         try:
@@ -197,9 +197,12 @@ class AsrStage(_EngineStage):
         if isinstance(output, TranscriptOutput):
             self._outputs.write(output)
             self._settle(output)
-        elif isinstance(output, TranscriptGuess) and self._guesses and self._earlier_known:
-            self._guess_settled = False
-            self._heard.append(output)
+        elif isinstance(output, TranscriptGuess):
+            if self._request.options.transcript_guesses:
+                self._outputs.write(output)
+            if self._guesses and self._earlier_known:
+                self._guess_settled = False
+                self._heard.append(output)
         elif isinstance(output, Finished):
             self._anything = True
             self.audio_ms += output.usage.input_audio_ms

@@ -71,7 +71,14 @@ class RemoteRecogniser:
             languages=self.settings.languages,
             word_times=self.settings.word_times,
             keywords=True,
+            transcript_guesses=self.speculates,
         )
+
+    @property
+    def speculates(self) -> bool:
+        """Whether utterances are transcribed at each pause: by default, if no upstream is on another machine."""
+        wanted = self.settings.speculate
+        return all(one.is_local for one in self.pool.upstreams) if wanted is None else wanted
 
     def describe(self) -> tuple[str, ...]:
         return self.pool.describe("transcription ")
@@ -98,10 +105,10 @@ class RemoteTranscriber:
 
     def __init__(self, recogniser: RemoteRecogniser, request: GenerationRequest) -> None:
         self.limits = _UTTERANCE_LIMITS
+        self.readings = 0
         self._recogniser = recogniser
         self._pool = recogniser.pool
-        speculates = recogniser.settings.speculate
-        self.speculates = all(one.is_local for one in self._pool.upstreams) if speculates is None else speculates
+        self.speculates = recogniser.speculates
         self._headers = {"X-Request-Id": request.request_id, "Accept": "application/json, text/event-stream"}
         temperature = request.sampling.get("temperature")
         self._fields = {

@@ -102,6 +102,7 @@ class VllmRecogniser(LanguageModel):
             sampling_no_ops=("temperature", "top_p", "seed"),
             languages=self._languages,
             word_times=False,
+            transcript_guesses=True,
         )
         # Of the models that vLLM runs, a multilingual Whisper writes English whatever is spoken.
         return replace(able, translates=self._class is not None and self.detects_language)

@@ -39,6 +39,7 @@ from omni_ws.engine.base import (
     TextOutput,
     ThoughtOutput,
     ToolCallOutput,
+    TranscriptGuess,
     TranscriptOutput,
 )
 from omni_ws.engine.channel import OUTPUT_BYTES, output_cost
@@ -191,6 +192,8 @@ class AnswerWriter:
         """Send an output, or queue it if it has to wait; see OutputWriter."""
         if self._request.onset is not None:
             self._request.onset.hear(output, transcribes_first=self._transcribes_first)
+        if isinstance(output, TranscriptOutput | TranscriptGuess) and self._only_told(output):
+            return
         if self._sending is None and not self._over and self._send_now(output):
             return
         if self._over or not self._wanted:
@@ -200,6 +203,15 @@ class AnswerWriter:
         if self._sending is None:
             sending = self._send_waiting()
             self._sending = asyncio.create_task(sending, name="outputs", context=self._context)
+
+    def _only_told(self, output: TranscriptOutput | TranscriptGuess) -> bool:
+        """Tell turn detection the words of the input, at once. Return whether the client is not told them."""
+        request = self._request
+        request.note_words(output)
+        if isinstance(output, TranscriptGuess):
+            return True
+        shown = "" if request.interim is None else request.interim.text
+        return output.interim and output.text == shown
 
     async def drain(self) -> None:
         """Wait until the writer is not ``full``; see OutputWriter."""

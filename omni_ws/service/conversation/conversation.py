@@ -39,7 +39,14 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, InputMode
+from omni_ws.core.chunks import (
+    CHUNK_OVERHEAD_BYTES,
+    FinishReason,
+    InputChunk,
+    InputMode,
+    StartTrigger,
+    WordsKnown,
+)
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
@@ -642,6 +649,11 @@ class Conversation:
         """Whether an answer is being played, so that speech would interrupt it."""
         return self.ledger.playing(self._now())
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer is being made or played, or is due."""
+        return self.is_playing or any(request is not self.receiving for request in self.queue.requests)
+
     def engine_is_behind(self) -> bool:
         """Return whether the engine is behind with the request whose input is open; ``TurnListener.go_on`` follows."""
         return self._flow.engine_is_behind()
@@ -655,6 +667,22 @@ class Conversation:
         """Whether speech that begins now opens a request that interrupts."""
         no_input = self.receiving is None and self.stream.current is None
         return no_input and self.configuration.effective.overlap == "interrupt"
+
+    def withdraw_wordless_turn(self) -> bool:
+        """Cancel the request of the speech in progress if its recogniser has found no word for long; return whether.
+
+        Other input than speech, such as typed text, then opens a request of its own, and waits for no babble.
+        """
+        request = self.receiving
+        if request is None or request.onset is not None or not request.only_speech:
+            return False
+        if not self.spoken.words.wordless(now=self._now()):
+            return False
+        self._handle(self.stream.end_input(StartTrigger.VAD, None))
+        request.know_words(WordsKnown.ALL)  # there are none
+        if self.queue.find(request.request_id) is not None:
+            self.queue.cancel(request)
+        return True
 
     def report_turn(self, error: OmniError) -> None:
         """Send an error about the audio itself to the client."""
@@ -794,6 +822,7 @@ class Conversation:
             conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
             given=[] if self.limits.keeps_input else None,
+            on_spoken=None if config.turn_detection is None else self.spoken.note_words,
         )
 
     def configuration_of(self, request_id: str) -> SessionConfig:

@@ -28,8 +28,8 @@ from omni_ws.service.conversation.mere_acknowledgements import Verdict, judged
 from omni_ws.service.conversation.onsets import sure_words
 from omni_ws.service.conversation.request import Request
 
-#: How long an answer is held at most: speech that goes on for longer counts as having words.
-MAX_HOLD_SEC: Final = 10.0
+#: How long an answer is held at most: it goes on if no words are known by then, until some are.
+MAX_HOLD_SEC: Final = 2.0
 
 
 class HeldAnswer:
@@ -38,21 +38,26 @@ class HeldAnswer:
     What is ``judged`` a backchannel ("yeah", "mm-hm") does not count as words, unless the answer has just asked
     something.
 
-    ``give_up``, which gives up the held answer, is called once the turn has words, or after MAX_HOLD_SEC. A turn
-    without words lets the answer go on.
+    ``give_up``, which gives up the held answer, is called once the turn has words. A turn without words lets the answer
+    go on. If neither is known after MAX_HOLD_SEC, ``resume`` is called: the answer goes on, and the turn may still end
+    it.
     """
 
-    def __init__(self, request: Request, by: Request, *, give_up: Callable[[], None]) -> None:
+    def __init__(
+        self, request: Request, by: Request, *, give_up: Callable[[], None], resume: Callable[[], None]
+    ) -> None:
         self.request = request
         self.by = by
         #: Settled transcripts of the turn that are no words so far.
         self._passed_over: list[TranscriptOutput] = []
-        #: Whether the answer is no longer held: it goes on, or was cancelled.
+        #: Whether it is known if the turn has words, or the answer was cancelled.
         self.decided = False
+        #: Whether the answer goes on before that is known.
+        self.resumed = False
         #: Whether ``look_later`` was called.
         self.looked_at_later = False
         self._give_up = give_up
-        self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, give_up)
+        self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, resume)
 
     def look_later(self, look: Callable[[], None]) -> None:
         """Call ``look`` once the question of the held answer is known: the engine may begin with the turn then."""
@@ -60,7 +65,7 @@ class HeldAnswer:
         self.request.when_question_known(look)
 
     def decide(self) -> None:
-        """Note that the answer is no longer held: it goes on, or is cancelled."""
+        """Note that it is known if the turn has words, or that the answer is cancelled."""
         self.decided = True
         self._limit.cancel()
 

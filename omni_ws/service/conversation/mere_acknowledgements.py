@@ -23,7 +23,7 @@ _MOST_WORDS_OF_A_HUM: Final = 4
 _LEAST_HEARD_WORDS: Final = 3
 
 #: Sound without known words: a backchannel from the one on, an interruption up to the other.
-SURE_BACKCHANNEL: Final = 0.8
+SURE_BACKCHANNEL: Final = 0.85
 SURE_WORDS: Final = 0.3
 #: From here on a text that recognisers make of hums counts as a hum.
 _RATHER_BACKCHANNEL: Final = 0.5

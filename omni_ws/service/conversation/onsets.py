@@ -32,6 +32,7 @@ from omni_ws.engine.base import (
     TextOutput,
     ThoughtOutput,
     ToolCallOutput,
+    TranscriptGuess,
     TranscriptOutput,
 )
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, begins_with_stop_word, judged
@@ -96,8 +97,9 @@ class Onset:
         #: Whether no better transcript will come; and whether recognition has failed.
         self._known = False
         self._deaf = False
-        #: Whether nothing was recognised since the sound has been quiet.
+        #: Whether nothing was recognised since the sound has been quiet; whether all of it was, if it is over.
         self._stale = False
+        self._guessed = False
         loop = asyncio.get_running_loop()
         self._limit = loop.call_later(LIMIT_SEC, self._time_is_up)
         self._wait: asyncio.TimerHandle | None = None
@@ -133,7 +135,7 @@ class Onset:
         if self.verdict is not None:
             return
         self._voiced_ms, self.clear, self.lull = lull.voiced_ms, lull.clear, lull
-        self._stale = not self._known
+        self._stale = not self._known and not self._guessed
         self._look()
         if self.verdict is None and self._wait is None:
             self._wait = asyncio.get_running_loop().call_later(WAIT_SEC, self._wait_is_over)
@@ -164,7 +166,11 @@ class Onset:
             case TranscriptOutput(text=text, interim=interim):
                 self._settled, self._interim = (self._settled, text) if interim else (self._settled + text, "")
                 self._language = self.request.language_of(output)
-                self._stale = False
+                self._stale = self._guessed = False
+            case TranscriptGuess(text=text, language=language):
+                self._interim, self._language = text, language or self._language
+                self._guessed = bool(text)
+                self._stale = self._stale and not text
             case PartFailed():
                 self._deaf = True
             case Finished():

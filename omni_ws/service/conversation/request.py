@@ -38,6 +38,7 @@ from omni_ws.engine.base import (
     Cut,
     GenerationRequest,
     HeardLanguage,
+    TranscriptGuess,
     TranscriptOutput,
     UsageMeter,
 )
@@ -198,6 +199,8 @@ class Request:
     #: The audio of the input, for the history in case its words are not known; None if no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
+    #: Told the words of its speech while that is being spoken; None without turn detection.
+    on_spoken: Callable[[Request, TranscriptOutput | TranscriptGuess], None] | None = None
     #: The id of the speech turn that opened it, or joined it first.
     turn_id: str | None = None
     #: Whether it was neither cancelled nor has failed, so that an answer may come, or has come.
@@ -585,6 +588,11 @@ class Request:
         self.ledger.hear(self.entry, transcript.text, language=self.language_of(transcript))
         self.unsent.append(transcript)
 
+    def note_words(self, words: TranscriptOutput | TranscriptGuess) -> None:
+        """Note what the engine tells of the words of the speech, while that is being spoken."""
+        if self.on_spoken is not None and self.speaks:
+            self.on_spoken(self, words)
+
     def language_of(self, transcript: TranscriptOutput) -> str | None:
         """Return the language of a transcript of the input: the one that was heard, or that the client named."""
         return heard_language(transcript.hearing) or spoken_language(self.config.input_audio)
@@ -797,7 +805,7 @@ class Request:
             stage_params=config.stage_params,
             tools=tuple(config.tools),
             tool_choice=config.tool_choice,
-            options=self.options,
+            options=self.options if self.on_spoken is None else replace(self.options, transcript_guesses=True),
             owner=self.owner,
             without_audio=self.without_audio,
             near=self.near,

@@ -80,7 +80,8 @@ class RequestQueue:
 
     With ``interrupt_resume``, speech only holds the answer that it interrupts, and the engine begins with the new
     request. If the new request has words, or anything else happens, the held answer is cancelled before anything of the
-    new one is written. If it has no words, it has its final, and the held answer goes on.
+    new one is written. If it has no words, it has its final, and the held answer goes on. If that is not known for too
+    long, the held answer goes on before, and words still cancel it.
 
     With ``duck``, a request that an uncertain onset opens is *aside* (``listen_aside``): the engine works on it, to
     recognise it, beside the answer that goes on, and it is not in ``requests``. ``take_in`` makes it a request like any
@@ -270,7 +271,7 @@ class RequestQueue:
         held = self._let_go(request)
         answering = request.answering or held is not None
         request.cancel(by=by)
-        if answering and held is None:
+        if answering and (held is None or held.resumed):
             request.entry.withdraw(self._withdraw(request))
         if answering or by is not None:
             self._cut_off(request, at_once=by is None)
@@ -290,7 +291,9 @@ class RequestQueue:
         """
         if request.state is RequestState.FINISHED or request in self._cut:
             return
-        self._let_go(request)  # the session may end while the answer is held
+        held = self._held
+        if held is not None and held.request is request and not held.resumed:
+            self._let_go(request)  # the session ends while the answer is held
         held = self._held
         if held is not None and held.by is request and not (request.answering and request.only_speech):
             self._give_up()
@@ -465,7 +468,7 @@ class RequestQueue:
 
     def _hold(self, request: Request, by: Request) -> None:
         request.hold(self._withdraw(request))
-        self._held = by.holds = HeldAnswer(request, by, give_up=self._give_up)
+        self._held = by.holds = HeldAnswer(request, by, give_up=self._give_up, resume=self._resume)
         by.barges_in = True
 
     def _let_go(self, request: Request) -> HeldAnswer | None:
@@ -478,14 +481,29 @@ class RequestQueue:
         return held
 
     def _give_up(self) -> None:
-        """Cancel the answer that is held: the turn that interrupted it has words, or it has been held for too long."""
-        if self._held is not None:
-            self.cancel(self._held.request, by=self._held.by)
+        """Cancel the answer that is held: the turn that interrupted it has words, or another request opens."""
+        held = self._held
+        if held is None:
+            return
+        if held.request.state is RequestState.FINISHED:  # it went on, and is over
+            self._let_go(held.request)
+            self._speak_or_wait(held.by)
+        else:
+            self.cancel(held.request, by=held.by)
 
     def _go_on(self, held: HeldAnswer) -> None:
         """Let the held answer go on, as the turn had no words. The audio that was not heard is sent again first."""
-        request = held.request
-        self._let_go(request)
+        self._let_go(held.request)
+        if not held.resumed:
+            self._send_rest(held.request)
+
+    def _resume(self) -> None:
+        """Let the held answer go on although the turn may still turn out to have words, which then cancel it."""
+        if self._held is not None:
+            self._held.resumed = True
+            self._send_rest(self._held.request)
+
+    def _send_rest(self, request: Request) -> None:
         for chunk in request.go_on():
             number = self._sequencer.take_number(request.request_id)
             self._outbox.put_nowait(replace(chunk, sequence_id=number))

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from omni_ws.audio.onset_meter import SpeechLull
+from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks
 from omni_ws.service.conversation.onsets import Onset
 from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.unfinished import TurnWords
 from omni_ws.service.failure import new_id
 from omni_ws.service.observing.observer import SpeechHeard
 from omni_ws.wire.server_frames import (
@@ -18,6 +20,7 @@ from omni_ws.wire.server_frames import (
     SpeechStartedFrame,
     SpeechStoppedFrame,
 )
+from omni_ws.wire.session_config import spoken_language
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
@@ -46,6 +49,8 @@ class SpokenTurns:
     def __init__(self, conversation: Conversation, now: Callable[[], float]) -> None:
         self._conversation = conversation
         self._now = now
+        #: What the engine tells of the words of the speech in progress.
+        self.words = TurnWords(expected=self._expects_words)
         #: The speech in progress.
         self.current: _Speech | None = None
         #: The uncertain onset of speech over an answer, until it is decided.
@@ -56,6 +61,7 @@ class SpokenTurns:
         owner = self._conversation
         opens = is_input and owner.receiving is None and owner.stream.current is None
         speech = self.current = _Speech(turn_id, new_id("req_") if opens else None)
+        self.words.begin(now=self._now())
         if is_input and owner.receiving is not None:
             speech.joins(owner.receiving)
         self._tell(SpeechStartedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=speech.request_id))
@@ -77,6 +83,25 @@ class SpokenTurns:
         elif self.current is not None and self.current.request is not None:
             self.current.request.lull = lull
 
+    def _expects_words(self) -> bool:
+        """Return whether the engine tells the words of the speech in progress in each pause. Called by any thread."""
+        request = self._conversation.receiving
+        return request is not None and request.answering and self._conversation.engine.capabilities.transcript_guesses
+
+    def note_words(self, request: Request, words: TranscriptOutput | TranscriptGuess) -> None:
+        """Note what the engine tells of the speech in progress, for turn detection."""
+        if isinstance(words, TranscriptOutput) and words.interim:
+            self.words.interim(words.text, now=self._now())
+            return
+        heard = words.language if isinstance(words, TranscriptGuess) else request.language_of(words)
+        known = (heard, spoken_language(request.config.input_audio), self._conversation.ledger.language)
+        languages = self._conversation.engine.capabilities.languages
+        language = next(filter(None, known), None) or (next(iter(languages)) if len(languages) == 1 else "")
+        settled = isinstance(words, TranscriptOutput)
+        self.words.tell(
+            words.text, language, asked=self._conversation.ledger.last_said(), settled=settled, now=self._now()
+        )
+
     def restore(self, turn_id: str) -> None:
         """Continue the speech in progress of another conversation."""
         self.current = _Speech(turn_id)
@@ -93,6 +118,7 @@ class SpokenTurns:
     def began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
         """Report an uncertain onset, unless the client was ``told`` of it; the next event opens its request."""
         self.current = _Speech(turn_id, new_id("req_"))
+        self.words.begin(now=self._now())
         self.onset = Onset(
             turn_id,
             audio_ms,

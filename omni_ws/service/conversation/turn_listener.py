@@ -36,7 +36,8 @@ afresh with the next piece. New settings wait, as for any open request. Text, im
 as does a new onset. In a saved state an uncertain onset is audio that belongs to no request: it is judged again.
 
 *During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
-whatever the chunks or pieces were. Text and images that arrive within a turn join the same request.
+whatever the chunks or pieces were. Text and images that arrive within a turn join the same request, unless the
+recogniser has found no word in it for long: then the turn is withdrawn.
 
 *End of a turn.* At the offset, the audio judged so far is admitted and the request's input ends with the trigger
 ``vad``; what was recorded after that belongs to the next turn. The client may end the input itself (``end_of_input``,
@@ -83,6 +84,7 @@ from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
     MEASURED_BAR,
+    NEAR_BAR,
     ORDINARY_BAR,
     SLICE_SAMPLES,
     UNCERTAIN_BAR,
@@ -371,6 +373,9 @@ class TurnListener:
                 self._cancelled_ms = self._judged_ms + self._rest_ms
                 if self._ring is not None:
                     self._stream.reweigh(-self._ring.drop())
+            case InputChunk() if self._in_turn and item.has_content and self._owner.withdraw_wordless_turn():
+                self._turn = None  # the rest of the sound belongs to no request
+                self._process(item)
             case InputChunk(end_of_input=True):
                 self._decide_before_input()
                 self._assign(None if self._in_turn else self._judged_ms)
@@ -438,6 +443,8 @@ class TurnListener:
                 silence_duration_ms=turns.silence_ms,
                 judge=judge.ask if judge is not None and turns.type == "semantic_vad" else None,
                 sure=turns.sure,
+                words=self._owner.spoken.words,
+                whole_silence_ms=turns.whole_silence_ms,
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
@@ -470,7 +477,7 @@ class TurnListener:
         if self._undecided:
             return UNCERTAIN_BAR
         if not self._owner.is_playing:
-            return ORDINARY_BAR
+            return NEAR_BAR if self._owner.is_answering else ORDINARY_BAR
         turns = self._turns
         if turns.duck and turns.interrupt_response:
             return UNCERTAIN_BAR

@@ -125,3 +125,37 @@ async def test_there_are_as_many_as_are_carried_without_interim_texts() -> None:
         await slots.take()
     with pytest.raises(EngineOverloaded):
         await slots.take()
+
+
+@pytest.mark.parametrize("cut_sec", [0.0, MAX_WAIT_SEC - 0.001])
+async def test_who_has_gone_on_waits_as_long_as_it_takes(cut_sec: float) -> None:
+    """The words of an answer that was cut off are still wanted."""
+    slots = await full()
+    cut = asyncio.Event()
+    waiting = asyncio.create_task(slots.take(may_wait=cut.is_set))
+    asyncio.get_running_loop().call_later(cut_sec, cut.set)
+    await asyncio.sleep(10 * MAX_WAIT_SEC)
+    assert not waiting.done()
+    slots.leave()
+    await waiting
+    assert slots.taken == 1
+
+
+async def test_who_goes_on_too_late_is_refused() -> None:
+    slots = await full()
+    cut = asyncio.Event()
+    asyncio.get_running_loop().call_later(MAX_WAIT_SEC + 0.001, cut.set)
+    with pytest.raises(EngineOverloaded):
+        await slots.take(may_wait=cut.is_set)
+
+
+async def test_who_waits_on_and_is_cancelled_leaves_the_queue() -> None:
+    slots = await full()
+    waiting = asyncio.create_task(slots.take(may_wait=lambda: True))
+    await asyncio.sleep(2 * MAX_WAIT_SEC)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    slots.leave()
+    assert slots.taken == 0
+    await slots.take()
+    assert slots.taken == 1

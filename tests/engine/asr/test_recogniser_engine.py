@@ -43,6 +43,7 @@ class CountingRecogniser:
     state = EngineState.OK
     capabilities = asr_capabilities(sampling=("max_tokens", "stop"), languages={"en"}, word_times=True)
     speculates = True
+    readings = 0
     limits = UtteranceLimits(cut_after=SAMPLE_RATE, longest=2 * SAMPLE_RATE)
 
     def __init__(self) -> None:

@@ -22,6 +22,8 @@ LIMITS = UtteranceLimits(cut_after=12 * SAMPLE_RATE, longest=15 * SAMPLE_RATE)
 class LengthReader:
     """A LiveText that tells how many tenths of a second it has read; ``held`` is 1 from the first to the end."""
 
+    readings = 0
+
     def __init__(self) -> None:
         self.held = 0
 

@@ -32,6 +32,7 @@ from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.conversation import turn_listener
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
+from omni_ws.service.conversation.unfinished import TurnWords
 from omni_ws.service.listening.workers import (
     ITEM_OVERHEAD_BYTES,
     MAX_PIECE_BYTES,
@@ -75,6 +76,8 @@ class User:
     workers: SpeechWorkers
     policy: StartPolicy = field(default=ON_FIRST_CHUNK)
     is_playing: bool = False
+    is_answering: bool = False
+    words: TurnWords = field(default_factory=lambda: TurnWords(expected=lambda: False))
     requests: list[HeardRequest] = field(default_factory=list)
     #: The speech reported: "started" and "stopped" with ``audio_ms``.
     speech: list[tuple[str, int]] = field(default_factory=list)
@@ -96,6 +99,9 @@ class User:
         """Bytes held for no request, or for one whose work has not started."""
         assert self.budget.used == self.stream.held_bytes
         return self.budget.used
+
+    def withdraw_wordless_turn(self) -> bool:
+        return False
 
     def engine_is_behind(self) -> bool:
         return self.is_behind

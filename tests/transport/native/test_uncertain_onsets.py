@@ -16,8 +16,18 @@ from support.native_client import NativeClient, native_client
 
 from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import Samples
-from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, PartFailed, TextOutput, TranscriptOutput
+from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
+from omni_ws.engine.base import (
+    AudioOutput,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    OutputWriter,
+    PartFailed,
+    TextOutput,
+    TranscriptGuess,
+    TranscriptOutput,
+)
 from omni_ws.errors import EngineFailed
 from omni_ws.service.conversation.onsets import LIMIT_SEC, WAIT_SEC
 
@@ -428,3 +438,50 @@ async def test_where_it_does_not_act_onsets_are_sure(turns: dict[str, Any]) -> N
         assert "certain" not in await client.until("speech_started")
         assert (await client.until("speech_stopped"))["turn_id"]
         assert not {"speech_confirmed", "speech_dismissed"} & set(speech_frames(client))
+
+
+class GuessingEngine(HearingEngine):
+    """Tells an interim text, or a guess at the pause, once it has heard so much; it settles nothing."""
+
+    def __init__(self, words: TranscriptOutput | TranscriptGuess, *, after_ms: int) -> None:
+        super().__init__(spoken_answer())
+        self.words = words
+        self.after_ms = after_ms
+
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+        heard = 0
+        async for chunk in request.input:
+            before, heard = heard, heard + len(chunk.payload) * (chunk.modality is Modality.AUDIO)
+            if before < self.after_ms * MS <= heard:
+                out.write(self.words)
+        for output in () if heard else self.script:
+            out.write(output)
+            await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage()))
+
+
+@pytest.mark.parametrize(("text", "verdict"), [("Yeah.", "speech_dismissed"), ("Louder.", "speech_confirmed")])
+async def test_a_guess_at_the_pause_decides_what_the_sound_leaves_open(
+    probability: list[float], text: str, verdict: str
+) -> None:
+    probability.append(0.45)
+    async with conversation(GuessingEngine(TranscriptGuess(text), after_ms=480)) as (_, client):
+        await playing(client)
+        await onset(client)
+        began = asyncio.get_running_loop().time()
+        await stream(client, QUIET)
+        assert (await client.until("speech_confirmed", "speech_dismissed"))["type"] == verdict
+        assert asyncio.get_running_loop().time() - began < WAIT_SEC
+
+
+@pytest.mark.parametrize(
+    ("text", "at_once"), [("stop", True), ("what is the time", True), ("my hammer", False), ("yeah", False)]
+)
+async def test_words_while_the_voice_goes_on(text: str, at_once: bool) -> None:
+    words = TranscriptOutput(text, interim=True)
+    async with conversation(GuessingEngine(words, after_ms=400)) as (_, client):
+        await playing(client)
+        await onset(client, loud(512))
+        await asyncio.sleep(0.5)
+        await client.barrier()
+        assert bool(client.seen("speech_confirmed")) == at_once

@@ -1,0 +1,239 @@
+"""Ends of turns where the recogniser's words count as well: pauses within sentences, dictated groups, whole sentences.
+
+Kokoro reads the turns of speech/turns.toml, each part by itself, so that each sounds finished; gaps are put between
+them, and a room's noise behind them. All in time of the audio: what the recogniser finds in a pause is known
+``TEXT_DELAY_MS`` after it was asked, as on a machine that is not busy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import soxr
+
+from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
+from omni_ws.audio.speech_watch import ORDINARY_BAR, AskJudge, SpeechOffset, SpeechOnset, SpeechWatch
+from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
+from omni_ws.core.chunks import AudioFormat
+from omni_ws.engine.asr.recogniser import SAMPLE_RATE, StretchedText, UtteranceLimits
+from omni_ws.engine.asr.recogniser_engine import UtteranceEnded, UtterancePaused, UtteranceResumed, UtteranceSplitter
+from omni_ws.engine.asr.whisper import WhisperRecogniser
+from omni_ws.engine.tts.kokoro import Kokoro
+from omni_ws.engine.tts.synthesiser import Speak, SpokenWord
+from omni_ws.service.conversation.unfinished import TurnWords
+from omni_ws.weights.cache import WeightsCache
+from omni_ws.weights.sources import pinned_weights
+from omni_ws.wire.session_config import TurnDetectionConfig
+
+#: From when a pause is told to the recogniser to when its text is known.
+TEXT_DELAY_MS: Final = 190
+#: The pauses, one after the other.
+GAPS_MS: Final = (600, 900, 1200)
+VOICES: Final = ("af_bella", "am_michael", "bf_emma", "bm_george")
+TURNS: Final = Path(__file__).with_name("speech") / "turns.toml"
+_BEFORE_MS: Final = 500
+_AFTER_MS: Final = 5000
+_QUIET: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A spoken turn: its samples, and the milliseconds between which it pauses, the last of which is its end."""
+
+    text: str
+    samples: Samples
+    gaps_ms: tuple[tuple[float, float], ...]
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """In how many gaps a turn ended, and how many milliseconds after its end; None: it did not end."""
+
+    cut: int
+    late_ms: float | None
+
+
+class Reader:
+    """Kokoro, which keeps what it has read in ``folder``."""
+
+    def __init__(self, cache: WeightsCache, folder: Path) -> None:
+        self._folder = folder
+        self._weights = cache.fetch(pinned_weights()["kokoro"])
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @cache  # noqa: B019 - there is one reader
+    def _kokoro(self) -> Kokoro:
+        return Kokoro(self._weights)
+
+    def read(self, voice: str, text: str) -> Samples:
+        file = self._folder / f"{hashlib.sha1(f'{voice}{text}'.encode()).hexdigest()[:16]}.npy"
+        if not file.exists():
+            sound = _Sound()
+            self._kokoro().speak(Speak(0, voice, 1.0, text), sound)
+            np.save(file, sound.samples())
+        samples: Samples = np.load(file)
+        loud = np.flatnonzero(np.abs(samples) > _QUIET * np.abs(samples).max())
+        return samples[loud[0] : loud[-1] + 1]
+
+
+class _Sound:
+    def __init__(self) -> None:
+        self._pieces: list[Pcm16] = []
+        self._rate = SAMPLE_RATE
+
+    def audio(self, sample_rate: int, pcm16: bytes) -> bool:
+        self._rate = sample_rate
+        self._pieces.append(np.frombuffer(pcm16, np.int16))
+        return True
+
+    def words(self, words: list[SpokenWord]) -> None:
+        pass
+
+    def samples(self) -> Samples:
+        whole = samples_from_pcm16(np.concatenate(self._pieces))
+        resampled: Samples = soxr.resample(whole, self._rate, SAMPLE_RATE).astype(np.float32)
+        return resampled
+
+
+def spoken_turns(reader: Reader, kind: str) -> Iterator[Turn]:
+    """The turns of ``kind``, each by one of VOICES, at the level of a voice near the microphone (-20 dBFS)."""
+    for number, item in enumerate(tomllib.loads(TURNS.read_text())[kind]):
+        parts = [reader.read(VOICES[number % len(VOICES)], part.strip()) for part in item.split("|")]
+        speech: list[Samples] = [_room(_BEFORE_MS)]
+        gaps: list[tuple[float, float]] = []
+        level = np.sqrt(np.mean(np.concatenate(parts) ** 2))
+        for place, part in enumerate(parts):
+            if place:
+                begins = sum(map(len, speech)) * 1000 / SAMPLE_RATE
+                gap = GAPS_MS[(number + place) % len(GAPS_MS)]
+                gaps.append((begins, begins + gap))
+                speech.append(_room(gap))
+            speech.append(part * np.float32(0.1 / level))
+        end = sum(map(len, speech)) * 1000 / SAMPLE_RATE
+        yield Turn(item, np.concatenate([*speech, _room(_AFTER_MS)]), tuple(gaps), end)
+
+
+def _room(ms: float) -> Samples:
+    room: Samples = np.random.default_rng(1).normal(0, 3e-4, int(ms * SAMPLE_RATE / 1000)).astype(np.float32)
+    return room
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A text of the recogniser, and the millisecond at which it is known."""
+
+    at_ms: float
+    text: str
+    settled: bool
+
+
+class TextsOf:
+    """What the recogniser tells in the pauses of a turn, in the time of its audio."""
+
+    def __init__(self, recogniser: WhisperRecogniser) -> None:
+        self._recogniser = recogniser
+        self._known: dict[bytes, str] = {}
+
+    def __call__(self, samples: Samples, limits: UtteranceLimits) -> list[_Told]:
+        splitter = UtteranceSplitter(StretchedText(_no_text, lambda: 0, first=1 << 40, gap=lambda *_: 0), limits)
+        told: list[_Told] = []
+        guess: _Told | None = None
+        for start in range(0, len(samples), WINDOW_SAMPLES):
+            now = (start + WINDOW_SAMPLES) * 1000 / SAMPLE_RATE
+            splitter.feed(samples[start : start + WINDOW_SAMPLES])
+            while splitter.ready and (event := splitter.advance()) is not None:
+                match event:
+                    case UtterancePaused(pcm=pcm):
+                        guess = _Told(now + TEXT_DELAY_MS, self._text(pcm), settled=False)
+                        told.append(guess)
+                    case UtteranceResumed() if guess is not None and guess.at_ms > now:
+                        told.remove(guess)
+                    case UtteranceEnded(pcm=pcm):
+                        told.append(_Told(now, self._text(pcm), settled=True))
+        return told
+
+    def _text(self, pcm: Pcm16) -> str:
+        key = pcm.tobytes()
+        if key not in self._known:
+            self._known[key] = self._recogniser.transcribe(pcm).result().text
+        return self._known[key]
+
+
+def _no_text(pcm: Pcm16) -> Any:
+    raise AssertionError("it is never asked")
+
+
+def judged(
+    turns: TurnDetectionConfig, ask: AskJudge, turn: Turn, told: Sequence[_Told] | None, *, asked: str = ""
+) -> Judged:
+    """Where a turn ends. ``told`` are the recogniser's texts; None: it is not asked."""
+    words = TurnWords(expected=lambda: told is not None)
+    watch = SpeechWatch(
+        SpeechDetector(),
+        threshold=turns.threshold,
+        silence_duration_ms=turns.silence_ms,
+        judge=ask,
+        sure=turns.sure,
+        words=words,
+        whole_silence_ms=turns.whole_silence_ms,
+    )
+    data, waiting = pcm16_from_samples(turn.samples).tobytes(), deque(sorted(told or (), key=lambda one: one.at_ms))
+    ends: list[float] = []
+    for window in range(len(turn.samples) // WINDOW_SAMPLES):
+        now = (window + 1) * WINDOW_MS
+        while waiting and waiting[0].at_ms <= now:
+            text = waiting.popleft()
+            words.tell(text.text, "en", asked=asked, settled=text.settled, now=now / 1000)
+        piece = data[2 * window * WINDOW_SAMPLES : 2 * (window + 1) * WINDOW_SAMPLES]
+        for event in watch.hear(piece, AudioFormat(), ORDINARY_BAR).events:
+            match event:
+                case SpeechOnset():
+                    words.begin(now=now / 1000)
+                case SpeechOffset(detected_ms=detected_ms):
+                    ends.append(detected_ms)
+    cut = sum(any(begins < end <= over for end in ends) for begins, over in turn.gaps_ms)
+    late = [end - turn.end_ms for end in ends if end > turn.end_ms - 200]
+    return Judged(cut, late[-1] if late else None)
+
+
+def table(ask: AskJudge, cache: WeightsCache, folder: Path, eagerness: Sequence[Any]) -> None:
+    """Print how many turns were cut, and how late the others ended, without the words and with them."""
+    reader, recogniser = Reader(cache, folder), WhisperRecogniser(workers=1)
+    recogniser.load()
+    texts = TextsOf(recogniser)
+    requested = tomllib.loads(TURNS.read_text())["asked"]
+    print(f"### Ends of turns by the words as well: Kokoro, {len(VOICES)} voices, gaps of {GAPS_MS} ms\n")
+    print("| | | cut | gaps | late, median | p90 |\n|---|---|---|---|---|---|")
+    try:
+        for kind in ("pauses", "dictated", "whole"):
+            spoken = list(spoken_turns(reader, kind))
+            told = [texts(turn.samples, recogniser.limits) for turn in spoken]
+            for each in eagerness:
+                turns = TurnDetectionConfig(type="semantic_vad", eagerness=each)
+                for name, known in (("sound", [None] * len(told)), ("words as well", told)):
+                    asked = requested if kind == "dictated" else ""
+                    found = [judged(turns, ask, *pair, asked=asked) for pair in zip(spoken, known, strict=True)]
+                    late = [one.late_ms for one in found if one.late_ms is not None]
+                    figures = " | ".join(f"{value:.0f} ms" for value in np.quantile(late, [0.5, 0.9]))
+                    cut, gaps = sum(one.cut > 0 for one in found), sum(one.cut for one in found)
+                    of = f"{cut} of {len(spoken)} | {gaps} of {sum(len(turn.gaps_ms) for turn in spoken)}"
+                    print(f"| {kind} | {each}, {name} | {of} | {figures} |", flush=True)
+                    if each == "auto" and known[0] is not None:
+                        _explain(spoken, told, found)
+    finally:
+        recogniser.close()
+
+
+def _explain(spoken: Sequence[Turn], told: Sequence[Sequence[_Told]], found: Sequence[Judged]) -> None:
+    for turn, texts, one in zip(spoken, told, found, strict=True):
+        if one.cut or one.late_ms is None or one.late_ms > 1000:
+            print(f"<!-- {turn.text} {one} {[text.text for text in texts]} -->")

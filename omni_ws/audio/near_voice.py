@@ -1,0 +1,102 @@
+"""NearVoice: tells the speaker's voice from sounds that are much softer, such as a television, by the level alone.
+
+Voice activity detection is blind to level: to it a television across the room is speech like the speaker's own. Levels
+are those of windows of 32 ms, in decibels relative to full scale. Levels within speech differ by more than this rule's
+margin, so it compares the loudest of a quarter of a second with a level that rises quickly and falls slowly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+from omni_ws.audio.pcm import Samples
+from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
+
+#: What is this many decibels below the voice is far.
+FAR_DB: Final = 12.0
+#: The level of digital silence.
+SILENT_DB: Final = -120.0
+#: A window is as loud as the loudest of so many, up to itself: words fade, and a voice has gaps.
+_SPAN: Final = 8
+#: The share of the way that the level moves to a louder window, and to a softer one: half of it in 10 s of speech.
+_RISE: Final = 1 / 8
+_FALL: Final = 1 - 0.5 ** (WINDOW_MS / 10_000)
+#: A sound that was given up counts as far until it is this much louder, or silent for so many windows.
+_LOUDER_DB: Final = 3.0
+_SILENT_WINDOWS: Final = 480 // WINDOW_MS
+_LATELY_WINDOWS: Final = 3000 // WINDOW_MS
+
+
+def window_levels(samples: Samples) -> list[float]:
+    """Return the level of each whole window of samples, in decibels relative to full scale."""
+    count = len(samples) // WINDOW_SAMPLES
+    windows = samples[: count * WINDOW_SAMPLES].reshape(count, WINDOW_SAMPLES)
+    power = np.einsum("ij,ij->i", windows, windows) / WINDOW_SAMPLES
+    levels: list[float] = (10 * np.log10(np.maximum(np.nan_to_num(power), 10 ** (SILENT_DB / 10)))).tolist()
+    return levels
+
+
+class NearVoice:
+    """The level of the speaker's voice in one stream, and what is far below it. For each window, call ``judge`` once.
+
+    A turn that began softly is compared with itself: somebody may have moved away from the microphone. Over an answer
+    of the server, sounds are compared with all turns so far, so that a television does not interrupt it.
+    """
+
+    def __init__(self) -> None:
+        #: The level of the voice in all turns, and in the current one; None before any speech.
+        self.level: float | None = None
+        self._turn: float | None = None
+        self._span: deque[float] = deque(maxlen=_SPAN)
+        self._lately: deque[float] = deque(maxlen=_LATELY_WINDOWS)
+        #: The level of a sound that was given up as background; None without one.
+        self._background: float | None = None
+        self._quiet = 0
+
+    def judge(self, probability: float, level: float, *, speaking: bool, only_near: bool) -> float:
+        """Return the probability that a window is speech of the speaker: 0 if it is far.
+
+        ``probability``: that it is speech; ``speaking``: a turn is open; ``only_near``: none may be opened from afar.
+        """
+        self._span.append(level)
+        loudest = max(self._span)
+        if not speaking:
+            self._turn = None
+            return (
+                0.0 if self._is_background(probability, loudest) or (only_near and self._far(loudest)) else probability
+            )
+        self._lately.append(level)
+        if self._turn is None:
+            self._turn, self._background = loudest, None
+        if probability < 0.5:
+            return probability
+        if loudest < self._turn - FAR_DB:
+            return 0.0
+        self._turn = _moved(self._turn, level)
+        self.level = _moved(level if self.level is None else self.level, level)
+        return probability
+
+    def give_up(self) -> None:
+        """Take the sound that keeps the current turn open for background."""
+        self._background = max(self._lately, default=SILENT_DB) + _LOUDER_DB
+        self._lately.clear()
+        self._quiet = 0
+
+    def _far(self, loudest: float) -> bool:
+        return self.level is not None and loudest < self.level - FAR_DB
+
+    def _is_background(self, probability: float, loudest: float) -> bool:
+        if self._background is None:
+            return False
+        self._quiet = self._quiet + 1 if probability < 0.5 else 0
+        if loudest > self._background or self._quiet >= _SILENT_WINDOWS:
+            self._background = None
+            return False
+        return True
+
+
+def _moved(level: float, to: float) -> float:
+    return level + (to - level) * (_RISE if to > level else _FALL)

@@ -1,0 +1,212 @@
+"""Tells by the words whether the speaker of a turn, who pauses, has more to say.
+
+Turn detection asks two models: one that hears the sound, and the recogniser, whose words are read here. "Set a timer
+for" goes on, however finished it sounds, and a number that is dictated in groups sounds finished after each of them.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from omni_ws.audio.speech_watch import Unfinished
+
+#: The languages of which there are lists of words.
+LANGUAGES: Final = ("en", "es", "fr", "it", "pt", "de")
+#: How much of the end of a text is read, in characters.
+_READ: Final = 300
+#: A row of digits and letters has at least so many words, and so many digits and letters.
+_LEAST_WORDS: Final = 2
+_LEAST_SIGNS: Final = 3
+#: How far before a row the word may be that names it: "my number is 415".
+_NAMED_WITHIN: Final = 3
+#: How many words are compared with the phrases.
+_LONGEST_PHRASE: Final = 4
+
+_WORD: Final = re.compile(
+    r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
+)
+_ENDS: Final = re.compile(r"[.!?…。？！]['\"”»)]*\s*$")
+_TRAILS_OFF: Final = re.compile(r"(?:\.\.+|…|,|:|-|–|—)['\"”»)]*\s*$")
+_LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
+
+
+#: So many interim transcripts without a new word, over so long, say that no words come any more.
+_STALE_INTERIMS: Final = 3
+_STALE_SEC: Final = 3.0
+#: A turn of so long in which the recogniser has found no word is none that typed text waits for.
+_WORDLESS_SEC: Final = 2.0
+
+
+class TurnWords:
+    """The words of the current turn as the recogniser tells them; see ``PauseWords``, which turn detection reads.
+
+    ``expected`` returns whether the recogniser tells a TranscriptGuess in each pause. Changed on the event loop; other
+    threads read, and call ``expected``.
+    """
+
+    def __init__(self, *, expected: Callable[[], bool]) -> None:
+        self._expected = expected
+        self.told = 0
+        self.unfinished = Unfinished.PERHAPS
+        self.stalled = False
+        self._settled = ""
+        #: When the turn began, and whether the recogniser has read it and has found a word.
+        self._began_at = 0.0
+        self._has_word: bool | None = None
+        #: The most words of an interim transcript, when it first had them, and how many were no longer since then.
+        self._most_words = 0
+        self._news_at = 0.0
+        self._without_news = 0
+
+    @property
+    def expected(self) -> bool:
+        return self._expected()
+
+    def begin(self, *, now: float) -> None:
+        """Forget the words: another turn begins."""
+        self._settled = ""
+        self._began_at, self._has_word = now, None
+        self._expect_news(now)
+
+    def wordless(self, *, now: float) -> bool:
+        """Return whether the recogniser has found no word in the turn, which has lasted for a while."""
+        return self._has_word is False and now - self._began_at >= _WORDLESS_SEC
+
+    def tell(self, text: str, language: str, *, asked: str, settled: bool, now: float) -> None:
+        """Take the text of the current utterance: a guess in a pause, or ``settled``. See ``how_unfinished``."""
+        if not text.strip():
+            return  # a guess is withdrawn
+        self._has_word = True
+        said = f"{self._settled} {text}"[-_READ:]
+        self.unfinished = how_unfinished(said, language, asked=asked)
+        if settled:
+            self._settled = said
+            self._expect_news(now)
+        self.told += 1  # last, as other threads look at this first
+
+    def interim(self, text: str, *, now: float) -> None:
+        """Take an interim transcript of the current utterance, which may be the same as the last."""
+        words = len(text.split())
+        self._has_word = self._has_word or words > 0
+        if words > self._most_words:
+            self._expect_news(now)
+            self._most_words = words
+            return
+        self._without_news += 1
+        self.stalled = self._without_news >= _STALE_INTERIMS and now - self._news_at >= _STALE_SEC
+
+    def _expect_news(self, now: float) -> None:
+        self._most_words, self._news_at, self._without_news, self.stalled = 0, now, 0, False
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The words of one language.
+
+    After ``open`` a sentence goes on, unless it is a verb behind one of ``finished_after``: "tell me what it is". So
+    it does after ``stranded``, but a question that begins with one of ``asks`` may end there: "what is this for". It
+    goes on after one of ``takers`` behind ``to`` ("to call"), and if it ends in one of ``phrases``, or is one.
+    ``digits`` and ``numbers`` are spoken digits and greater numbers; ``words_that_are_letters`` are no letters of a
+    row. A number behind one of ``times`` is a time or a date, one behind ``named`` is dictated; a sentence of the
+    assistant with one of ``dictated`` asks for something that is dictated.
+    """
+
+    open: frozenset[str]
+    stranded: frozenset[str]
+    finished_after: frozenset[str]
+    asks: frozenset[str]
+    phrases: frozenset[tuple[str, ...]]
+    to: frozenset[str]
+    takers: frozenset[str]
+    digits: frozenset[str]
+    numbers: frozenset[str]
+    words_that_are_letters: frozenset[str]
+    times: frozenset[str]
+    named: frozenset[str]
+    dictated: frozenset[str]
+
+
+def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
+    """Return whether the speaker of ``text``, who pauses, has more to say, as far as words can tell.
+
+    ``language`` is a primary subtag of RFC 5646. ``asked`` is the last sentence of the assistant: if it asks for a
+    number, an address or a spelling, each digit or letter is taken for a part of it.
+    """
+    if language not in LANGUAGES:
+        return Unfinished.PERHAPS
+    lists = _lists(language)
+    words = _words(text[-_READ:])
+    if not words:
+        return Unfinished.PERHAPS
+    if _in_a_row(words, lists, asked=bool(asked) and _asks_to_dictate(asked, lists)) or _TRAILS_OFF.search(text):
+        return Unfinished.YES
+    open_ = _is_open(words, lists)
+    if open_ is not Unfinished.NO:
+        return open_
+    return Unfinished.NO if _ENDS.search(text) else Unfinished.PERHAPS
+
+
+def _is_open(words: list[str], lists: _Lists) -> Unfinished:
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if any(tuple(words[-length:]) in lists.phrases for length in range(1, _LONGEST_PHRASE + 1)):
+        return Unfinished.YES
+    if last in lists.open:
+        return Unfinished.PERHAPS if before in lists.finished_after else Unfinished.YES
+    if last in lists.stranded:
+        # "what is this for", "who did you give it to"
+        return Unfinished.PERHAPS if words[0] in lists.asks else Unfinished.YES
+    return Unfinished.YES if last in lists.takers and before in lists.to else Unfinished.NO
+
+
+def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
+    """Return whether a text ends in a row of digits or letters, of which more may follow."""
+    begin, signs = len(words), 0
+    while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or signs > 0)):
+        begin, signs = begin - 1, signs + found
+    length = len(words) - begin
+    if not length:
+        return False
+    if asked or any(word in lists.named for word in words[max(0, begin - _NAMED_WITHIN) : begin]):
+        return True
+    if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times):
+        return False
+    return length >= _LEAST_WORDS or not begin
+
+
+def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
+    """Return how many digits or letters a word of a row stands for; 0 if it belongs to none.
+
+    ``all_letters``: a letter that may be a word is a letter here.
+    """
+    if word.isdecimal():
+        return len(word)
+    if word in lists.digits or word in lists.numbers:
+        return 1
+    if len(word) == 1 and word.isalpha():
+        return int(all_letters or word not in lists.words_that_are_letters)
+    return 0
+
+
+def _asks_to_dictate(asked: str, lists: _Lists) -> bool:
+    found = _LAST_SENTENCE.search(asked[-_READ:].rstrip(".!?… "))
+    return found is not None and any(word in lists.dictated for word in _words(found[0]))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case. A number like 3.5, 10:30 or 1,000 is a word that is no row."""
+    found = _WORD.finditer(text.replace("_", " ").replace("’", "'").lower())
+    return ["%" if one["plain"] else one[0] for one in found]
+
+
+@cache
+def _lists(language: str) -> _Lists:
+    read = files(__package__).joinpath("unfinished_words", f"{language}.toml").read_text(encoding="utf-8")
+    lists = tomllib.loads(read)
+    phrases = frozenset(tuple(_words(phrase)) for phrase in lists.pop("phrases"))
+    return _Lists(phrases=phrases, **{name: frozenset(words.split()) for name, words in lists.items()})

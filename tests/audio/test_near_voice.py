@@ -1,0 +1,102 @@
+"""The near voice: what is far below it counts as no speech."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from omni_ws.audio.near_voice import FAR_DB, SILENT_DB, NearVoice, window_levels
+from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
+
+
+def heard(near: NearVoice, level: float, *, ms: float, speaking: bool = True, only_near: bool = False) -> list[bool]:
+    """Whether each window of sound at this level counts as speech."""
+    windows = int(ms // WINDOW_MS)
+    return [near.judge(0.9, level, speaking=speaking, only_near=only_near) > 0 for _ in range(windows)]
+
+
+def spoken(level: float = -20.0) -> NearVoice:
+    near = NearVoice()
+    assert all(heard(near, level, ms=3200))
+    return near
+
+
+def test_levels_of_whole_windows() -> None:
+    loud = np.full(WINDOW_SAMPLES, 0.1, np.float32)
+    samples = np.concatenate([loud, np.zeros(WINDOW_SAMPLES, np.float32), loud[:-1]])
+    assert window_levels(samples) == pytest.approx([-20, SILENT_DB])
+    assert window_levels(np.full(WINDOW_SAMPLES, np.nan, np.float32)) == [SILENT_DB]
+    assert window_levels(samples[:1]) == []
+
+
+@pytest.mark.parametrize(("below", "counts"), [(FAR_DB, True), (FAR_DB + 0.3, False)])
+def test_so_far_below_the_voice_a_sound_keeps_no_turn_open(below: float, counts: bool) -> None:
+    near = spoken()
+    kept = heard(near, -20 - below, ms=640)
+    assert kept[-1] is counts
+    assert kept[:7] == [True] * 7  # a voice has gaps of a quarter of a second
+
+
+@pytest.mark.parametrize(("below", "counts"), [(FAR_DB, True), (FAR_DB + 0.01, False)])
+def test_nor_does_it_open_one_over_an_answer(below: float, counts: bool) -> None:
+    near = spoken()
+    heard(near, SILENT_DB, ms=320, speaking=False)
+    assert all(heard(near, -20 - below, ms=640, speaking=False, only_near=False))
+    assert all(heard(near, -20 - below, ms=10_000, speaking=False, only_near=True)) is counts
+
+
+def test_before_anything_was_said_all_is_near() -> None:
+    assert all(heard(NearVoice(), -60, ms=640, speaking=False, only_near=True))
+
+
+def test_a_turn_that_begins_softly_is_compared_with_itself() -> None:
+    near = spoken()
+    heard(near, SILENT_DB, ms=640, speaking=False)
+    heard(near, -40, ms=320, speaking=False)
+    assert all(heard(near, -40, ms=3200))
+
+
+def test_a_voice_in_front_of_a_television_ends_where_it_ends() -> None:
+    near = NearVoice()
+    heard(near, -35, ms=320, speaking=False)
+    assert all(heard(near, -35, ms=5000))
+    assert all(heard(near, -20, ms=1600))
+    assert not any(heard(near, -35, ms=5000)[8:])
+
+
+def test_half_of_the_difference_is_gone_after_ten_seconds_of_softer_speech() -> None:
+    near = spoken(-20)
+    for _ in range(2):  # each turn begins softly
+        heard(near, SILENT_DB, ms=640, speaking=False)
+        heard(near, -40, ms=320, speaking=False)
+        heard(near, -40, ms=5000)
+    assert near.level == pytest.approx(-30, abs=0.2)
+
+
+def test_a_bang_does_not_raise_the_level_for_long_speech() -> None:
+    near = spoken(-20)
+    heard(near, -3, ms=96)
+    assert near.level is not None
+    assert near.level < -20 + FAR_DB
+
+
+@pytest.mark.parametrize(
+    ("level", "opens"), [(-30.0, False), (-27.1, False), (-26.9, True)], ids=["as before", "little louder", "louder"]
+)
+def test_what_was_given_up_is_background_until_it_is_louder(level: float, opens: bool) -> None:
+    near = spoken(-20)
+    heard(near, -30, ms=4000)
+    near.give_up()
+    assert not any(heard(near, -30, ms=2000, speaking=False))
+    assert any(heard(near, level, ms=320, speaking=False)) is opens
+
+
+@pytest.mark.parametrize(("silent_ms", "opens"), [(448, False), (480, True)])
+def test_or_until_it_is_silent(silent_ms: int, opens: bool) -> None:
+    near = spoken(-20)
+    heard(near, -30, ms=4000)
+    near.give_up()
+    assert not any(heard(near, -30, ms=64, speaking=False))
+    for _ in range(silent_ms // WINDOW_MS):
+        near.judge(0.1, -60, speaking=False, only_near=False)
+    assert any(heard(near, -30, ms=32, speaking=False)) is opens
