@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from mic_echo import EchoCanceller
 
-from omni_ws.client.audio import Ducker, PlaybackBuffer
+from omni_ws.audio.ducking import Ducker
+from omni_ws.client.audio import PlaybackBuffer
 from omni_ws.core.chunks import AudioFormat
 
 PIECE_MS: Final = 20

@@ -1,4 +1,4 @@
-"""Audio for clients: WAV files, real-time pacing, a playback buffer, lowered playback, and standard input."""
+"""Audio for clients: WAV files, real-time pacing, a playback buffer, and standard input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Final
-
-from omni_ws.audio.ducking import Ducker as Ducker
 
 # Files
 

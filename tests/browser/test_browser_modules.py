@@ -719,15 +719,16 @@ async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage
           const voice = { ...capabilities, turn_detection_types: ["server_vad", "semantic_vad"] };
           const turns = (changes, able) => sessionConfig({ ...DEFAULTS, ...changes }, able).turn_detection;
           return [turns({}, capabilities), turns({}, silence), turns({}, voice), turns({ turns: "low" }, voice),
-            turns({ turns: "silence", silenceMs: 900 }, voice), turns({ mode: "hold" }, voice)];
+            turns({ turns: "silence", silenceMs: 900 }, voice), turns({ mode: "hold" }, voice),
+            turns({ overShortWords: false }, voice)];
         }"""
     )
-    common = {"threshold": 0.5, "interrupt_response": True, "interrupt_resume": True}
+    common = {"threshold": 0.5, "interrupt_response": True, "interrupt_resume": True, "duck": True}
     by_silence = {"type": "server_vad", "silence_duration_ms": 500, **common}
     by_voice = {"type": "semantic_vad", "eagerness": "auto", "silence_duration_ms": None, **common}
     assert found == [
         *(by_silence, by_silence, by_voice, by_voice | {"eagerness": "low"}),
-        *(by_silence | {"silence_duration_ms": 900}, None),
+        *(by_silence | {"silence_duration_ms": 900}, None, by_voice | {"duck": False}),
     ]
 
 

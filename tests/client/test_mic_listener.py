@@ -16,6 +16,7 @@ from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
 from tool_client import RESULTS
 
+from omni_ws.audio.ducking import Ducker
 from omni_ws.client import (
     AudioChunk,
     Final,
@@ -27,7 +28,7 @@ from omni_ws.client import (
     TranscriptChunk,
     connect,
 )
-from omni_ws.client.audio import Ducker, PlaybackBuffer
+from omni_ws.client.audio import PlaybackBuffer
 from omni_ws.core.chunks import AudioFormat, FinishReason, Usage, Word
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 
@@ -135,8 +136,8 @@ def test_the_voice_is_lowered_until_it_is_known_whether_somebody_interrupts(end:
         assert level() == 16_384
     elif end == "confirmed":
         listener.take(SpeechConfirmed(900, "turn_a", "req_b"))
-        assert listener.played == ("req_a", 40)
         assert buffer.idle
+        assert listener.played == ("req_a", 40.0)
     else:
         listener.take(Reconnected("sess_b", 0))
         assert buffer.idle
