@@ -56,7 +56,6 @@ class SpokenTurns:
         self.current: _Speech | None = None
         #: The uncertain onset of speech over an answer, until it is decided.
         self.onset: Onset | None = None
-        self.words = TurnWords(expected=self._expects_words)
 
     def started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
         """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
