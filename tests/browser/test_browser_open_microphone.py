@@ -77,7 +77,7 @@ async def test_an_answer_goes_on_after_a_voice_without_words(monkeypatch: pytest
     levels = [number / 100 for number in range(1, 61)]
     pieces = [AudioOutput(np.full(2400, level, np.float32), 24_000) for level in levels]
     engine = HearingEngine([TextOutput("It goes on."), *pieces])
-    async with live_server(engine) as server, demo_page(settings=OPEN) as demo:
+    async with live_server(engine) as server, demo_page(settings={**OPEN, "overShortWords": False}) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.write("Talk to me.")
         await demo.in_state("speaking")
