@@ -13,14 +13,18 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.manners.rows import NEEDS, ROWS, Bench, Figure, calls
 from benchmarks.manners.stimuli import Plan
 from benchmarks.results import printed, write_results
 from benchmarks.server_process import cpu_seconds_of_all, free_port, running, wait_until_ready
 from omni_ws.caller.script import Target
+
+if TYPE_CHECKING:
+    from benchmarks.manners.while_it_works import Row
 
 
 def main(arguments: Sequence[str]) -> bool:
@@ -67,7 +71,7 @@ def _without_notes(arguments: Sequence[str]) -> list[str]:
     return [*arguments[:place], *arguments[place + 2 :]]
 
 
-def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: dict[str, object]) -> bool:
+def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: Mapping[str, Row]) -> bool:
     notes: list[str] = []
     figures: list[tuple[str, Figure]] = []
     wanted = [name for name in options.rows if name in ROWS]
@@ -78,8 +82,7 @@ def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: dict[str, objec
             bench = _bench(options, plan, port)
             for name in wanted:
                 begun, spent = time.monotonic(), cpu_seconds_of_all(process.pid)
-                found = asyncio.run(ROWS[name](bench))
-                figures += [(name, one) for one in found]
+                figures += [(name, one) for one in asyncio.run(ROWS[name](bench))]
                 seconds = time.monotonic() - begun
                 share = (cpu_seconds_of_all(process.pid) - spent) / seconds / options.parallel
                 print(
@@ -91,7 +94,7 @@ def _run(options: argparse.Namespace, plan: Plan, rows_of_tools: dict[str, objec
             if bench.refused:
                 print(f"Settings that the server does not know: {', '.join(sorted(bench.refused))}.\n")
     for name in (name for name in options.rows if name in rows_of_tools):
-        found, told = asyncio.run(rows_of_tools[name](options, _bench))  # type: ignore[operator]
+        found, told = asyncio.run(rows_of_tools[name](options, _bench))
         figures += [(name, one) for one in found]
         notes += told
     _print_table(figures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -391,7 +391,7 @@ async def surrounded(bench: Bench) -> list[Figure]:
     ]
 
 
-ROWS: Final[dict[str, Callable[[Bench], Awaitable[list[Figure]]]]] = {
+ROWS: Final[dict[str, Callable[[Bench], Coroutine[Any, Any, list[Figure]]]]] = {
     "acknowledgements": acknowledgements,
     "interruptions": interruptions,
     "sentences": sentences,

@@ -220,7 +220,7 @@ def _some(planned: list[Planned], share: float) -> list[Planned]:
     """A share of them, at least four, always the same: every text once before any is there twice."""
     random.Random(_SEED).shuffle(planned)
     times: Counter[str] = Counter()
-    rounds = []
+    rounds: list[tuple[int, int, Planned]] = []
     for one in planned:
         text = " ".join(text for _, text in one.speech)
         rounds.append((times[text], len(rounds), one))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,6 +40,7 @@ _FIRST_MS, _SILENT_MS = 3000, 9000
 #: Words by which the history may differ from what was heard by the pace.
 _WORDS_OFF: Final = 3
 Making = Callable[[argparse.Namespace, Plan, int], Bench]
+Row = Callable[[argparse.Namespace, Making], Coroutine[Any, Any, tuple[list[Figure], list[str]]]]
 
 
 def _model(upstream: ScriptedUpstream) -> Callable[[HttpExchange], Awaitable[None]]:
@@ -143,10 +144,10 @@ async def tools(options: argparse.Namespace, making: Making) -> tuple[list[Figur
     cases: list[tuple[float, float | None]] = [(10, None), (30, None), (10, 3.0), (8, 6.5)]
     async with _served(options, making) as (_, bench):
 
-        async def one(case: tuple[float, float | None]) -> Waited:
+        async def wait(case: tuple[float, float | None]) -> Waited:
             return await _wait_for_tool(bench, case[0], asks_after=case[1])
 
-        found = await bench.each(cases, one)
+        found = await bench.each(cases, wait)
     notes = [
         f"tool: {one.name}: first word after {one.first_ms} ms, longest silence {one.longest_ms} ms, "
         f"told {one.told} times, the question was answered: {one.answered}"
@@ -251,4 +252,4 @@ async def _told(
         return heard, kept, max(0, len(before) - 1)
 
 
-ROWS_OF_TOOLS: Final = {"tools": tools, "words": words}
+ROWS_OF_TOOLS: Final[Mapping[str, Row]] = {"tools": tools, "words": words}

@@ -44,8 +44,8 @@ def test_a_loudspeaker_keeps_what_it_played_and_what_was_missing() -> None:
     assert speaker.tick().tolist() == samples(TICK).tolist()
     assert speaker.sounding(0, 7) == [True, True, False, False, False, True, False]
     assert (speaker.longest_gap_ms(0, 6), speaker.heard_ms(0, 6), speaker.heard_ms(0, 6, ["b"])) == (60, 60, 0)
-    assert speaker.position == ("a", 60)
     assert speaker.lost_and_repeated_ms("a") == (0, 0)
+    assert speaker.position == ("a", 60)
 
 
 def test_a_loudspeaker_tells_what_was_skipped_and_what_came_twice() -> None:
