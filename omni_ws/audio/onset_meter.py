@@ -110,6 +110,8 @@ class RecentSound:
 
     def hear(self, samples: Samples) -> None:
         """Add the next samples of the stream, and drop the oldest."""
+        if not len(samples):
+            return
         self._blocks.append(samples)
         self._end += len(samples)
         while self._end - self._first - len(self._blocks[0]) >= _KEPT:

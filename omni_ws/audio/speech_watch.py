@@ -630,6 +630,8 @@ class _Windows:
         self._turns = turns
         self._words = words
         self._near = NearVoice()
+        #: Whether ``words`` are still those of a turn that was given up, as the next one has begun only in this thread.
+        self._gave_up = words is not None and words.stalled
         self._only_near = False
         #: The samples after the last whole window.
         self._rest: Samples = NO_SAMPLES
@@ -658,8 +660,12 @@ class _Windows:
         self._waiting.popleft()
         self._next = None
         event = self._turns.feed(probability)
-        if event is not None or not self._turns.speaking or self._words is None or not self._words.stalled:
+        if self._words is None or event is not None or not self._turns.speaking:
             return event
+        stalled = self._words.stalled
+        gives_up, self._gave_up = stalled and not self._gave_up, stalled
+        if not gives_up:
+            return None
         self._near.give_up()
         self._turns.end_turn()
         return SpeechOffset(self._turns.audio_ms, self._turns.audio_ms)

@@ -238,3 +238,31 @@ def test_a_turn_ends_where_no_words_come_any_more() -> None:
     assert watched.hear(at_level(3200, 0.1), AudioFormat(), ORDINARY_BAR).events == ()
     (onset,) = watched.hear(at_level(640, 0.3), AudioFormat(), ORDINARY_BAR).events
     assert isinstance(onset, SpeechOnset)
+
+
+def test_the_turn_behind_one_without_words_goes_on_before_the_loop_knows_of_it() -> None:
+    time = 0.0
+    words = TurnWords(lambda: CAPABILITIES, now=lambda: time)
+    watched = SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=500, words=words)
+    for _ in range(2):
+        words.begin()
+        watched.hear(at_level(960, 0.1) + quiet(960) + at_level(960, 0.2), AudioFormat(), ORDINARY_BAR)
+        time += 9
+        for _ in range(3):
+            words.hear(TranscriptOutput("", interim=True), language=None)
+        # The words that have stalled are those of the turn before.
+        found = watched.hear(at_level(640, 0.1) + quiet(960) + at_level(960, 0.3), AudioFormat(), ORDINARY_BAR).events
+        assert [type(event) for event in found] == [SpeechOffset, SpeechOnset]
+        watched.hear(quiet(960), AudioFormat(), ORDINARY_BAR)
+
+
+def test_words_that_have_stalled_before_the_first_turn_end_none() -> None:
+    time = 0.0
+    words = TurnWords(lambda: CAPABILITIES, now=lambda: time)
+    words.begin()
+    time = 9.0
+    for _ in range(3):
+        words.hear(TranscriptOutput("", interim=True), language=None)
+    watched = SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=500, words=words)
+    (onset,) = watched.hear(at_level(960, 0.1), AudioFormat(), ORDINARY_BAR).events
+    assert isinstance(onset, SpeechOnset)

@@ -328,7 +328,7 @@ class Listener:
             yield TranscriptOutput("", start_ms=ended.start_ms)
 
     def _interim(self, text: str, start_ms: int) -> TranscriptOutput:
-        self._showing = True
+        self._showing = self._showing or bool(text)
         return TranscriptOutput(self._separator + text, interim=True, start_ms=start_ms)
 
 

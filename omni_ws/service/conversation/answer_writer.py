@@ -217,7 +217,7 @@ class AnswerWriter:
         if isinstance(output, TranscriptGuess):
             return True
         shown = "" if request.interim is None else request.interim.text
-        return output.interim and output.text == shown
+        return output.interim and (not output.text.strip() or output.text == shown)
 
     async def drain(self) -> None:
         """Wait until the writer is not ``full``; see OutputWriter."""

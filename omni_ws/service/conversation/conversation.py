@@ -748,7 +748,8 @@ class Conversation:
                     self._refuse_text(refusal)
                 case InputRefused(error=excess) if request is not None:
                     self.spoken.is_input()
-                    self.queue.refuse(request, excess)
+                    if request.state is not RequestState.FINISHED:  # it may have been refused as it was confirmed
+                        self.queue.refuse(request, excess)
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
                 case GenerationStarted() if request is not None:
@@ -846,6 +847,15 @@ class Conversation:
             self.queue.interrupt(by=request, has_words=has_words)
         self.queue.append(request, before_results=interrupts)
         self._update_answering()
+
+    def withdraw_request(self, request: Request) -> None:
+        """Take back the request of an uncertain onset, as if it had never opened."""
+        self.stream.withdraw(request.session)
+        if request is self.receiving:
+            self.stop_receiving()
+        self.queue.withdraw(request)
+        self._configurations.pop(request.request_id, None)
+        self._follow_if_idle()
 
     def _check_room(self, *, waits: bool) -> None:
         """Raise the error that refuses a request that opens now, if there is one."""

@@ -13,7 +13,7 @@ is a backchannel. It decides once, and its owner then confirms or dismisses it.
   ``WAIT_SEC`` at most, and then by the probability alone; a voice that goes on meanwhile ends the wait;
 - input that joins the turn: an interruption;
 - a new onset, or ``LIMIT_SEC`` without any of these (audio no longer arrives): by what is known. While no client is
-  connected, time decides nothing.
+  connected, LIMIT_SEC begins again and again.
 """
 
 from __future__ import annotations

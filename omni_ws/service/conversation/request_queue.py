@@ -156,7 +156,10 @@ class RequestQueue:
         If there is none, the newest cut turn without a final. None if there is none of either.
         """
         first = next(iter(self.waiting), None)
-        if first in self._answers or (first is not None and first.state is RequestState.WAITING and not self._answers):
+        if first in self._answers:
+            return first
+        works = any(not request.timeline.withdrawn for request in self._answers)
+        if first is not None and first.state is RequestState.WAITING and not works:
             return first
         return next((request for request in reversed(self.requests) if request in self._cut), None)
 

@@ -173,10 +173,7 @@ class SpokenTurns:
     def _take_back(self, onset: Onset) -> None:
         owner, request, self.current = self._conversation, onset.request, None
         if request is not None:
-            owner.stream.withdraw(request.session)
-            if request is owner.receiving:
-                owner.stop_receiving()
-            owner.queue.withdraw(request)
+            owner.withdraw_request(request)
         if owner.listener is not None:
             owner.listener.dismissed(rest_untold=onset.rest_untold)
         self._tell(SpeechDismissedFrame(turn_id=onset.turn_id, audio_ms=onset.audio_ms))

@@ -467,18 +467,29 @@ class TurnListener:
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
-        afresh, self._afresh = self._afresh, False
         playing = None if self._echo is None else self._owner.what_plays(ago_ms=self._queue.waiting_ms)
         self._submit(
             StreamPiece(
-                self._watch, piece.payload, piece.source, self._bar, piece.borders, ends, afresh=afresh, playing=playing
+                self._watch,
+                piece.payload,
+                piece.source,
+                self._bar,
+                piece.borders,
+                ends,
+                afresh=self._take_afresh(),
+                playing=playing,
             )
         )
 
     def _judge_more(self, piece: AudioPiece) -> None:
         assert self._watch is not None
         self._piece, self._unfinished = piece, None
-        self._submit(StreamPiece(self._watch, None, piece.source, self._bar))
+        self._submit(StreamPiece(self._watch, None, piece.source, self._bar, afresh=self._take_afresh()))
+
+    def _take_afresh(self) -> bool:
+        """Return whether detection starts afresh with the next slice."""
+        afresh, self._afresh = self._afresh, False
+        return afresh
 
     def _submit(self, piece: StreamPiece) -> None:
         if self._closed:
@@ -626,7 +637,7 @@ class TurnListener:
             earlier.settle()
         self._discard(max(onset.audio_ms - self._turns.prefix_padding_ms, self._dismissed_ms))
         self._set_state(_SPEECH)
-        self._untold = False
+        self._untold = self._afresh = False
         # Of a window that the cancel cuts, more than half lies behind it.
         straddles = onset.audio_ms + vad.WINDOW_MS / 2 < self._cancelled_ms
         chunks = [] if self._cancels or straddles else self._ring.take(onset.detected_ms)

@@ -32,10 +32,12 @@ class Unasked:
             return
         receiving = conversation.receiving
         due = [one for one in conversation.queue.requests if one is not receiving or not one.session.only_results]
-        speaking = conversation.spoken.current is not None
+        spoken = conversation.spoken
+        speaking = spoken.current is not None
         if due or speaking:
             by_user = any(one.remark is None and not one.session.only_results for one in due)
-            self._remarks.disturb(by_user=by_user or speaking)
+            # An uncertain onset may be the echo of the question whether the user is still there.
+            self._remarks.disturb(by_user=by_user or (speaking and spoken.onset is None))
         else:
             self._remarks.quiet(conversation.ledger.played_by(now))
             conversation.watch_time()

@@ -138,6 +138,23 @@ async def test_interim_text_that_turns_out_to_be_nothing_is_taken_back(
         assert result.transcripts[-1] == TranscriptOutput("", start_ms=result.transcripts[-1].start_ms)
 
 
+async def test_what_was_never_shown_is_not_taken_back(recogniser: CountingRecogniser) -> None:
+    """With ``tells_guesses`` a reading without a word is told: nothing is shown of it."""
+    recogniser.understands = False
+    recogniser.read = lambda utterance: ""  # type: ignore[method-assign]
+    outputs: list[TranscriptOutput | TranscriptGuess] = []
+    with ThreadPoolExecutor(1) as executor:
+        listener = live_listener(recogniser, executor, tells_guesses=True)
+        for piece in np.array_split(clip_samples("goforward"), 20):
+            recogniser.readings += 1
+            outputs += [output async for output in listener.hear(piece)]
+        outputs += [output async for output in listener.end_part()]
+        await listener.close()
+    await recogniser.stop()
+    texts = [(one.text, one.interim) for one in outputs if isinstance(one, TranscriptOutput)]
+    assert set(texts) == {("", True)}
+
+
 async def test_closing_while_the_recogniser_works_waits_for_nothing(
     engine: RecogniserEngine, recogniser: CountingRecogniser
 ) -> None:

@@ -19,6 +19,7 @@ from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, Transcrip
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError
 from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.onsets import Onset
 from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.conversation.request_queue import RequestQueue
@@ -487,3 +488,21 @@ async def test_the_end_of_a_session_ends_requests_in_any_state_once() -> None:
             bench.queue.end(request, FinishReason.ERROR)
     assert bench.finals == [("req_1", "error"), ("req_2", "error"), ("req_3", "error")]
     assert not bench.queue.requests
+
+
+async def test_a_cancel_means_the_next_request_while_a_withdrawn_one_winds_up() -> None:
+    bench = Bench(TextOutput("hello"))
+    async with running(bench):
+        aside = make_request("sound", by_speech=True, observed=bench.observed, ledger=bench.ledger)
+        bench.queue.open(aside)
+        aside.is_aside(Onset("turn_1", 0, after_question=False, waits=bool, decide=lambda onset: None))
+        bench.queue.listen_aside(aside)
+        give_input(aside, "hm")
+        bench.queue.wake()
+        assert aside.answering
+        (first,) = bench.ask("first")
+        assert first.state is RequestState.WAITING
+        assert bench.queue.stopped_by_cancel is None
+        bench.queue.withdraw(aside)
+        assert bench.queue.stopped_by_cancel is first
+        await until(lambda: bench.finals == [("first", "stop")])

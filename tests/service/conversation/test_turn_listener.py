@@ -106,7 +106,7 @@ class User:
         assert self.budget.used == self.stream.held_bytes
         return self.budget.used
 
-    def withdraw_wordless_turn(self) -> bool:
+    def withdraw_wordless(self) -> bool:
         return False
 
     def engine_is_behind(self) -> bool:

@@ -17,7 +17,7 @@ from support.scrape import read
 
 from omni_ws.audio import speech_watch
 from omni_ws.audio.pcm import Samples
-from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
+from omni_ws.core.chunks import FinishReason, Modality, Task, Usage, Word
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -31,6 +31,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.errors import EngineFailed
 from omni_ws.service.conversation.onsets import LIMIT_SEC, WAIT_SEC
+from omni_ws.wire.session_config import SessionConfig
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -429,6 +430,68 @@ async def test_a_lost_connection_decides_nothing_and_a_resume_tells_it_again() -
             assert told["turn_id"] == began["turn_id"]
 
 
+async def test_input_goes_on_behind_a_dismissed_sound_that_the_engine_was_behind_with(
+    probability: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probability.append(0.6)
+    monkeypatch.setattr("omni_ws.service.conversation.request.INPUT_QUEUE_BYTES", 1000 * MS)
+    async with conversation(BusyEngine(spoken_answer()), turns={"silence_duration_ms": 5000}) as (_, client):
+        request_id = await playing(client)
+        await onset(client)
+        begin = asyncio.get_running_loop().time()
+        await stream(client, quiet(3000))
+        await client.until("speech_dismissed")
+        await client.barrier()
+        assert asyncio.get_running_loop().time() - begin == pytest.approx(WAIT_SEC, abs=0.2)
+        await goes_on(client, request_id)
+
+
+async def test_a_sound_behind_a_dismissed_one_in_the_same_chunk_is_a_turn(probability: list[float]) -> None:
+    probability.append(0.05)
+    engine = hearing(TranscriptOutput("Louder."), TextOutput("Very well."))
+    async with conversation(engine, turns={"silence_duration_ms": 224}) as (_, client):
+        await playing(client)
+        await client.binary(quiet(96) + loud(128) + quiet(224) + loud(320))
+        await client.until("speech_dismissed")
+        await stream(client, PAUSE)
+        assert (await client.answer()).reason == "cancelled"
+        assert (await client.answer()).text == "Very well."
+        kinds = ["speech_started", "speech_dismissed", "speech_started", "speech_confirmed", "speech_stopped"]
+        assert speech_frames(client) == kinds
+
+
+async def test_a_session_follows_another_engine_behind_a_dismissed_sound() -> None:
+    engine = hearing()
+    async with conversation(engine) as (server, client):
+        await playing(client)
+        await client.answer()
+        await onset(client)
+        (conversation_,) = server.app.sessions.conversations
+        told: list[SessionConfig] = []
+        conversation_.followed = told.append
+        conversation_.follow(conversation_.configuration.rules)
+        assert told == []
+        await stream(client, QUIET)
+        await client.until("speech_dismissed")
+        assert len(told) == 1
+
+
+async def test_a_dismissed_sound_does_not_answer_whether_the_user_is_there() -> None:
+    """It may be the echo of the question."""
+    engine = hearing(tasks=frozenset({Task.CHAT, Task.SPEECH}))
+    async with conversation(engine) as (_, client):
+        await client.configure(idle_prompt={"after_sec": 5, "closes_after_sec": 10, "text": "Hello?"})
+        assert (await client.until("response_started"))["trigger"] == "idle"
+        while (await client.until("output_chunk")).get("start_ms", 0) < 500:
+            pass
+        await onset(client)
+        await stream(client, QUIET)
+        await client.until("speech_dismissed")
+        assert (await client.until("session_closing"))["reason"] == "session_timeout"
+        assert len(client.seen("response_started")) == 1
+        assert await client.closed() == 4408
+
+
 async def test_without_duck_a_hum_that_is_spelled_as_words_lets_the_answer_go_on(probability: list[float]) -> None:
     engine = hearing(TranscriptOutput("My hammer."), TextOutput("Which one?"))
     async with conversation(engine, turns={"duck": False, "interrupt_resume": True}) as (_, client):
@@ -448,6 +511,19 @@ async def test_where_it_does_not_act_onsets_are_sure(turns: dict[str, Any]) -> N
         assert "certain" not in await client.until("speech_started")
         assert (await client.until("speech_stopped"))["turn_id"]
         assert not {"speech_confirmed", "speech_dismissed"} & set(speech_frames(client))
+
+
+class BusyEngine(HearingEngine):
+    """Takes nothing of speech."""
+
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+        async for chunk in request.input:
+            if chunk.modality is Modality.AUDIO:
+                await asyncio.Event().wait()
+        for output in self.script:
+            out.write(output)
+            await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 class GuessingEngine(HearingEngine):

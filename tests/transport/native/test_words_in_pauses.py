@@ -160,3 +160,11 @@ async def test_typed_text_joins_a_turn_that_has_only_begun() -> None:
         await client.say("hello")
         assert (await client.answer()).text == "an answer"
         assert {chunk.modality for chunk in engine.inputs[-1]} == {Modality.AUDIO, Modality.TEXT}
+
+
+async def test_an_interim_transcript_without_a_word_is_told_nobody() -> None:
+    engine = EarlyEars([interim("good"), interim(" "), interim(""), TranscriptOutput("good day")])
+    async with listening(engine) as client:
+        await client.chunk(quiet(320) + loud(640) + quiet(960))
+        answer = await client.answer()
+        assert [chunk["text"] for chunk in answer.chunks] == ["good", "good day", "an answer"]
