@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 from support.inline_workers import InlineWorkers
@@ -50,8 +51,10 @@ from benchmarks.soak_voices import (
     Given,
     Scenes,
     ScenicModel,
+    coded_probability,
     spelled,
 )
+from omni_ws.audio import speech_watch
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.wire.frames import encode_input
@@ -615,13 +618,14 @@ def _without_acknowledgements(messages: tuple[tuple[str, str], ...]) -> list[tup
 
 @contextlib.asynccontextmanager
 async def scene(seed: str) -> AsyncIterator[tuple[LiveServer, Scenes]]:
-    """A server with the soak's engines."""
+    """A server with the soak's engines, and its judge of short sounds."""
     scenes = Scenes(seed)
     engine = ComposedEngine(ScenicModel(scenes), asr=CodedEars(scenes), tts=CodedVoice(scenes))
     limits = {"max_history_tokens": 100_000}
     async with live_server(engine, streaming_input={"resume_grace_sec": 30}, limits=limits) as server:
         server.app.sessions.speech_workers = InlineWorkers()
-        yield server, scenes
+        with patch.object(speech_watch, "backchannel_probability", coded_probability):
+            yield server, scenes
 
 
 async def _live(name: str, first: int, talkers: int, seconds: float, findings: Findings) -> int:

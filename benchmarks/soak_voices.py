@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from support.part_engines import ActingEngine
 
-from omni_ws.audio.pcm import Pcm16
+from omni_ws.audio.pcm import PCM16_SCALE, Pcm16, Samples
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
 from omni_ws.engine.base import (
     AudioOutput,
@@ -37,10 +37,11 @@ WORD_MS: Final = 240
 ENOUGH: Final = WORD_MS * RATE // 2000
 #: Loud enough to be speech: a cough, which is no word, and what a listener says who wants the speaker to go on. Each
 #: has a number of its own.
-FIRST_COUGH, FIRST_ACKNOWLEDGEMENT = 2000, 3000
+FIRST_COUGH, FIRST_ACKNOWLEDGEMENT = 7000, 8000
 ACKNOWLEDGED: Final = "Yeah."
-#: The number of the first word of a user, and how many there are.
-FIRST_WORD, WORDS = 4096, 28_000
+#: The number of the first word of a user, and how many there are. All sounds are within 12 dB, so that none is taken for
+#: somebody who is far from the microphone.
+FIRST_WORD, WORDS = 9000, 18_000
 #: What an interim transcript has beyond the words that were said: nobody may take it for settled.
 DOUBT: Final = "perhaps"
 #: The samples of a character in the voice without word times.
@@ -153,6 +154,11 @@ class CodedEars(ActingEngine):
 def _words(heard: dict[int, int]) -> list[str]:
     known = [number for number, count in heard.items() if count >= ENOUGH and number >= FIRST_ACKNOWLEDGEMENT]
     return [ACKNOWLEDGED if number < FIRST_WORD else spelled(number - FIRST_WORD) for number in known]
+
+
+def coded_probability(samples: Samples) -> float:
+    """Return what the judge of short sounds would: 0 for words, 1 for coughs and acknowledgements."""
+    return float(np.max(samples, initial=0) * PCM16_SCALE < FIRST_WORD)
 
 
 def _joined(words: list[str], told: int) -> str:
