@@ -529,3 +529,20 @@ async def test_words_while_the_voice_goes_on(text: str, at_once: bool) -> None:
         await asyncio.sleep(0.5)
         await client.barrier()
         assert bool(client.seen("speech_confirmed")) == at_once
+
+
+@pytest.mark.parametrize(("text", "goes_on"), [("Yes, yes.", True), ("Louder.", False)])
+async def test_a_held_answer_goes_on_at_a_guess_of_an_acknowledgement(text: str, goes_on: bool) -> None:
+    """A sound of more than 800 ms is held; what is guessed at its pause tells before its turn has ended."""
+    engine = GuessingEngine(TranscriptGuess(text), after_ms=1200)
+    async with conversation(engine, turns={"interrupt_resume": True}) as (_, client):
+        request_id = await playing(client)
+        await onset(client, loud(960))
+        await client.until("speech_confirmed")
+        before = len(client.frames)
+        await stream(client, quiet(320))
+        await asyncio.sleep(0.5)
+        await client.barrier()
+        resumed = [frame for frame in client.frames[before:] if frame.get("request_id") == request_id]
+        assert bool(resumed) == goes_on
+        assert not client.seen("speech_stopped")
