@@ -69,6 +69,10 @@ ASKED_WINDOWS: Final = 160 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 FINISHED_WINDOWS: Final = 256 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 LIKELY_WINDOWS: Final = 640 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
+#: If the words are not known by then, the turn ends as soon as they are, and after 1,140 ms in any case: they are
+#: being recognised, and nothing could be answered sooner.
+LATE_WORDS_WINDOWS: Final = 1140 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+
 #: If it likely has, and the words are a whole sentence, the turn ends after 416 ms.
 WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
@@ -185,7 +189,7 @@ class TurnDetector:
 
     If the recogniser tells the ``words`` in each pause, they count as well. If they go on, the turn ends after
     ``silence_duration_ms``, whatever the judge says. If they are whole, it ends sooner where the judge is not sure, and
-    at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LIKELY_WINDOWS:
+    at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LATE_WORDS_WINDOWS:
     nothing could be answered sooner.
     """
 
@@ -317,8 +321,9 @@ class TurnDetector:
             return longest
         if answered <= LIKELY:
             return min(longest, self._whole_windows) if unfinished is Unfinished.NO else longest
-        is_known = is_told or words is None or not words.expected
-        if answered > self._sure and is_known:
+        if words is not None and words.expected and not is_told:
+            return min(longest, LATE_WORDS_WINDOWS)
+        if answered > self._sure:
             return min(longest, FINISHED_WINDOWS)
         return min(longest, WHOLE_WINDOWS if unfinished is Unfinished.NO else LIKELY_WINDOWS)
 

@@ -263,8 +263,8 @@ def silent_windows_of(detector: TurnDetector) -> int:
         (Unfinished.PERHAPS, 0.9, 18),
         (Unfinished.PERHAPS, 0.5, 47),
         # They are not known.
-        (None, 0.91, 18),
-        (None, 0.9, 18),
+        (None, 0.91, 33),
+        (None, 0.9, 33),
         (None, 0.5, 47),
     ],
 )
@@ -279,7 +279,7 @@ def test_the_words_and_the_sound_end_a_turn(
     assert silent_windows_of(detector) == silent_windows
 
 
-@pytest.mark.parametrize(("told_at", "silent_windows"), [(5, 6), (6, 7), (16, 17), (17, 18), (30, 18)])
+@pytest.mark.parametrize(("told_at", "silent_windows"), [(5, 6), (6, 7), (31, 32), (32, 33), (40, 33)])
 def test_words_that_come_late_are_asked_as_they_come(told_at: int, silent_windows: int) -> None:
     detector, words = worded()
     detector.answer(1)
@@ -290,7 +290,7 @@ def test_words_that_come_late_are_asked_as_they_come(told_at: int, silent_window
     assert detector.windows == 10 + silent_windows
 
 
-@pytest.mark.parametrize(("told_at", "silent_windows"), [(17, 47), (0, 18)])
+@pytest.mark.parametrize(("told_at", "silent_windows"), [(32, 47), (0, 33)])
 def test_words_that_go_on_keep_a_turn_open_if_they_come_in_time(told_at: int, silent_windows: int) -> None:
     detector, words = worded()
     detector.answer(1)
@@ -307,7 +307,7 @@ def test_words_of_an_earlier_pause_do_not_count() -> None:
     words.tell(Unfinished.NO)
     events(detector, [0.9] * 3)
     detector.answer(1)
-    assert silent_windows_of(detector) == 18
+    assert silent_windows_of(detector) == 33
 
 
 def test_a_recogniser_that_tells_nothing_in_pauses_changes_nothing() -> None:

@@ -215,6 +215,8 @@ class AnswerWriter:
             named = spoken_language(request.config.input_audio)
             request.turn_words.hear(output, language=heard or named or request.ledger.language)
         if isinstance(output, TranscriptGuess):
+            if request.holds is not None:
+                request.holds.guess(output)
             return True
         shown = "" if request.interim is None else request.interim.text
         return output.interim and (not output.text.strip() or output.text == shown)

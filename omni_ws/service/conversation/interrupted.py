@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from omni_ws.audio.container import media_type
+from omni_ws.audio.onset_meter import SpeechLull
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.history import Message
 from omni_ws.engine.base import (
@@ -21,6 +22,7 @@ from omni_ws.engine.base import (
     TextOutput,
     ThoughtOutput,
     ToolCallOutput,
+    TranscriptGuess,
     TranscriptOutput,
 )
 from omni_ws.engine.continued_input import EarlierParts, apart
@@ -57,6 +59,7 @@ class HeldAnswer:
         #: Whether ``look_later`` was called.
         self.looked_at_later = False
         self._give_up = give_up
+        self._resume = resume
         self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, resume)
 
     def look_later(self, look: Callable[[], None]) -> None:
@@ -87,24 +90,36 @@ class HeldAnswer:
             self._give_up()
         return words
 
+    def guess(self, guess: TranscriptGuess) -> None:
+        """Let the answer go on before its turn has ended, if what was said up to a pause is no words."""
+        lull = self.by.lull
+        if self.decided or self.resumed or lull is None or not guess.text.strip():
+            return
+        said = "".join([*(earlier.text for earlier in self._passed_over), guess.text])
+        if self._verdict(said, guess.language, lull) is Verdict.BACKCHANNEL:
+            self._limit.cancel()
+            self._resume()
+
     def _acknowledges(self, transcript: TranscriptOutput) -> bool:
         """Return whether the turn so far may have no words; if so, and it is settled, keep the transcript."""
         said = "".join([*(earlier.text for earlier in self._passed_over), transcript.text])
         language, lull = self.by.language_of(transcript), self.by.lull
-        if not said.strip() or (transcript.interim and lull is None and not sure_words(said, language)):
+        if not said.strip() or (transcript.interim and not sure_words(said, language)):
             return True
-        verdict = judged(
+        if self._verdict(said, language, lull) is not Verdict.BACKCHANNEL:
+            return False
+        if not transcript.interim:
+            self._passed_over.append(transcript)
+        return True
+
+    def _verdict(self, said: str, language: str | None, lull: SpeechLull | None) -> Verdict:
+        return judged(
             said,
             None if lull is None else lull.probability,
             language,
             voiced_ms=0 if lull is None else lull.voiced_ms,
             after_question=self.request.asks,
         )
-        if verdict is not Verdict.BACKCHANNEL:
-            return False
-        if not transcript.interim:
-            self._passed_over.append(transcript)
-        return True
 
 
 def _has_words(output: EngineOutput, *, only_after_transcripts: bool) -> bool | None:

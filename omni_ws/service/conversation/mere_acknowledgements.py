@@ -64,7 +64,9 @@ def judged(
         rather = probability is not None and probability >= _RATHER_BACKCHANNEL
         return _judged_by_words(text, language or "en", sure=sure, rather=rather, after_question=after_question)
     if text is not None:
-        return Verdict.BACKCHANNEL
+        # recognisers miss short words, and a loud "stop" is one
+        surely_words = probability is not None and probability <= SURE_WORDS
+        return Verdict.INTERRUPTION if surely_words else Verdict.BACKCHANNEL
     if voiced_ms > LONGEST_BACKCHANNEL_MS or (probability is not None and probability <= SURE_WORDS):
         return Verdict.INTERRUPTION
     return Verdict.BACKCHANNEL if sure and not after_question else Verdict.UNSURE

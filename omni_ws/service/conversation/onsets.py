@@ -10,7 +10,9 @@ is a backchannel. It decides once, and its owner then confirms or dismisses it.
 - voiced for more than ``LONG_MS``: an interruption if it is clear, else none;
 - words while the voice goes on, if it is clear: ``sure_words``;
 - quiet: none if it was not clear, otherwise by ``judged``, and where that is unsure by the next transcripts, for
-  ``WAIT_SEC`` at most, and then by the probability alone; a voice that goes on meanwhile ends the wait;
+  ``WAIT_SEC`` at most, or ``LIKELY_WAIT_SEC`` if it is rather a backchannel, as the answer plays on meanwhile; then it
+  is an interruption where the answer can be held until its words are known, otherwise the probability alone decides; a
+  voice that goes on meanwhile ends the wait;
 - input that joins the turn: an interruption;
 - a new onset, or ``LIMIT_SEC`` without any of these (audio no longer arrives): by what is known. While no client is
   connected, LIMIT_SEC begins again and again.
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 #: How long a sound that is over waits for its transcript, if the sound alone tells too little.
 WAIT_SEC: Final = 0.35
+#: The same, if it is a backchannel rather than not: to hear "stop" late is better than to miss it.
+LIKELY_WAIT_SEC: Final = 1.0
 #: How long an onset is uncertain at most, if audio no longer arrives.
 LIMIT_SEC: Final = 3.0
 #: This many words are words, and not a hum as a recogniser spells it, while the voice goes on.
@@ -61,7 +65,8 @@ def sure_words(text: str, language: str | None) -> bool:
 class Onset:
     """One uncertain onset. ``decide`` is called once, with it; ``verdict`` is known then.
 
-    ``after_question``: the answer has just asked something. ``waits`` returns whether time decides nothing now.
+    ``after_question``: the answer has just asked something. ``holds``: an interruption without known words holds the
+    answer until they are known. ``waits`` returns whether time decides nothing now.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Onset:
         audio_ms: int,
         *,
         after_question: bool,
+        holds: bool = False,
         waits: Callable[[], bool],
         decide: Callable[[Onset], None],
     ) -> None:
@@ -88,6 +94,7 @@ class Onset:
         #: Its last lull, if it is quiet now.
         self.lull: SpeechLull | None = None
         self._after_question = after_question
+        self._holds = holds
         self._waits = waits
         self._decide = decide
         self._voiced_ms = 0
@@ -138,7 +145,8 @@ class Onset:
         self._stale = not self._known and not self._guessed
         self._look()
         if self.verdict is None and self._wait is None:
-            self._wait = asyncio.get_running_loop().call_later(WAIT_SEC, self._wait_is_over)
+            seconds = LIKELY_WAIT_SEC if self._is_likely else WAIT_SEC
+            self._wait = asyncio.get_running_loop().call_later(seconds, self._wait_is_over)
 
     def lasts(self, *, clear: bool) -> None:
         """Note that the sound is voiced for more than LONG_MS."""
@@ -190,12 +198,11 @@ class Onset:
         if not self.clear:
             self._end(Verdict.BACKCHANNEL)
             return
-        verdict = self._judged(self._text)
-        self.has_words = verdict in (Verdict.INTERRUPTION, Verdict.STOP) and bool(self._text)
+        verdict = self._verdict
+        self.has_words = verdict in (Verdict.INTERRUPTION, Verdict.STOP) and self._text is not None
         if verdict is Verdict.UNSURE:
-            probability = None if self.lull is None else self.lull.probability
-            likely = probability is not None and probability >= LIKELY_BACKCHANNEL and not self._after_question
-            verdict = Verdict.BACKCHANNEL if likely else Verdict.INTERRUPTION
+            dismissed = self._is_likely and not self._holds
+            verdict = Verdict.BACKCHANNEL if dismissed else Verdict.INTERRUPTION
         self._end(verdict)
 
     def dismiss(self, *, rest_untold: bool = False) -> None:
@@ -213,12 +220,26 @@ class Onset:
         if not self.clear:
             self._end(Verdict.BACKCHANNEL)
             return
-        verdict = self._judged(text)
-        if self._stale and verdict is Verdict.INTERRUPTION and self._judged(None) is Verdict.BACKCHANNEL:
-            verdict = Verdict.UNSURE  # a hum may be spelled as other words until it is heard whole
-        if verdict is Verdict.UNSURE and not self._known and not self._deaf:
+        if self._verdict is Verdict.UNSURE and not self._known and not self._deaf:
             return
         self.settle()
+
+    @property
+    def _verdict(self) -> Verdict:
+        """The verdict on the sound, which is quiet, by what is known."""
+        text = self._text
+        verdict = self._judged(text)
+        if self._stale and verdict is Verdict.INTERRUPTION and text and not sure_words(text, self._language):
+            # "Got it" may be spelled as "God", and a hum as any words, until it is heard whole.
+            sound = self._judged(None)
+            return Verdict.UNSURE if sound is Verdict.BACKCHANNEL else sound
+        return verdict
+
+    @property
+    def _is_likely(self) -> bool:
+        """Whether the sound, without known words, is a backchannel rather than not."""
+        probability = None if self.lull is None else self.lull.probability
+        return probability is not None and probability >= LIKELY_BACKCHANNEL and not self._after_question
 
     def _judged(self, text: str | None) -> Verdict:
         probability = None if self.lull is None else self.lull.probability

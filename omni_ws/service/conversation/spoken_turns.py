@@ -122,6 +122,7 @@ class SpokenTurns:
             turn_id,
             audio_ms,
             after_question=self._has_asked(),
+            holds=self._holds,
             waits=lambda: self._conversation.detached,
             decide=self._decide,
         )
@@ -150,6 +151,11 @@ class SpokenTurns:
         """Dismiss the uncertain onset, if there is one; with ``rest_untold``, what goes on of it is told nobody."""
         if self.onset is not None:
             self.onset.dismiss(rest_untold=rest_untold)
+
+    @property
+    def _holds(self) -> bool:
+        turns = self._conversation.configuration.effective.turn_detection
+        return turns is not None and turns.interrupt_resume and self._conversation.engine.capabilities.transcripts
 
     def _has_asked(self) -> bool:
         """Return whether the last sentence that was heard of the answer that plays is a question."""

@@ -151,8 +151,13 @@ def test_long_sound_without_words_interrupts() -> None:
 
 
 def test_speech_in_which_no_words_were_recognised_leaves_no_turn() -> None:
-    assert verdict("", 0.0) is BACKCHANNEL
+    assert verdict("", SURE_WORDS + A_LITTLE) is BACKCHANNEL
+    assert verdict("", None) is BACKCHANNEL
     assert verdict(" ?", None, question=True) is BACKCHANNEL
+
+
+def test_speech_that_was_surely_words_interrupts_even_if_none_were_recognised() -> None:
+    assert verdict("", SURE_WORDS) is INTERRUPTION
 
 
 def test_an_acknowledgement_answers_a_question() -> None:

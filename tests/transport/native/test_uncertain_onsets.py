@@ -30,7 +30,7 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.errors import EngineFailed
-from omni_ws.service.conversation.onsets import LIMIT_SEC, WAIT_SEC
+from omni_ws.service.conversation.onsets import LIKELY_WAIT_SEC, LIMIT_SEC, WAIT_SEC
 from omni_ws.wire.session_config import SessionConfig
 
 pytestmark = pytest.mark.virtual_clock
@@ -235,10 +235,12 @@ loudness = LoudnessDetector.process
 
 
 @pytest.mark.parametrize(
-    ("likely", "verdict"), [(0.5, "speech_dismissed"), (0.49, "speech_confirmed")], ids=["likely", "less so"]
+    ("likely", "verdict", "waited"),
+    [(0.5, "speech_dismissed", LIKELY_WAIT_SEC), (0.49, "speech_confirmed", WAIT_SEC)],
+    ids=["likely", "less so"],
 )
 async def test_without_words_the_probability_alone_decides(
-    probability: list[float], likely: float, verdict: str
+    probability: list[float], likely: float, verdict: str, waited: float
 ) -> None:
     recognised = asyncio.Event()
     probability.append(likely)
@@ -248,8 +250,40 @@ async def test_without_words_the_probability_alone_decides(
         await stream(client, PAUSE)
         began = asyncio.get_running_loop().time()
         assert (await client.until("speech_confirmed", "speech_dismissed"))["type"] == verdict
-        assert asyncio.get_running_loop().time() - began == pytest.approx(WAIT_SEC, abs=0.05)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(waited, abs=0.05)
         recognised.set()
+
+
+@pytest.mark.parametrize(("text", "ends"), [("Yeah.", False), ("Stop.", True)])
+async def test_an_answer_that_can_be_held_waits_for_words_that_come_late(
+    probability: list[float], text: str, ends: bool
+) -> None:
+    """A busy server does not miss "stop", even if its sound is rather that of a backchannel."""
+    recognised = asyncio.Event()
+    probability.append(0.6)
+    engine = hearing(recognised.wait, TranscriptOutput(text))
+    async with conversation(engine, turns={"interrupt_resume": True}) as (_, client):
+        request_id = await playing(client)
+        await onset(client)
+        await stream(client, PAUSE)
+        assert (await client.until("speech_confirmed", "speech_dismissed"))["type"] == "speech_confirmed"
+        recognised.set()
+        answers = [await client.answer(), await client.answer()]
+        assert {answer.final["request_id"]: answer.reason for answer in answers}[request_id] == (
+            "cancelled" if ends else "stop"
+        )
+
+
+async def test_an_interim_text_of_a_sound_that_has_ended_is_not_all_of_it(probability: list[float]) -> None:
+    """ "Got it" may be spelled as "God" before: the whole is waited for."""
+    probability.append(0.45)
+    async with conversation(GuessingEngine(TranscriptOutput("God", interim=True), after_ms=400)) as (_, client):
+        await playing(client)
+        await onset(client)
+        began = asyncio.get_running_loop().time()
+        await stream(client, QUIET)
+        await client.until("speech_confirmed")
+        assert asyncio.get_running_loop().time() - began == pytest.approx(WAIT_SEC, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -571,3 +605,20 @@ async def test_words_while_the_voice_goes_on(text: str, at_once: bool) -> None:
         await asyncio.sleep(0.5)
         await client.barrier()
         assert bool(client.seen("speech_confirmed")) == at_once
+
+
+@pytest.mark.parametrize(("text", "goes_on"), [("Yes, yes.", True), ("Louder.", False)])
+async def test_a_held_answer_goes_on_at_a_guess_of_an_acknowledgement(text: str, goes_on: bool) -> None:
+    """A sound of more than 800 ms is held; what is guessed at its pause tells before its turn has ended."""
+    engine = GuessingEngine(TranscriptGuess(text), after_ms=1200)
+    async with conversation(engine, turns={"interrupt_resume": True}) as (_, client):
+        request_id = await playing(client)
+        await onset(client, loud(960))
+        await client.until("speech_confirmed")
+        before = len(client.frames)
+        await stream(client, quiet(320))
+        await asyncio.sleep(0.5)
+        await client.barrier()
+        resumed = [frame for frame in client.frames[before:] if frame.get("request_id") == request_id]
+        assert bool(resumed) == goes_on
+        assert not client.seen("speech_stopped")

@@ -91,7 +91,7 @@ async def silence_until_stopped(client: NativeClient) -> int:
         ("Set a timer.", "auto", 0.6, 416),
         ("Set a timer.", "auto", 0.2, 1088),
         ("Set a timer.", "low", 0.2, 1984),
-        ("", "auto", 1.0, 640),
+        ("", "auto", 1.0, 1120),
         ("", "auto", 0.2, 1504),
     ],
 )
