@@ -441,6 +441,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.speaker.flush();
     this.#emit("turnstart", { turn });
     this.conversation.heard(turn, {});
+    if (MAY_LISTEN && this.talk.phase === "off") this.#endHeardTurn(); // the microphone was closed: no more of it is heard
     this.#changed();
   }
 
@@ -474,7 +475,8 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   async #runTools(asking) {
     const { calls } = asking.answer;
     const { conversation, session, talk } = this;
-    if (conversation.turns.slice(-MAX_TOOL_TURNS).filter(({ kind }) => kind === "tool").length === MAX_TOOL_TURNS) return;
+    const replies = conversation.turns.filter(({ kind }) => kind !== "greeting").slice(-MAX_TOOL_TURNS);
+    if (replies.filter(({ kind }) => kind === "tool").length === MAX_TOOL_TURNS) return;
     const asked = this.#sessions;
     const results = await Promise.all(calls.map((call) => this.#run(call)));
     if (asking.unwanted || asking.dropped) return;

@@ -528,3 +528,18 @@ test("what the server says unasked is an answer to nothing", () => {
   }
   assert.equal(client.conversation.current, null);
 });
+
+test("a model that calls tools without end gets no more results, also if the server speaks between", async () => {
+  const { client, hear, sockets } = conversation({ tools: TOOLS });
+  await client.write("Will it rain?");
+  for (let call = 0; call < 9; call++) {
+    hear(started(`r${call}`, { ref: `turn-${call * 2}` }));
+    hear(output(`r${call}`, CALL));
+    hear(final(`r${call}`, "tool_calls"));
+    hear(started(`f${call}`, { trigger: "filler" }));
+    hear(text(`f${call}`, "One moment."));
+    hear(final(`f${call}`));
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  assert.equal(chunks(sockets[0]).filter(({ tool_call_id: id }) => id).length, 5);
+});

@@ -432,6 +432,7 @@ class RealtimeDialect:
 
     def _clear_audio(self) -> None:
         turn = self._speaking
+        self._conversation.spoken.dismiss(rest_untold=True)
         if self._detects_turns and turn is not None and not turn.committed:
             turn.clear()
             if turn.item.request_id is not None:

@@ -13,7 +13,12 @@ from omni_ws.audio.codec import AudioEncoder
 from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import AudioFormat, FinalChunk, OutputChunk, OutputModality, StartTrigger
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.wire.server_frames import ResponseStartedFrame, SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.server_frames import (
+    ResponseStartedFrame,
+    SpeechConfirmedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
 
 #: From the end of the caller's turn to the first sound, and from one sound to the next.
 BEGINS_SEC: Final = 2.0
@@ -63,7 +68,9 @@ class ThinkingSound:
     def hear(self, message: ServerMessage) -> None:
         """Learn from one of the session's messages whether an answer is awaited."""
         match message:
-            case SpeechStartedFrame():
+            case SpeechStartedFrame(certain=False):
+                pass  # an answer is heard, and this may be no turn
+            case SpeechStartedFrame() | SpeechConfirmedFrame():
                 self._speaking = True
                 self.stop()
             case SpeechStoppedFrame(request_id=request_id):

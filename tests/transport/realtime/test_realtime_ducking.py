@@ -95,6 +95,20 @@ async def test_speech_that_interrupts_is_told_late_with_the_place_where_it_began
         assert speech_events(client) == ["speech_started", "speech_stopped", "committed"]
 
 
+async def test_audio_that_is_cleared_interrupts_nothing() -> None:
+    async with responding("Go forward.", type="semantic_vad") as (client, _, over):
+        await client.append(quiet(BEGINS_MS) + loud(640))
+        await client.send(BUFFER + "clear")
+        await client.until(BUFFER + "cleared")
+        await client.append(loud(960) + quiet(2000))
+        await client.send(BUFFER + "clear")
+        await client.until(BUFFER + "cleared")
+        over.set()
+        response = await client.response()
+        assert (response["status"], text_of(response)) == ("completed", "A story.")
+        assert "speech_started" not in speech_events(client)
+
+
 @pytest.mark.parametrize("detection", [{"type": "server_vad"}, {"type": "semantic_vad", "duck": False}])
 async def test_otherwise_whatever_is_heard_interrupts_at_once(detection: dict[str, Any]) -> None:
     async with responding("Mm-hm.", **detection) as (client, *_):
