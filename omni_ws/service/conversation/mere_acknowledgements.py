@@ -106,6 +106,8 @@ def begins_with_stop_word(text: str, language: str = "en") -> bool:
     """Return whether a text that may go on begins with words that interrupt, acknowledgements before them left out."""
     words, known = _words(text), _list_of(language)
     places = _ends(words, (known.acknowledgements,))
+    if len(words) in places:  # "no way", "ach was"
+        return False
     return any(ends for place in places for ends in known.stop.ends(words, place) + known.interrupts.ends(words, place))
 
 

@@ -24,6 +24,8 @@ _LEAST_WORDS: Final = 2
 _LEAST_SIGNS: Final = 3
 #: How far before a row the word may be that names it: "my number is 415".
 _NAMED_WITHIN: Final = 3
+#: How many of the last words may hold the question that a copula ends.
+_ASKED_WITHIN: Final = 5
 #: How many words are compared with the phrases.
 _LONGEST_PHRASE: Final = 4
 
@@ -32,6 +34,7 @@ _WORD: Final = re.compile(
 )
 #: Stands for a number that is no row of digits, unless others come before it.
 _PLAIN: Final = "0.0"
+_QUESTION: Final = re.compile(r"[?？]['\"”»)]*\s*$")
 _ENDS: Final = re.compile(r"[.!?…。？！]['\"”»)]*\s*$")
 _TRAILS_OFF: Final = re.compile(r"(?:\.\.+|…|,|:|-|–|—)['\"”»)]*\s*$")
 _LAST_SENTENCE: Final = re.compile(r"[^.!?…。？！]*[.!?…。？！\s]*$")
@@ -42,8 +45,10 @@ class _Lists:
     """The words of one language.
 
     After ``open`` a sentence goes on, unless it is a verb behind one of ``finished_after``: "tell me what it is". So
-    it does after ``stranded``, but a question that begins with one of ``asks`` may end there: "what is this for". It
-    goes on after one of ``takers`` behind ``to`` ("to call"), and if it ends in one of ``phrases``, or is one.
+    it does after ``stranded``, but what begins with one of ``asks``, a question or a command, may end there: "what is
+    this for", "mach das Licht aus". It goes on after ``copulas``, but may end there in a question, and in a sentence
+    that holds one: "¿qué hora es?", "dime qué hora es". It goes on after one of ``takers`` behind ``to`` ("to call"),
+    and if it ends in one of ``phrases``, or is one.
     ``digits`` and ``numbers`` are spoken digits and greater numbers; ``words_that_are_letters`` are no letters of a
     row. A number behind one of ``times`` is a time or a date, one behind ``named`` is dictated; a sentence of the
     assistant with one of ``dictated`` asks for something that is dictated.
@@ -51,6 +56,7 @@ class _Lists:
 
     open: frozenset[str]
     stranded: frozenset[str]
+    copulas: frozenset[str]
     finished_after: frozenset[str]
     asks: frozenset[str]
     phrases: frozenset[tuple[str, ...]]
@@ -73,23 +79,32 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
     if language not in LANGUAGES:
         return Unfinished.PERHAPS
     lists = _lists(language)
-    words = _words(text[-READ:])
+    text = text[-READ:]
+    words = _words(text)
     if not words:
         return Unfinished.PERHAPS
     if _in_a_row(words, lists, asked=bool(asked) and _asks_to_dictate(asked, lists)) or _TRAILS_OFF.search(text):
         return Unfinished.YES
-    open_ = _is_open(words, lists)
+    open_ = _is_open(words, lists, question=_QUESTION.search(text) is not None)
     if open_ is not Unfinished.NO:
         return open_
     return Unfinished.NO if _ENDS.search(text) else Unfinished.PERHAPS
 
 
-def _is_open(words: list[str], lists: _Lists) -> Unfinished:
+def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if any(tuple(words[-length:]) in lists.phrases for length in range(1, _LONGEST_PHRASE + 1)):
         return Unfinished.YES
     if last in lists.open:
-        return Unfinished.PERHAPS if before in lists.finished_after else Unfinished.YES
+        # "perché?"
+        return (
+            Unfinished.PERHAPS
+            if before in lists.finished_after or (question and last in lists.asks)
+            else Unfinished.YES
+        )
+    if last in lists.copulas:
+        asks = question or not lists.asks.isdisjoint(words[-_ASKED_WITHIN:])
+        return Unfinished.PERHAPS if asks or before in lists.finished_after else Unfinished.YES
     if last in lists.stranded:
         # "what is this for", "who did you give it to"
         return Unfinished.PERHAPS if words[0] in lists.asks else Unfinished.YES

@@ -101,6 +101,34 @@ def test_an_interim_that_begins_otherwise_does_not_yet(text: str) -> None:
     assert not begins_with_stop_word(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [("No way", "en"), ("Ach was", "de"), ("Qué bien", "es"), ("Ma certo", "it"), ("Que legal", "pt"), ("", "fr")],
+)
+def test_an_acknowledgement_that_begins_like_an_interruption_does_not_interrupt(text: str, language: str) -> None:
+    assert not begins_with_stop_word(text, language)
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Hör bitte auf!", "de"),
+        ("Hang on a minute.", "en"),
+        ("No sigas, por favor.", "es"),
+        ("Attends un instant, s'il te plaît.", "fr"),
+        ("Scusa, aspetta un secondo.", "it"),
+        ("Só um instante, por favor.", "pt"),
+    ],
+)
+def test_whole_phrases_mean_stop(text: str, language: str) -> None:
+    assert is_stop_word(text, language)
+
+
+def test_but_interrupts_in_italian() -> None:
+    assert begins_with_stop_word("Però", "it")
+    assert not is_acknowledgement("Però", "it")
+
+
 def verdict(text: str | None, probability: float | None, *, voiced_ms: int = 400, question: bool = False) -> Verdict:
     return judged(text, probability, "en", voiced_ms=voiced_ms, after_question=question)
 

@@ -112,6 +112,67 @@ def test_other_languages(language: str, open_text: str, row: str, whole: str) ->
     assert [how_unfinished(text, language) for text in (open_text, row, whole)] == [YES, YES, NO]
 
 
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("es", "¿Qué hora es?"),
+        ("es", "Dime qué hora es"),
+        ("es", "¿Dónde está?"),
+        ("fr", "Qu'est-ce que c'est ?"),
+        ("fr", "Dis-moi où il est"),
+        ("it", "Che ore sono?"),
+        ("it", "Perché?"),
+        ("it", "Qual è?"),
+        ("pt", "Que horas são?"),
+        ("pt", "O que é?"),
+        ("pt", "Não quero."),
+        ("es", "No quiero."),
+        ("de", "Mach das Licht aus."),
+        ("de", "Schalte die Heizung ein."),
+        ("de", "Ich weiß nicht, wer ich bin."),
+    ],
+)
+def test_a_sentence_may_end_in_a_word_behind_which_others_go_on(language: str, text: str) -> None:
+    assert how_unfinished(text, language) is PERHAPS
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("es", "Cuéntame algo más."),
+        ("es", "Quiero hacer una llamada."),
+        ("fr", "Répète encore une fois."),
+        ("fr", "Je n'en veux plus."),
+        ("fr", "Il arrive quand ?"),
+        ("it", "Mi piace molto."),
+        ("it", "Un po' di più."),
+        ("pt", "Eu gosto muito."),
+        ("pt", "Um pouco mais."),
+        ("de", "Sag das noch mal."),
+    ],
+)
+def test_common_ends_of_sentences_are_whole(language: str, text: str) -> None:
+    assert how_unfinished(text, language) is NO
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("es", "La capital de Francia es"),
+        ("es", "Quiero"),
+        ("fr", "Mon adresse est"),
+        ("fr", "Je viens avec"),
+        ("it", "Il mio indirizzo è"),
+        ("pt", "A minha rua é"),
+        ("pt", "Eu preciso"),
+        ("de", "Ich hätte gern ein"),
+        ("de", "Ich fahre nach"),
+    ],
+)
+def test_speakers_of_other_languages_go_on(language: str, text: str) -> None:
+    assert how_unfinished(text, language) is YES
+
+
 def test_nothing_is_known_of_a_language_without_lists() -> None:
     assert "ja" not in LANGUAGES
     assert how_unfinished("415", "ja") is how_unfinished("Set a timer for", "") is PERHAPS
@@ -125,3 +186,4 @@ def test_so_many_digits_are_a_row(signs: str, found: Unfinished) -> None:
 def test_only_the_end_of_a_long_text_is_read() -> None:
     assert how_unfinished("set a timer for " * 100_000, "en") is YES
     assert how_unfinished("The end of it all. " * 100_000, "en") is NO
+    assert how_unfinished("." * 1_000_000 + " That is all of it.", "en") is NO
