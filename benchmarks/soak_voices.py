@@ -39,8 +39,8 @@ ENOUGH: Final = WORD_MS * RATE // 2000
 #: has a number of its own.
 FIRST_COUGH, FIRST_ACKNOWLEDGEMENT = 7000, 8000
 ACKNOWLEDGED: Final = "Yeah."
-#: The number of the first word of a user, and how many there are. All sounds are within 12 dB, so none is taken for that
-#: of somebody far from the microphone.
+#: The number of the first word of a user, and how many there are. All sounds are within 12 dB, so none is taken for one
+#: from far away.
 FIRST_WORD, WORDS = 9000, 18_000
 #: What an interim transcript has beyond the words that were said: nobody may take it for settled.
 DOUBT: Final = "perhaps"
