@@ -104,21 +104,12 @@ BASE_TESTS = tests/run_part.sh base $(BIN)/python -m pytest -m "not vllm" --igno
 # go to one (tests/support/vllm_tests.py).
 VLLM_TESTS = env $(VLLM_TINY_ENVIRONMENT) tests/run_part.sh vllm $(VLLM_BIN)/python -m pytest -m vllm --ignore tests/outside -n 3 \
   --dist loadfile --no-loadscope-reorder
-# Each part leaves a quarter of two cores idle, so they run at once where so much memory is free, in GB.
-BOTH_PARTS_GB := 18
 SUMMARY = PYTHONPATH=tests $(BIN)/python -m support.summary $(PARTS_BEFORE)
 # Parts that ran before, whose tests the summary counts too: .ci/run names them.
 PARTS_BEFORE :=
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
 test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
-	@mkdir -p .cache; failed=0; vllm() { $(VLLM_TESTS) $(ARGS); }; \
-	free=$$(awk '/^MemAvailable/ {print int($$2 / 1048576)}' /proc/meminfo); \
-	if [ $$free -ge $(BOTH_PARTS_GB) ]; then \
-	  vllm >.cache/test-vllm.log 2>&1 & \
-	  $(BASE_TESTS) $(ARGS) || failed=1; wait $$! || failed=1; cat .cache/test-vllm.log; \
-	else \
-	  $(BASE_TESTS) $(ARGS) || failed=1; vllm || failed=1; \
-	fi; $(SUMMARY) base vllm && exit $$failed
+	@failed=0; $(BASE_TESTS) $(ARGS) || failed=1; $(VLLM_TESTS) $(ARGS) || failed=1; $(SUMMARY) base vllm && exit $$failed
 else
 test: $(VENV)/.ready-to-test distribution
 	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2

@@ -658,10 +658,6 @@ class Conversation:
         """Whether an answer is being made or played, or is due."""
         return self.is_playing or any(request is not self.receiving for request in self.queue.requests)
 
-    def keep_sound(self, wanted: bool) -> None:
-        """Keep what is sent from now on for the canceller of its echo, or keep nothing."""
-        self.ledger.keep_sound(wanted)
-
     def what_plays(self, *, ago_ms: float) -> Playing:
         """Return what the client played ``ago_ms`` ago, with the sound that was sent since the last call."""
         return self.ledger.what_plays(self._now(), ago_ms=ago_ms)

@@ -435,7 +435,7 @@ class TurnListener:
         cleans = self._settings.echo and self._settings.turns is not None
         if cleans is not (self._echo is not None):
             self._echo = OwnEcho() if cleans else None
-            self._owner.keep_sound(cleans)
+            self._owner.ledger.keep_sound(cleans)
         self._queue.expect(self._settings.audio)
         self._set_state(ListeningState.OFF if self._settings.turns is None else ListeningState.SILENCE)
 

@@ -162,6 +162,10 @@ class User:
 
     # what it asks and tells
 
+    @property
+    def ledger(self) -> User:
+        return self
+
     def keep_sound(self, wanted: bool) -> None:
         self.keeps_sound = wanted
 

@@ -476,7 +476,7 @@ async def test_input_goes_on_behind_a_dismissed_sound_that_the_engine_was_behind
         await stream(client, quiet(3000))
         await client.until("speech_dismissed")
         await client.barrier()
-        assert asyncio.get_running_loop().time() - begin == pytest.approx(WAIT_SEC, abs=0.2)
+        assert asyncio.get_running_loop().time() - begin == pytest.approx(LIKELY_WAIT_SEC, abs=0.2)
         await goes_on(client, request_id)
 
 
