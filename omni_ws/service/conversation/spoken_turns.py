@@ -77,6 +77,15 @@ class SpokenTurns:
         request_id = request.request_id if request is not None and request.answerable else None
         self._tell(SpeechStoppedFrame(audio_ms=audio_ms, turn_id=turn_id, request_id=request_id))
 
+    def sounds(self, voiced_ms: int, *, clear: bool) -> None:
+        """Take how long the speech over an answer is voiced by now, and whether it is clear."""
+        if self.onset is not None:
+            self.onset.sounds(voiced_ms, clear=clear)
+            return
+        request = None if self.current is None else self.current.request
+        if request is not None and request.lull is not None and voiced_ms > request.lull.voiced_ms:
+            request.lull = None  # the voice goes on: what was measured of it tells nothing of the rest
+
     def lulls(self, lull: SpeechLull) -> None:
         """Take what is measured of speech over an answer, as it is quiet for now."""
         if self.onset is not None:

@@ -574,8 +574,8 @@ class TurnListener:
         for event in watched.events:
             self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
-        if (onset := self._owner.spoken.onset) is not None and self._speaking:
-            onset.sounds(watched.voiced_ms, clear=watched.clear)
+        if self._speaking:
+            self._owner.spoken.sounds(watched.voiced_ms, clear=watched.clear)
         if self._undecided and watched.judged_ms + vad.WINDOW_MS >= self._undecided_until_ms:
             self._drop_undecided()
         if self._speaking:

@@ -200,6 +200,9 @@ class User:
     def started(self, turn_id: str, audio_ms: int, *, is_input: bool) -> None:
         self.speech.append(("started", audio_ms))
 
+    def sounds(self, voiced_ms: int, *, clear: bool) -> None:
+        pass
+
     def stopped(self, turn_id: str, audio_ms: int) -> None:
         self.speech.append(("stopped", audio_ms))
 
