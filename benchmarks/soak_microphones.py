@@ -140,6 +140,9 @@ class OpenMicrophone:
         self._finals: set[str] = set()
         self._to_stop: list[str] = []
         self._resumed_at = -1.0
+        #: The request of the latest speech, and those of speech under which the answer that it had stopped went on.
+        self._speech_of: str | None = None
+        self._spoken_over: set[str | None] = set()
         self._given: dict[str, Given] = {}
         #: Differences that were told: later histories have them, too.
         self._known: set[tuple[int, tuple[tuple[str, str], ...]]] = set()
@@ -474,7 +477,7 @@ class OpenMicrophone:
                 for number in [number for number in self._unacknowledged if number < following]:
                     del self._unacknowledged[number]
             case {"type": "speech_started"}:
-                self._speaking = True
+                self._speaking, self._speech_of = True, frame["request_id"]
                 if not self._has_reported:  # all that was sent counts, before any report
                     self._note_clock()
                 self._speaker.stop(self._now, "speech")
@@ -508,6 +511,7 @@ class OpenMicrophone:
                 answer.lost = answer.lost or self._resumed_at == self._now
                 if answer.stopped_by == "speech":
                     answer.stopped_by = None  # it goes on
+                    self._spoken_over.add(self._speech_of)
                     self._findings.counts["answers that went on"] += 1
                 if answer.stopped_by is None:
                     self._speaker.put(answer, frame["start_ms"], samples, self._now)
@@ -528,8 +532,9 @@ class OpenMicrophone:
             self._findings.counts["histories compared"] += 1
             actual = _without_acknowledgements(given.messages)
             expected, reasons = self._expected(at, {word for _, text in actual for word in text.split()})
-            if actual != expected and actual in _heard_less(expected):
-                # It was asked while that answer was held, which then went on until the words were known.
+            over = given.request_id in self._spoken_over
+            if actual != expected and over and actual in _heard_less(expected):
+                # The model was asked as the answer was held; it then went on until the words were known.
                 self._findings.counts["histories that end where an answer was held"] += 1
             elif actual != expected:
                 self._differ(given, actual, expected)
@@ -599,10 +604,10 @@ class OpenMicrophone:
 
 
 def _heard_less(messages: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Yield the messages with one and two words less of the last answer."""
+    """Yield the messages with ever fewer words of the last answer."""
     place = max((index for index, (role, _) in enumerate(messages) if role == "assistant"), default=None)
     words = [] if place is None else messages[place][1].split()
-    for count in range(len(words) - 1, max(-1, len(words) - 3), -1):
+    for count in reversed(range(len(words))):
         less = [("assistant", " ".join(words[:count]))] if count else []
         yield _joined([*messages[:place], *less, *messages[place + 1 :]]) if place is not None else messages
 

@@ -155,7 +155,7 @@ class Liar(Interrupter):
     """Says that it has played less than it has."""
 
     def told_ms(self, answer: PlayedAnswer) -> float:
-        return max(0.0, answer.played_ms - 2500)
+        return max(0.0, answer.played_ms - 1500)
 
 
 async def compared(microphone: type[OpenMicrophone] = Interrupter) -> list[str]:
