@@ -18,8 +18,9 @@ from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 
 #: What is this many decibels below the voice is far.
 FAR_DB: Final = 12.0
-#: The level of digital silence.
+#: The level of digital silence, and its power.
 SILENT_DB: Final = -120.0
+SILENT_POWER: Final = 10 ** (SILENT_DB / 10)
 #: The loudness of a window is the mean power of so many, up to itself: words fade, and a voice has gaps.
 _SPAN: Final = 8
 #: The share of the way that the level moves to a louder window, and to a softer one: half of it in 10 s of speech.
@@ -31,13 +32,13 @@ _SILENT_WINDOWS: Final = 480 // WINDOW_MS
 _LATELY_WINDOWS: Final = 3000 // WINDOW_MS
 
 
-def window_levels(samples: Samples) -> list[float]:
-    """Return the level of each whole window of samples, in decibels relative to full scale."""
+def window_powers(samples: Samples) -> list[float]:
+    """Return the mean power of each whole window of samples, of which full scale has 1."""
     count = len(samples) // WINDOW_SAMPLES
     windows = samples[: count * WINDOW_SAMPLES].reshape(count, WINDOW_SAMPLES)
-    power = np.einsum("ij,ij->i", windows, windows) / WINDOW_SAMPLES
-    levels: list[float] = (10 * np.log10(np.maximum(np.nan_to_num(power), 10 ** (SILENT_DB / 10)))).tolist()
-    return levels
+    power = np.einsum("ij,ij->i", windows, windows).astype(np.float64) / WINDOW_SAMPLES
+    powers: list[float] = np.maximum(np.nan_to_num(power), SILENT_POWER).tolist()
+    return powers
 
 
 class NearVoice:
@@ -57,12 +58,16 @@ class NearVoice:
         self._background: float | None = None
         self._quiet = 0
 
-    def judge(self, probability: float, level: float, *, speaking: bool, only_near: bool) -> float:
+    def judge(self, probability: float, power: float, *, speaking: bool, only_near: bool) -> float:
         """Return the probability that a window is speech of the speaker: 0 if it is far.
 
-        ``probability``: that it is speech; ``speaking``: a turn is open; ``only_near``: none may be opened from afar.
+        ``probability``: that it is speech; ``power``: see ``window_powers``; ``speaking``: a turn is open;
+        ``only_near``: a sound from afar may not open one.
         """
-        self._span.append(10 ** (level / 10))
+        self._span.append(power)
+        if not speaking and self._background is None and not only_near:  # most windows of a session
+            self._turn = None
+            return probability
         loudness = 10 * log10(sum(self._span) / len(self._span))
         if not speaking:
             self._turn = None

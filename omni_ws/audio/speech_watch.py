@@ -20,7 +20,7 @@ import numpy as np
 from omni_ws.audio.backchannel import backchannel_probability
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.echo import NoiseSuppressor
-from omni_ws.audio.near_voice import NearVoice, window_levels
+from omni_ws.audio.near_voice import NearVoice, window_powers
 from omni_ws.audio.onset_meter import (
     CLEAR_MARGIN,
     CLEAR_SPAN,
@@ -640,6 +640,7 @@ class _Windows:
         self._only_near = False
         #: The samples after the last whole window.
         self._rest: Samples = NO_SAMPLES
+        #: The detector's probability and the power of each.
         self._waiting: deque[tuple[float, float]] = deque()
         #: The probability of the next window, if NearVoice has judged it.
         self._next: float | None = None
@@ -648,16 +649,16 @@ class _Windows:
         """Add the next samples of the stream, and what the detector made of them."""
         heard = np.concatenate((self._rest, samples))
         self._rest = heard[len(probabilities) * WINDOW_SAMPLES :].copy()
-        self._waiting.extend(zip(probabilities, window_levels(heard), strict=False))
+        self._waiting.extend(zip(probabilities, window_powers(heard), strict=False))
         self._only_near = bar.only_near
 
     def __iter__(self) -> Iterator[float]:
         """Yield the probability of the next window, again and again until it is fed."""
         while self._waiting:
             if self._next is None:
-                probability, level = self._waiting[0]
+                probability, power = self._waiting[0]
                 speaking = self._turns.speaking
-                self._next = self._near.judge(probability, level, speaking=speaking, only_near=self._only_near)
+                self._next = self._near.judge(probability, power, speaking=speaking, only_near=self._only_near)
             yield self._next
 
     def feed(self, probability: float) -> TurnEvent | None:
