@@ -206,7 +206,8 @@ class TurnDetector:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
         self.threshold = threshold
-        self._bar = bar
+        #: The condition for the next turn to begin.
+        self.bar = bar
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
         self.silence_windows = max(1, int(silence_duration_ms // WINDOW_MS))
         self.speaking = False
@@ -235,7 +236,7 @@ class TurnDetector:
 
     def demand(self, bar: StartBar) -> None:
         """Set the condition for turns to begin, from the next window on."""
-        self._bar = bar
+        self.bar = bar
 
     def feed(self, probability: float) -> TurnEvent | None:
         """Process the next window; return the event that it causes, or None."""
@@ -262,7 +263,7 @@ class TurnDetector:
 
     def _while_silent(self, probability: float) -> SpeechOnset | None:
         self._recent.append(probability)
-        bar = self._bar
+        bar = self.bar
         if bar.measured and self.windows <= self._wary_until:
             bar = MEASURED_BAR
         level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
@@ -474,8 +475,6 @@ class SpeechWatch:
         #: The error about dropped bytes of the slice, and the offset in the piece at which their chunk begins.
         self._left_out: OmniError | None = None
         self._left_out_at = 0
-        #: The samples that the detector was given so far.
-        self._given = 0
 
     def hear(
         self,
@@ -577,7 +576,7 @@ class SpeechWatch:
         self._keep(decoded.unjudged, bar)
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
-        self._windows.add(decoded.unjudged, probabilities, bar)
+        self._windows.add(decoded.unjudged, probabilities)
         watched = self._watched(decoded.start_ms, decoded.samples)
         if decoded.left_out is None and not decoded.more:
             return watched
@@ -610,13 +609,11 @@ class SpeechWatch:
 
     def _keep(self, samples: Samples, bar: StartBar) -> None:
         """Keep the samples for the judge of sounds over an answer, while there may be any."""
-        end = self._given
-        self._given += len(samples)
         if not bar.measured and self._turns.meter is None:
             self._recent = None
             return
         if self._recent is None:
-            self._recent = RecentSound(end)
+            self._recent = RecentSound(self._samples - len(samples))
         self._recent.hear(samples)
 
     def _with_probability(self, event: TurnEvent) -> TurnEvent:
@@ -637,7 +634,6 @@ class _Windows:
         self._near = NearVoice()
         #: Whether ``words`` are still those of a turn that was given up, as the next one has begun only in this thread.
         self._gave_up = words is not None and words.stalled
-        self._only_near = False
         #: The samples after the last whole window.
         self._rest: Samples = NO_SAMPLES
         #: The detector's probability and the power of each.
@@ -645,20 +641,21 @@ class _Windows:
         #: The probability of the next window, if NearVoice has judged it.
         self._next: float | None = None
 
-    def add(self, samples: Samples, probabilities: Sequence[float], bar: StartBar) -> None:
+    def add(self, samples: Samples, probabilities: Sequence[float]) -> None:
         """Add the next samples of the stream, and what the detector made of them."""
         heard = np.concatenate((self._rest, samples))
         self._rest = heard[len(probabilities) * WINDOW_SAMPLES :].copy()
         self._waiting.extend(zip(probabilities, window_powers(heard), strict=False))
-        self._only_near = bar.only_near
 
     def __iter__(self) -> Iterator[float]:
         """Yield the probability of the next window, again and again until it is fed."""
         while self._waiting:
             if self._next is None:
                 probability, power = self._waiting[0]
-                speaking = self._turns.speaking
-                self._next = self._near.judge(probability, power, speaking=speaking, only_near=self._only_near)
+                turns = self._turns
+                self._next = self._near.judge(
+                    probability, power, speaking=turns.speaking, only_near=turns.bar.only_near
+                )
             yield self._next
 
     def feed(self, probability: float) -> TurnEvent | None:
