@@ -707,9 +707,8 @@ class _Pauses:
 
     def note(self, event: TurnEvent | None) -> None:
         """Note that a window was fed, which caused this event."""
-        if self._turns.silent_windows == 0 and self._question is not None:
-            self._question.cancel()  # the speaker has continued
-            self._question = None
+        if self._turns.silent_windows == 0:  # the speaker has continued, or the turn is over
+            self.forget_question()
         match event:
             case SpeechOnset():
                 self._turn_began = max(0, event.audio_ms * SAMPLE_RATE // 1000 - HEARD_BEFORE)
@@ -723,7 +722,7 @@ class _Pauses:
         return samples_from_pcm16(held[max(0, start - self._held_from) : end - self._held_from])
 
     def forget_question(self) -> None:
-        """Withdraw the question about the current turn, which is over for another reason."""
+        """Withdraw the question about the current pause, if there is one."""
         if self._question is not None:
             self._question.cancel()
             self._question = None
