@@ -25,6 +25,7 @@ from omni_ws.audio.onset_meter import (
     CLEAR_MARGIN,
     CLEAR_SPAN,
     CLEAR_WINDOWS,
+    HEARD_BEFORE,
     JUDGED_MS,
     QUIET_WINDOWS,
     WARY_WINDOWS,
@@ -34,7 +35,7 @@ from omni_ws.audio.onset_meter import (
     SpeechLull,
 )
 from omni_ws.audio.own_echo import OwnEcho
-from omni_ws.audio.pcm import NO_SAMPLES, Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
+from omni_ws.audio.pcm import NO_SAMPLES, RecentSamples, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.smart_turn import HEARD_SAMPLES
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.chunks import AudioFormat
@@ -368,8 +369,6 @@ T = TypeVar("T")
 #: however much audio its bytes contain.
 SLICE_SAMPLES: Final = SAMPLE_RATE
 
-#: The judge also hears what was before the onset: speech is detected with a delay.
-HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 _LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
 
 
@@ -687,14 +686,11 @@ class _Pauses:
         self._question: Future[float] | None = None
         #: The index in the stream of the sample at which a question about the current turn begins.
         self._turn_began = 0
-        self._blocks: deque[Pcm16] = deque()
-        #: The index in the stream of the first sample of the first block.
-        self._held_from = 0
+        self._heard = RecentSamples(np.int16)
 
     def hear(self, samples: Samples) -> None:
         """Add the next samples of the stream."""
-        if len(samples):
-            self._blocks.append(pcm16_from_samples(samples))
+        self._heard.add(pcm16_from_samples(samples))
 
     def question_before(self, probability: float) -> Future[float] | None:
         """Return the question that must be answered before a window with this probability is fed; None without one."""
@@ -714,12 +710,8 @@ class _Pauses:
                 self._turn_began = max(0, event.audio_ms * SAMPLE_RATE // 1000 - HEARD_BEFORE)
             case SpeechPause():
                 end = self._turns.windows * WINDOW_SAMPLES
-                self._question = self._ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
-
-    def _between(self, start: int, end: int) -> Samples:
-        """Return the samples of the stream from the index ``start`` to ``end``."""
-        held = np.concatenate([np.empty(0, np.int16), *self._blocks])
-        return samples_from_pcm16(held[max(0, start - self._held_from) : end - self._held_from])
+                heard = self._heard.between(max(self._turn_began, end - HEARD_SAMPLES), end)
+                self._question = self._ask(samples_from_pcm16(heard))
 
     def forget_question(self) -> None:
         """Withdraw the question about the current pause, if there is one."""
@@ -730,9 +722,7 @@ class _Pauses:
     def forget(self) -> None:
         """Drop the audio that no later question can include."""
         judged = self._turns.windows * WINDOW_SAMPLES
-        needed = judged - (HEARD_SAMPLES if self._turns.speaking else HEARD_BEFORE + _LOOK_BACK)
-        while self._blocks and self._held_from + len(self._blocks[0]) <= needed:
-            self._held_from += len(self._blocks.popleft())
+        self._heard.forget(judged - (HEARD_SAMPLES if self._turns.speaking else HEARD_BEFORE + _LOOK_BACK))
 
 
 def _answer_to(question: Future[float]) -> float:
