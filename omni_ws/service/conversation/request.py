@@ -40,7 +40,7 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.kept_speech import KeptSpeech
-from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks, judged
+from omni_ws.service.conversation.mere_acknowledgements import asks, is_stop_word
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.turn_words import TurnWords
@@ -592,8 +592,7 @@ class Request:
         if not self.barges_in or not self.only_speech:
             return False
         language = self.entry.language or spoken_language(self.config.input_audio)
-        text = self.entry.heard.joined()
-        return judged(text, None, language, voiced_ms=0, after_question=False) is Verdict.STOP
+        return is_stop_word(self.entry.heard.joined(), language or "en")
 
     def settle(self) -> None:
         """Settle the interim transcript, if there is one: no better one follows."""
