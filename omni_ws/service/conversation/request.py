@@ -33,7 +33,15 @@ from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.quota import Share
 from omni_ws.core.request_input import Alignment, GenerationStarted, RequestInput, SavedRequestInput, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import AnswerOptions, Cut, GenerationRequest, HeardLanguage, TranscriptOutput, UsageMeter
+from omni_ws.engine.base import (
+    AnswerOptions,
+    Cut,
+    GenerationRequest,
+    HeardLanguage,
+    TranscriptGuess,
+    TranscriptOutput,
+    UsageMeter,
+)
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
@@ -582,9 +590,10 @@ class Request:
         self.ledger.hear(self.entry, transcript.text, language=self.language_of(transcript))
         self.unsent.append(transcript)
 
-    def language_of(self, transcript: TranscriptOutput) -> str | None:
-        """Return the language of a transcript of the input: the one that was heard, or that the client named."""
-        return heard_language(transcript.hearing) or spoken_language(self.config.input_audio)
+    def language_of(self, words: TranscriptOutput | TranscriptGuess) -> str | None:
+        """Return the language of words of the input: the one that was heard, or that the client named."""
+        heard = words.language if isinstance(words, TranscriptGuess) else heard_language(words.hearing)
+        return heard or spoken_language(self.config.input_audio)
 
     @property
     def wants_silence(self) -> bool:
