@@ -733,8 +733,7 @@ class Request:
     @property
     def asks(self) -> bool:
         """Whether the last sentence that was heard of its held answer is a question."""
-        heard = self.ledger.answer_if_cut(self.entry, self.timeline.now())
-        return asks(self.entry.said.joined(), len(heard.text))
+        return has_asked(self.ledger, self.entry, self.timeline.now())
 
     @property
     def player(self) -> PlayerStatistics:
@@ -850,6 +849,11 @@ class Request:
             output_audio_ms=round(self.entry.sent_ms),
             input_after_start_bytes=self.session.bytes_after_start,
         )
+
+
+def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
+    """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
+    return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
 
 
 def _payload_bytes(chunk: InputChunk) -> float:
