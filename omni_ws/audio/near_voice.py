@@ -16,17 +16,18 @@ import numpy as np
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 
-#: What is this many decibels below the voice is far.
+#: A sound is far if it is more than this many decibels below the voice.
 FAR_DB: Final = 12.0
 #: The level of digital silence, and its power.
 SILENT_DB: Final = -120.0
 SILENT_POWER: Final = 10 ** (SILENT_DB / 10)
-#: The loudness of a window is the mean power of so many, up to itself: words fade, and a voice has gaps.
+#: The loudness of a window is the mean power of this many windows up to it: words fade, and a voice has gaps.
 _SPAN: Final = 8
 #: The share of the way that the level moves to a louder window, and to a softer one: half of it in 10 s of speech.
 _RISE: Final = 1 / 8
 _FALL: Final = 1 - 0.5 ** (WINDOW_MS / 10_000)
-#: A sound that was given up counts as far until it is this much louder, or silent for so many windows.
+#: A sound that was given up counts as far until it is this much louder, or silent for so many windows. Its level is
+#: the loudest of its last _LATELY_WINDOWS.
 _LOUDER_DB: Final = 3.0
 _SILENT_WINDOWS: Final = 480 // WINDOW_MS
 _LATELY_WINDOWS: Final = 3000 // WINDOW_MS
@@ -54,8 +55,9 @@ class NearVoice:
         self._turn: float | None = None
         self._span: deque[float] = deque(maxlen=_SPAN)
         self._lately: deque[float] = deque(maxlen=_LATELY_WINDOWS)
-        #: The level of a sound that was given up as background; None without one.
+        #: The level up to which a sound that was given up is background; None without one.
         self._background: float | None = None
+        #: The number of windows without speech since then, the latest in a row.
         self._quiet = 0
 
     def judge(self, probability: float, power: float, *, speaking: bool, only_near: bool) -> float:

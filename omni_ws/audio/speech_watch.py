@@ -70,11 +70,11 @@ ASKED_WINDOWS: Final = 160 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 FINISHED_WINDOWS: Final = 256 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 LIKELY_WINDOWS: Final = 640 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
-#: If the words are not known by then, the turn ends as soon as they are, and after 1,140 ms in any case: they are
-#: being recognised, and nothing could be answered sooner.
+#: If the words are not known when the turn would end, it ends as soon as they are, and after 1,140 ms in any case:
+#: they are being recognised, and nothing could be answered sooner.
 LATE_WORDS_WINDOWS: Final = 1140 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
-#: If it likely has, and the words are a whole sentence, the turn ends after 416 ms.
+#: If the speaker has likely finished, and the words are a whole sentence, the turn ends after 416 ms.
 WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
 #: A window counts as silence only if it is this far below the threshold, so that a fading voice does not end the turn.
@@ -86,7 +86,7 @@ LOWEST_SILENCE_THRESHOLD = 0.05
 class SpeechOnset:
     """The start of a turn.
 
-    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``. ``measured``: by such a StartBar.
+    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``. ``measured``: the StartBar was.
     """
 
     audio_ms: int

@@ -239,10 +239,12 @@ class TurnListener:
         #: Whether a decoder may still buffer a part of the audio that it got.
         self._is_decoding = False
         self._closed = False
-        #: Where the last turn ended, and the end of a dismissed onset: no audio before it is padding of the next turn.
-        #: Whether detection starts afresh behind it; whether the end of the speech is told nobody.
-        self._dismissed_ms = self._stopped_ms = 0.0
+        #: Where the last turn ended, and where the last dismissed onset ended: the padding of the next turn contains
+        #: no audio before the latter.
+        self._stopped_ms = self._dismissed_ms = 0.0
+        #: Whether detection starts afresh with the next slice, as an onset was dismissed.
         self._afresh = False
+        #: Whether the speech in progress was dismissed: the client is not told of its end.
         self._untold = False
         #: Up to where the audio of an uncertain onset of another listener, that of ``_turn_id``, is judged again; None
         #: without one.
@@ -298,7 +300,11 @@ class TurnListener:
             self._close_watch()
 
     def dismissed(self, *, rest_untold: bool = False) -> None:
-        """Forget the uncertain onset: its sound is no turn. With ``rest_untold``, nor is what goes on of it."""
+        """Forget the uncertain onset: its sound is no turn.
+
+        If the sound goes on, detection starts afresh in it. With ``rest_untold`` it stays one speech instead, of which
+        the client is told nothing more.
+        """
         self._turn = None
         self._dismissed_ms = self._judged_ms if self._speaking else self._stopped_ms
         if self._speaking:
