@@ -285,7 +285,7 @@ class RecentSamples(Generic[SampleType]):
 
     def __init__(self, kind: type[SampleType], *, first: int = 0) -> None:
         """``first`` is the index of the first sample that will be added."""
-        self._none = np.empty(0, kind)
+        self._none: NDArray[SampleType] = np.empty(0, kind)
         self._blocks: deque[NDArray[SampleType]] = deque()
         self._first = first
 
