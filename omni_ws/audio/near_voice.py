@@ -16,28 +16,30 @@ import numpy as np
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 
-#: What is this many decibels below the voice is far.
+#: A sound is far if it is more than this many decibels below the voice.
 FAR_DB: Final = 12.0
-#: The level of digital silence.
+#: The level of digital silence, and its power.
 SILENT_DB: Final = -120.0
-#: The loudness of a window is the mean power of so many, up to itself: words fade, and a voice has gaps.
+SILENT_POWER: Final = 10 ** (SILENT_DB / 10)
+#: The loudness of a window is the mean power of this many windows up to it: words fade, and a voice has gaps.
 _SPAN: Final = 8
 #: The share of the way that the level moves to a louder window, and to a softer one: half of it in 10 s of speech.
 _RISE: Final = 1 / 8
 _FALL: Final = 1 - 0.5 ** (WINDOW_MS / 10_000)
-#: A sound that was given up counts as far until it is this much louder, or silent for so many windows.
+#: A sound that was given up counts as far until it is this much louder, or silent for so many windows. Its level is
+#: the loudest of its last _LATELY_WINDOWS.
 _LOUDER_DB: Final = 3.0
 _SILENT_WINDOWS: Final = 480 // WINDOW_MS
 _LATELY_WINDOWS: Final = 3000 // WINDOW_MS
 
 
-def window_levels(samples: Samples) -> list[float]:
-    """Return the level of each whole window of samples, in decibels relative to full scale."""
+def window_powers(samples: Samples) -> list[float]:
+    """Return the mean power of each whole window of samples, of which full scale has 1."""
     count = len(samples) // WINDOW_SAMPLES
     windows = samples[: count * WINDOW_SAMPLES].reshape(count, WINDOW_SAMPLES)
-    power = np.einsum("ij,ij->i", windows, windows) / WINDOW_SAMPLES
-    levels: list[float] = (10 * np.log10(np.maximum(np.nan_to_num(power), 10 ** (SILENT_DB / 10)))).tolist()
-    return levels
+    power = np.einsum("ij,ij->i", windows, windows).astype(np.float64) / WINDOW_SAMPLES
+    powers: list[float] = np.maximum(np.nan_to_num(power), SILENT_POWER).tolist()
+    return powers
 
 
 class NearVoice:
@@ -53,16 +55,21 @@ class NearVoice:
         self._turn: float | None = None
         self._span: deque[float] = deque(maxlen=_SPAN)
         self._lately: deque[float] = deque(maxlen=_LATELY_WINDOWS)
-        #: The level of a sound that was given up as background; None without one.
+        #: The level up to which a sound that was given up is background; None without one.
         self._background: float | None = None
+        #: The number of windows without speech since then, the latest in a row.
         self._quiet = 0
 
-    def judge(self, probability: float, level: float, *, speaking: bool, only_near: bool) -> float:
+    def judge(self, probability: float, power: float, *, speaking: bool, only_near: bool) -> float:
         """Return the probability that a window is speech of the speaker: 0 if it is far.
 
-        ``probability``: that it is speech; ``speaking``: a turn is open; ``only_near``: none may be opened from afar.
+        ``probability``: that it is speech; ``power``: see ``window_powers``; ``speaking``: a turn is open;
+        ``only_near``: a sound from afar may not open one.
         """
-        self._span.append(10 ** (level / 10))
+        self._span.append(power)
+        if not speaking and self._background is None and not only_near:  # most windows of a session
+            self._turn = None
+            return probability
         loudness = 10 * log10(sum(self._span) / len(self._span))
         if not speaking:
             self._turn = None

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.pcm import RecentSamples, Samples
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES
 
 #: After this much quiet a sound is judged, if it was voiced for no longer than JUDGED_MS. In whole windows, without the
@@ -25,7 +25,7 @@ CLEAR_SPAN: Final = 8
 CLEAR_MARGIN: Final = 0.15
 #: How long the bar stays raised behind a sound that lasts and is not clear, such as the echo of an answer.
 WARY_WINDOWS: Final = 2000 // WINDOW_MS
-#: What the judge of a sound hears before its onset.
+#: What a judge hears before an onset: speech is detected with a delay.
 HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 #: The sound that is kept for the judge, in samples: a sound of LONG_MS, what is before it, and the quiet behind it.
 _KEPT: Final = HEARD_BEFORE + (LONG_MS + 2000) * SAMPLE_RATE // 1000
@@ -100,26 +100,21 @@ class OnsetMeter:
 
 
 class RecentSound:
-    """The latest samples of a stream, addressed by their index in it."""
+    """The latest sound of a stream, from which the judge of a sound over an answer gets what it hears."""
 
     def __init__(self, first: int) -> None:
-        """``first`` is the index of the first sample that will be heard."""
-        self._blocks: deque[Samples] = deque()
-        self._first = first
+        """``first`` is the index in the stream of the first sample that will be heard."""
+        self._samples = RecentSamples(np.float32, first=first)
         self._end = first
 
     def hear(self, samples: Samples) -> None:
         """Add the next samples of the stream, and drop the oldest."""
-        if not len(samples):
-            return
-        self._blocks.append(samples)
+        self._samples.add(samples)
         self._end += len(samples)
-        while self._end - self._first - len(self._blocks[0]) >= _KEPT:
-            self._first += len(self._blocks.popleft())
+        self._samples.forget(self._end - _KEPT)
 
     def of(self, lull: SpeechLull) -> Samples:
         """Return the voiced stretch of a sound, and what is before it."""
-        start = max(self._first, lull.began_ms // WINDOW_MS * WINDOW_SAMPLES - HEARD_BEFORE)
+        start = lull.began_ms // WINDOW_MS * WINDOW_SAMPLES - HEARD_BEFORE
         end = lull.detected_ms // WINDOW_MS * WINDOW_SAMPLES - QUIET_WINDOWS * WINDOW_SAMPLES
-        held: Samples = np.concatenate([np.empty(0, np.float32), *self._blocks])
-        return held[start - self._first : max(start, end) - self._first]
+        return self._samples.between(start, end)

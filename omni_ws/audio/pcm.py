@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from enum import Enum
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 Samples: TypeAlias = NDArray[np.float32]
 #: Mono audio as 16-bit integers, of which PCM16_SCALE stands for 1.0: many voices make it, and most clients want it.
 Pcm16: TypeAlias = NDArray[np.int16]
+
+SampleType = TypeVar("SampleType", np.float32, np.int16)
 
 #: An empty array, read-only because it is shared.
 NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
@@ -275,6 +278,31 @@ def resampled(samples: Samples, source_rate: int, target_rate: int, quality: Res
     """Return ``samples``, which are all there are, at ``target_rate``, as a StreamResampler makes them."""
     resampler = StreamResampler(source_rate, target_rate, quality)
     return np.concatenate([resampler.process(samples), resampler.flush()])
+
+
+class RecentSamples(Generic[SampleType]):
+    """The latest samples of a stream, in blocks of one type, addressed by their index in the stream."""
+
+    def __init__(self, kind: type[SampleType], *, first: int = 0) -> None:
+        """``first`` is the index of the first sample that will be added."""
+        self._none: NDArray[SampleType] = np.empty(0, kind)
+        self._blocks: deque[NDArray[SampleType]] = deque()
+        self._first = first
+
+    def add(self, samples: NDArray[SampleType]) -> None:
+        """Add the next samples of the stream."""
+        if len(samples):
+            self._blocks.append(samples)
+
+    def forget(self, before: int) -> None:
+        """Drop the blocks that end at the index ``before`` or earlier."""
+        while self._blocks and self._first + len(self._blocks[0]) <= before:
+            self._first += len(self._blocks.popleft())
+
+    def between(self, start: int, end: int) -> NDArray[SampleType]:
+        """Return the samples from the index ``start`` to ``end``, as far as they are kept."""
+        held = np.concatenate([self._none, *self._blocks])
+        return held[max(0, start - self._first) : max(0, end - self._first)]
 
 
 class WholeFrames:

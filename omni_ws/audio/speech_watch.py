@@ -20,11 +20,12 @@ import numpy as np
 from omni_ws.audio.backchannel import backchannel_probability
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.echo import NoiseSuppressor
-from omni_ws.audio.near_voice import NearVoice, window_levels
+from omni_ws.audio.near_voice import NearVoice, window_powers
 from omni_ws.audio.onset_meter import (
     CLEAR_MARGIN,
     CLEAR_SPAN,
     CLEAR_WINDOWS,
+    HEARD_BEFORE,
     JUDGED_MS,
     QUIET_WINDOWS,
     WARY_WINDOWS,
@@ -34,7 +35,7 @@ from omni_ws.audio.onset_meter import (
     SpeechLull,
 )
 from omni_ws.audio.own_echo import OwnEcho
-from omni_ws.audio.pcm import NO_SAMPLES, Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
+from omni_ws.audio.pcm import NO_SAMPLES, RecentSamples, Samples, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.smart_turn import HEARD_SAMPLES
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.chunks import AudioFormat
@@ -69,11 +70,11 @@ ASKED_WINDOWS: Final = 160 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 FINISHED_WINDOWS: Final = 256 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 LIKELY_WINDOWS: Final = 640 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
-#: If the words are not known by then, the turn ends as soon as they are, and after 1,140 ms in any case: they are
-#: being recognised, and nothing could be answered sooner.
+#: If the words are not known when the turn would end, it ends as soon as they are, and after 1,140 ms in any case:
+#: they are being recognised, and nothing could be answered sooner.
 LATE_WORDS_WINDOWS: Final = 1140 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
-#: If it likely has, and the words are a whole sentence, the turn ends after 416 ms.
+#: If the speaker has likely finished, and the words are a whole sentence, the turn ends after 416 ms.
 WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
 #: A window counts as silence only if it is this far below the threshold, so that a fading voice does not end the turn.
@@ -85,7 +86,7 @@ LOWEST_SILENCE_THRESHOLD = 0.05
 class SpeechOnset:
     """The start of a turn.
 
-    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``. ``measured``: by such a StartBar.
+    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``. ``measured``: the StartBar was.
     """
 
     audio_ms: int
@@ -206,7 +207,8 @@ class TurnDetector:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
         self.threshold = threshold
-        self._bar = bar
+        #: The condition for the next turn to begin.
+        self.bar = bar
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
         self.silence_windows = max(1, int(silence_duration_ms // WINDOW_MS))
         self.speaking = False
@@ -235,7 +237,7 @@ class TurnDetector:
 
     def demand(self, bar: StartBar) -> None:
         """Set the condition for turns to begin, from the next window on."""
-        self._bar = bar
+        self.bar = bar
 
     def feed(self, probability: float) -> TurnEvent | None:
         """Process the next window; return the event that it causes, or None."""
@@ -262,7 +264,7 @@ class TurnDetector:
 
     def _while_silent(self, probability: float) -> SpeechOnset | None:
         self._recent.append(probability)
-        bar = self._bar
+        bar = self.bar
         if bar.measured and self.windows <= self._wary_until:
             bar = MEASURED_BAR
         level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
@@ -367,8 +369,6 @@ T = TypeVar("T")
 #: however much audio its bytes contain.
 SLICE_SAMPLES: Final = SAMPLE_RATE
 
-#: The judge also hears what was before the onset: speech is detected with a delay.
-HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 _LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
 
 
@@ -474,8 +474,6 @@ class SpeechWatch:
         #: The error about dropped bytes of the slice, and the offset in the piece at which their chunk begins.
         self._left_out: OmniError | None = None
         self._left_out_at = 0
-        #: The samples that the detector was given so far.
-        self._given = 0
 
     def hear(
         self,
@@ -577,7 +575,7 @@ class SpeechWatch:
         self._keep(decoded.unjudged, bar)
         if self._pauses is not None:
             self._pauses.hear(decoded.unjudged)
-        self._windows.add(decoded.unjudged, probabilities, bar)
+        self._windows.add(decoded.unjudged, probabilities)
         watched = self._watched(decoded.start_ms, decoded.samples)
         if decoded.left_out is None and not decoded.more:
             return watched
@@ -610,13 +608,11 @@ class SpeechWatch:
 
     def _keep(self, samples: Samples, bar: StartBar) -> None:
         """Keep the samples for the judge of sounds over an answer, while there may be any."""
-        end = self._given
-        self._given += len(samples)
         if not bar.measured and self._turns.meter is None:
             self._recent = None
             return
         if self._recent is None:
-            self._recent = RecentSound(end)
+            self._recent = RecentSound(self._samples - len(samples))
         self._recent.hear(samples)
 
     def _with_probability(self, event: TurnEvent) -> TurnEvent:
@@ -637,27 +633,28 @@ class _Windows:
         self._near = NearVoice()
         #: Whether ``words`` are still those of a turn that was given up, as the next one has begun only in this thread.
         self._gave_up = words is not None and words.stalled
-        self._only_near = False
         #: The samples after the last whole window.
         self._rest: Samples = NO_SAMPLES
+        #: The detector's probability and the power of each.
         self._waiting: deque[tuple[float, float]] = deque()
         #: The probability of the next window, if NearVoice has judged it.
         self._next: float | None = None
 
-    def add(self, samples: Samples, probabilities: Sequence[float], bar: StartBar) -> None:
+    def add(self, samples: Samples, probabilities: Sequence[float]) -> None:
         """Add the next samples of the stream, and what the detector made of them."""
         heard = np.concatenate((self._rest, samples))
         self._rest = heard[len(probabilities) * WINDOW_SAMPLES :].copy()
-        self._waiting.extend(zip(probabilities, window_levels(heard), strict=False))
-        self._only_near = bar.only_near
+        self._waiting.extend(zip(probabilities, window_powers(heard), strict=False))
 
     def __iter__(self) -> Iterator[float]:
         """Yield the probability of the next window, again and again until it is fed."""
         while self._waiting:
             if self._next is None:
-                probability, level = self._waiting[0]
-                speaking = self._turns.speaking
-                self._next = self._near.judge(probability, level, speaking=speaking, only_near=self._only_near)
+                probability, power = self._waiting[0]
+                turns = self._turns
+                self._next = self._near.judge(
+                    probability, power, speaking=turns.speaking, only_near=turns.bar.only_near
+                )
             yield self._next
 
     def feed(self, probability: float) -> TurnEvent | None:
@@ -689,14 +686,11 @@ class _Pauses:
         self._question: Future[float] | None = None
         #: The index in the stream of the sample at which a question about the current turn begins.
         self._turn_began = 0
-        self._blocks: deque[Pcm16] = deque()
-        #: The index in the stream of the first sample of the first block.
-        self._held_from = 0
+        self._heard = RecentSamples(np.int16)
 
     def hear(self, samples: Samples) -> None:
         """Add the next samples of the stream."""
-        if len(samples):
-            self._blocks.append(pcm16_from_samples(samples))
+        self._heard.add(pcm16_from_samples(samples))
 
     def question_before(self, probability: float) -> Future[float] | None:
         """Return the question that must be answered before a window with this probability is fed; None without one."""
@@ -709,23 +703,18 @@ class _Pauses:
 
     def note(self, event: TurnEvent | None) -> None:
         """Note that a window was fed, which caused this event."""
-        if self._turns.silent_windows == 0 and self._question is not None:
-            self._question.cancel()  # the speaker has continued
-            self._question = None
+        if self._turns.silent_windows == 0:  # the speaker has continued, or the turn is over
+            self.forget_question()
         match event:
             case SpeechOnset():
                 self._turn_began = max(0, event.audio_ms * SAMPLE_RATE // 1000 - HEARD_BEFORE)
             case SpeechPause():
                 end = self._turns.windows * WINDOW_SAMPLES
-                self._question = self._ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
-
-    def _between(self, start: int, end: int) -> Samples:
-        """Return the samples of the stream from the index ``start`` to ``end``."""
-        held = np.concatenate([np.empty(0, np.int16), *self._blocks])
-        return samples_from_pcm16(held[max(0, start - self._held_from) : end - self._held_from])
+                heard = self._heard.between(max(self._turn_began, end - HEARD_SAMPLES), end)
+                self._question = self._ask(samples_from_pcm16(heard))
 
     def forget_question(self) -> None:
-        """Withdraw the question about the current turn, which is over for another reason."""
+        """Withdraw the question about the current pause, if there is one."""
         if self._question is not None:
             self._question.cancel()
             self._question = None
@@ -733,9 +722,7 @@ class _Pauses:
     def forget(self) -> None:
         """Drop the audio that no later question can include."""
         judged = self._turns.windows * WINDOW_SAMPLES
-        needed = judged - (HEARD_SAMPLES if self._turns.speaking else HEARD_BEFORE + _LOOK_BACK)
-        while self._blocks and self._held_from + len(self._blocks[0]) <= needed:
-            self._held_from += len(self._blocks.popleft())
+        self._heard.forget(judged - (HEARD_SAMPLES if self._turns.speaking else HEARD_BEFORE + _LOOK_BACK))
 
 
 def _answer_to(question: Future[float]) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_ws.audio.near_voice import FAR_DB, SILENT_DB, NearVoice, window_levels
+from omni_ws.audio.near_voice import FAR_DB, SILENT_DB, NearVoice, window_powers
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 
 
 def heard(near: NearVoice, level: float, *, ms: float, speaking: bool = True, only_near: bool = False) -> list[bool]:
     """Whether each window of sound at this level counts as speech."""
-    windows = int(ms // WINDOW_MS)
-    return [near.judge(0.9, level, speaking=speaking, only_near=only_near) > 0 for _ in range(windows)]
+    windows, power = int(ms // WINDOW_MS), 10 ** (level / 10)
+    return [near.judge(0.9, power, speaking=speaking, only_near=only_near) > 0 for _ in range(windows)]
 
 
 def spoken(level: float = -20.0) -> NearVoice:
@@ -21,12 +21,12 @@ def spoken(level: float = -20.0) -> NearVoice:
     return near
 
 
-def test_levels_of_whole_windows() -> None:
+def test_powers_of_whole_windows() -> None:
     loud = np.full(WINDOW_SAMPLES, 0.1, np.float32)
     samples = np.concatenate([loud, np.zeros(WINDOW_SAMPLES, np.float32), loud[:-1]])
-    assert window_levels(samples) == pytest.approx([-20, SILENT_DB])
-    assert window_levels(np.full(WINDOW_SAMPLES, np.nan, np.float32)) == [SILENT_DB]
-    assert window_levels(samples[:1]) == []
+    assert 10 * np.log10(window_powers(samples)) == pytest.approx([-20, SILENT_DB])
+    assert 10 * np.log10(window_powers(np.full(WINDOW_SAMPLES, np.nan, np.float32))) == [SILENT_DB]
+    assert window_powers(samples[:1]) == []
 
 
 @pytest.mark.parametrize(("below", "counts"), [(FAR_DB, True), (FAR_DB + 0.3, False)])
@@ -98,5 +98,5 @@ def test_or_until_it_is_silent(silent_ms: int, opens: bool) -> None:
     near.give_up()
     assert not any(heard(near, -30, ms=64, speaking=False))
     for _ in range(silent_ms // WINDOW_MS):
-        near.judge(0.1, -60, speaking=False, only_near=False)
+        near.judge(0.1, 10 ** (-60 / 10), speaking=False, only_near=False)
     assert any(heard(near, -30, ms=32, speaking=False)) is opens

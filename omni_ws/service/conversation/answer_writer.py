@@ -25,7 +25,6 @@ from omni_ws.core.chunks import (
     Usage,
     Word,
     WordsKnown,
-    heard_language,
 )
 from omni_ws.core.history import Message
 from omni_ws.core.ledger_entry import SentAudio, SpokenSpan, read_all
@@ -56,7 +55,6 @@ from omni_ws.service.conversation.request import Request
 from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame, unset
-from omni_ws.wire.session_config import spoken_language
 
 _ANSWERS: Final = frozenset({TextOutput, AudioOutput, ToolCallOutput, ThoughtOutput})
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
@@ -211,9 +209,7 @@ class AnswerWriter:
         """Tell turn detection the words of the input, at once. Return whether the client is not told them."""
         request = self._request
         if request.turn_words is not None and request.speaks:
-            heard = output.language if isinstance(output, TranscriptGuess) else heard_language(output.hearing)
-            named = spoken_language(request.config.input_audio)
-            request.turn_words.hear(output, language=heard or named or request.ledger.language)
+            request.turn_words.hear(output, language=request.language_of(output) or request.ledger.language)
         if isinstance(output, TranscriptGuess):
             if request.holds is not None:
                 request.holds.guess(output)

@@ -655,8 +655,8 @@ class Conversation:
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer is being made or played, or is due."""
-        return self.is_playing or any(request is not self.receiving for request in self.queue.requests)
+        """Whether an answer is being made, or is due."""
+        return any(request is not self.receiving for request in self.queue.requests)
 
     def what_plays(self, *, ago_ms: float) -> Playing:
         """Return what the client played ``ago_ms`` ago, with the sound that was sent since the last call."""

@@ -22,8 +22,8 @@ _MOST_WORDS_OF_A_HUM: Final = 4
 #: If fewer words of a sentence were heard, the listener answers the sentence before it: to react takes a moment.
 _LEAST_HEARD_WORDS: Final = 3
 
-#: Sound without known words: a backchannel from the one on, an interruption up to the other. Of "yeah" and "okay" the
-#: sound tells little, and words are known soon: so little is decided early.
+#: Without known words, a sound is a backchannel from the first probability on, and an interruption up to the second.
+#: The sound of "yeah" and "okay" tells little, and words are known soon: so only clear cases are decided early.
 SURE_BACKCHANNEL: Final = 0.85
 SURE_WORDS: Final = 0.1
 #: From here on a text that recognisers make of hums counts as a hum.

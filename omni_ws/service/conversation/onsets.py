@@ -84,9 +84,9 @@ class Onset:
         #: The request aside, once it has opened.
         self.request: Request | None = None
         self.verdict: Verdict | None = None
-        #: Whether what goes on of a dismissed sound is told nobody.
+        #: Whether the client is told nothing of a dismissed sound that goes on.
         self.rest_untold = False
-        #: Whether words, or other input, have made it an interruption: then it is not held until there are words.
+        #: Whether words, or other input, have made it an interruption: the answer is then not held until words come.
         self.has_words = False
         #: Whether the sound is clear; where it ended, in milliseconds of the session's audio; None if it has not.
         self.clear = False
@@ -104,8 +104,9 @@ class Onset:
         #: Whether no better transcript will come; and whether recognition has failed.
         self._known = False
         self._deaf = False
-        #: Whether nothing was recognised since the sound has been quiet; whether all of it was, if it is over.
+        #: Whether the sound fell quiet before its words were known, and no words have come since.
         self._stale = False
+        #: Whether the latest words are a guess: of the whole sound, if that is over.
         self._guessed = False
         loop = asyncio.get_running_loop()
         self._limit = loop.call_later(LIMIT_SEC, self._time_is_up)
@@ -206,7 +207,7 @@ class Onset:
         self._end(verdict)
 
     def dismiss(self, *, rest_untold: bool = False) -> None:
-        """Decide that it is no turn, whatever is known; with ``rest_untold``, nor is what goes on of it."""
+        """Decide that it is no turn, whatever is known. ``rest_untold``: the client hears nothing of what follows."""
         self.rest_untold = rest_untold
         self._end(Verdict.BACKCHANNEL)
 

@@ -33,14 +33,22 @@ from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.quota import Share
 from omni_ws.core.request_input import Alignment, GenerationStarted, RequestInput, SavedRequestInput, TimestampOrder
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import AnswerOptions, Cut, GenerationRequest, HeardLanguage, TranscriptOutput, UsageMeter
+from omni_ws.engine.base import (
+    AnswerOptions,
+    Cut,
+    GenerationRequest,
+    HeardLanguage,
+    TranscriptGuess,
+    TranscriptOutput,
+    UsageMeter,
+)
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.conversation.kept_speech import KeptSpeech
-from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks, judged
+from omni_ws.service.conversation.mere_acknowledgements import asks, is_stop_word
 from omni_ws.service.conversation.messages import MAX_TOOL_RESULTS, MAX_WAITING_CHUNKS, SavedError, message_cost
 from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.turn_words import TurnWords
@@ -582,9 +590,10 @@ class Request:
         self.ledger.hear(self.entry, transcript.text, language=self.language_of(transcript))
         self.unsent.append(transcript)
 
-    def language_of(self, transcript: TranscriptOutput) -> str | None:
-        """Return the language of a transcript of the input: the one that was heard, or that the client named."""
-        return heard_language(transcript.hearing) or spoken_language(self.config.input_audio)
+    def language_of(self, words: TranscriptOutput | TranscriptGuess) -> str | None:
+        """Return the language of words of the input: the one that was heard, or that the client named."""
+        heard = words.language if isinstance(words, TranscriptGuess) else heard_language(words.hearing)
+        return heard or spoken_language(self.config.input_audio)
 
     @property
     def wants_silence(self) -> bool:
@@ -592,8 +601,7 @@ class Request:
         if not self.barges_in or not self.only_speech:
             return False
         language = self.entry.language or spoken_language(self.config.input_audio)
-        text = self.entry.heard.joined()
-        return judged(text, None, language, voiced_ms=0, after_question=False) is Verdict.STOP
+        return is_stop_word(self.entry.heard.joined(), language or "en")
 
     def settle(self) -> None:
         """Settle the interim transcript, if there is one: no better one follows."""
@@ -725,8 +733,7 @@ class Request:
     @property
     def asks(self) -> bool:
         """Whether the last sentence that was heard of its held answer is a question."""
-        heard = self.ledger.answer_if_cut(self.entry, self.timeline.now())
-        return asks(self.entry.said.joined(), len(heard.text))
+        return has_asked(self.ledger, self.entry, self.timeline.now())
 
     @property
     def player(self) -> PlayerStatistics:
@@ -842,6 +849,11 @@ class Request:
             output_audio_ms=round(self.entry.sent_ms),
             input_after_start_bytes=self.session.bytes_after_start,
         )
+
+
+def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
+    """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
+    return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
 
 
 def _payload_bytes(chunk: InputChunk) -> float:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from omni_ws.audio.onset_meter import SpeechLull
 from omni_ws.core.chunks import StartTrigger
-from omni_ws.service.conversation.mere_acknowledgements import Verdict, asks
+from omni_ws.service.conversation.mere_acknowledgements import Verdict
 from omni_ws.service.conversation.onsets import Onset
-from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.request import Request, has_asked
 from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.service.failure import new_id
 from omni_ws.service.observing.observer import SpeechHeard
@@ -157,7 +157,7 @@ class SpokenTurns:
             self.onset.is_input()
 
     def dismiss(self, *, rest_untold: bool = False) -> None:
-        """Dismiss the uncertain onset, if there is one; with ``rest_untold``, what goes on of it is told nobody."""
+        """Dismiss the uncertain onset, if there is one; ``rest_untold``: see ``Onset``."""
         if self.onset is not None:
             self.onset.dismiss(rest_untold=rest_untold)
 
@@ -170,7 +170,7 @@ class SpokenTurns:
         """Return whether the last sentence that was heard of the answer that plays is a question."""
         ledger, now = self._conversation.ledger, self._now()
         answer = ledger.at_play(now)
-        return answer is not None and asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
+        return answer is not None and has_asked(ledger, answer, now)
 
     def _decide(self, onset: Onset) -> None:
         owner, request, self.onset = self._conversation, onset.request, None

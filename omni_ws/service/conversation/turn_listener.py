@@ -239,14 +239,16 @@ class TurnListener:
         #: Whether a decoder may still buffer a part of the audio that it got.
         self._is_decoding = False
         self._closed = False
-        #: Where the last turn ended, and the end of a dismissed onset: no audio before it is padding of the next turn.
-        #: Whether detection starts afresh behind it; whether the end of the speech is told nobody.
-        self._dismissed_ms = self._stopped_ms = 0.0
+        #: Where the last turn ended, and where the last dismissed onset ended: the padding of the next turn contains
+        #: no audio before the latter.
+        self._stopped_ms = self._dismissed_ms = 0.0
+        #: Whether detection starts afresh with the next slice, as an onset was dismissed.
         self._afresh = False
+        #: Whether the speech in progress was dismissed: the client is not told of its end.
         self._untold = False
-        #: An uncertain onset of another listener that is not decided, and up to where its audio is judged again.
-        self._undecided = ""
-        self._undecided_until_ms = 0.0
+        #: Up to where the audio of an uncertain onset of another listener, that of ``_turn_id``, is judged again; None
+        #: without one.
+        self._undecided_until_ms: float | None = None
 
     @property
     def audio(self) -> AudioFormat | None:
@@ -298,7 +300,11 @@ class TurnListener:
             self._close_watch()
 
     def dismissed(self, *, rest_untold: bool = False) -> None:
-        """Forget the uncertain onset: its sound is no turn. With ``rest_untold``, nor is what goes on of it."""
+        """Forget the uncertain onset: its sound is no turn.
+
+        If the sound goes on, detection starts afresh in it. With ``rest_untold`` it stays one speech instead, of which
+        the client is told nothing more.
+        """
         self._turn = None
         self._dismissed_ms = self._judged_ms if self._speaking else self._stopped_ms
         if self._speaking:
@@ -318,7 +324,7 @@ class TurnListener:
         being_judged: list[InputChunk | None] = []
         if piece is not None and not self._sliced_ms:
             being_judged = [replace(piece.as_chunk(), end_of_input=piece.last.end_of_input)]
-        uncertain = onset is not None or bool(self._undecided)
+        uncertain = onset is not None or self._undecided_until_ms is not None
         return SavedListening(
             audio_ms=audio_ms,
             turn_id=self._turn_id if (self._speaking and not self._untold) or uncertain else None,
@@ -333,7 +339,7 @@ class TurnListener:
         """
         self._offset_ms = saved.audio_ms
         if saved.turn_id is not None and saved.uncertain:
-            self._undecided = self._turn_id = saved.turn_id
+            self._turn_id = saved.turn_id
             size = sum(
                 0 if one is None or one.modality is not Modality.AUDIO else len(one.payload) for one in saved.unassigned
             )
@@ -409,9 +415,9 @@ class TurnListener:
 
     def _drop_undecided(self) -> None:
         """Dismiss the uncertain onset of another listener, in whose audio this one finds none."""
-        if self._undecided:
-            self._owner.spoken.not_found(self._undecided, self._offset_ms)
-            self._undecided = ""
+        if self._undecided_until_ms is not None:
+            self._owner.spoken.not_found(self._turn_id, self._offset_ms)
+            self._undecided_until_ms = None
 
     @property
     def _ready(self) -> bool:
@@ -509,7 +515,7 @@ class TurnListener:
 
     @property
     def _bar(self) -> StartBar:
-        if self._undecided:
+        if self._undecided_until_ms is not None:
             return UNCERTAIN_BAR
         if not self._owner.is_playing:
             return NEAR_BAR if self._owner.is_answering else ORDINARY_BAR
@@ -576,7 +582,8 @@ class TurnListener:
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
         if self._speaking:
             self._owner.spoken.sounds(watched.voiced_ms, clear=watched.clear)
-        if self._undecided and watched.judged_ms + vad.WINDOW_MS >= self._undecided_until_ms:
+        undecided_ms = self._undecided_until_ms
+        if undecided_ms is not None and watched.judged_ms + vad.WINDOW_MS >= undecided_ms:
             self._drop_undecided()
         if self._speaking:
             self._set_state(_PAUSE if watched.pausing else _SPEECH)
@@ -641,13 +648,13 @@ class TurnListener:
         # Of a window that the cancel cuts, more than half lies behind it.
         straddles = onset.audio_ms + vad.WINDOW_MS / 2 < self._cancelled_ms
         chunks = [] if self._cancels or straddles else self._ring.take(onset.detected_ms)
-        told, self._undecided = bool(self._undecided), ""
+        audio_ms = self._offset_ms + onset.audio_ms
+        told, self._undecided_until_ms = self._undecided_until_ms is not None, None
         uncertain = bool(chunks) and onset.measured and (told or self._ducks)
         if told and not uncertain:
-            self._owner.spoken.not_found(self._turn_id, self._offset_ms + onset.audio_ms)
+            self._owner.spoken.not_found(self._turn_id, audio_ms)
         if not (told and uncertain):
             self._turn_id = new_id("turn_")
-        audio_ms = self._offset_ms + onset.audio_ms
         if uncertain:
             self._owner.spoken.began(self._turn_id, audio_ms, told=told)
         else:

@@ -96,12 +96,8 @@ def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
     if any(tuple(words[-length:]) in lists.phrases for length in range(1, _LONGEST_PHRASE + 1)):
         return Unfinished.YES
     if last in lists.open:
-        # "perché?"
-        return (
-            Unfinished.PERHAPS
-            if before in lists.finished_after or (question and last in lists.asks)
-            else Unfinished.YES
-        )
+        may_end = before in lists.finished_after or (question and last in lists.asks)  # "perché?"
+        return Unfinished.PERHAPS if may_end else Unfinished.YES
     if last in lists.copulas:
         asks = question or not lists.asks.isdisjoint(words[-_ASKED_WITHIN:])
         return Unfinished.PERHAPS if asks or before in lists.finished_after else Unfinished.YES
@@ -121,7 +117,7 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     length = len(words) - begin
     if not length:
         return False
-    if asked or any(word in lists.named for word in words[max(0, begin - _NAMED_WITHIN) : begin]):
+    if asked or _names_a_row(words[:begin], lists):
         return True
     if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times):
         return False
@@ -130,8 +126,12 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
 
 def _dictated(words: list[str], lists: _Lists) -> bool:
     """Return whether digits that follow these words are dictated: others come before, or they are named."""
-    named = any(word in lists.named for word in words[-_NAMED_WITHIN:])
-    return named or _signs(words[-1], lists, all_letters=False) > 0
+    return _names_a_row(words, lists) or _signs(words[-1], lists, all_letters=False) > 0
+
+
+def _names_a_row(words: list[str], lists: _Lists) -> bool:
+    """Return whether one of the last words names a row that follows: "my number is"."""
+    return any(word in lists.named for word in words[-_NAMED_WITHIN:])
 
 
 def _signs(word: str, lists: _Lists, *, all_letters: bool) -> int:
