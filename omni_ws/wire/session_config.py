@@ -160,7 +160,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Set the default silence and, if it applies, the default eagerness."""
         semantic = self.type == "semantic_vad"
-        eagerness = "auto" if isinstance(self.eagerness, UnsetType) else self.eagerness
+        eagerness = self._eagerness
         force_setattr(self, "eagerness", eagerness if semantic else UNSET)
         if self.silence_duration_ms is UNSET:
             force_setattr(self, "silence_duration_ms", LONGEST_SILENCE_MS[eagerness] if semantic else VAD_SILENCE_MS)
@@ -174,12 +174,16 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     @property
     def whole_silence_ms(self) -> float:
         """The longest silence before a turn ends whose words are a whole sentence."""
-        return WHOLE_SILENCE_MS["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
+        return WHOLE_SILENCE_MS[self._eagerness]
 
     @property
     def sure(self) -> float:
         """The probability that the speaker has finished at which the turn ends soonest."""
-        return SURE["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
+        return SURE[self._eagerness]
+
+    @property
+    def _eagerness(self) -> Eagerness:
+        return "auto" if isinstance(self.eagerness, UnsetType) else self.eagerness
 
 
 class IdlePromptConfig(Struct, frozen=True, kw_only=True):
