@@ -70,8 +70,8 @@ class InputAudioConfig(Struct, frozen=True, kw_only=True):
     """The default format of input audio, the language spoken in it (RFC 5646), and what is expected in it.
 
     With ``language`` "auto", or without one, the language is detected, among ``languages`` if there are any. ``prompt``
-    is a text that could precede the speech. ``echo`` says who takes the echo of the answers out of it; without it,
-    nobody here. ``noise_reduction`` is for turn detection, for a microphone at the mouth or in the room.
+    is a text that could precede the speech. ``echo`` says who removes the echo of the answers from it: unset, the
+    server does not. ``noise_reduction`` applies to turn detection: for a microphone at the mouth or in the room.
     """
 
     format: AudioEncoding = AudioEncoding.PCM16

@@ -94,7 +94,7 @@ class PhoneCall(SoleConnection):
     def __init__(
         self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings, thinking_sound: bool
     ) -> None:
-        """``thinking_sound``: the caller hears a soft sound while an answer is thought about for long."""
+        """``thinking_sound``: play the caller a soft sound while an answer is long in coming."""
         super().__init__(connection, session, keep_alive=keep_alive)
         audio = self._conversation.configuration.effective.output_audio
         sound_format = AudioFormat(audio.format, audio.sample_rate)
