@@ -133,23 +133,22 @@ class Listener:
                 self.take_final(event)
 
     def take_speech(self, event: SpeechStarted | SpeechConfirmed | SpeechDismissed | SpeechStopped) -> None:
-        # The voice is lowered until it is known whether this interrupts.
-        uncertain = isinstance(event, SpeechStarted) and not event.certain
-        kind = "speech_started"
         match event:
-            case SpeechStarted() if uncertain:
+            case SpeechStarted(certain=False):  # the voice is lowered until it is known whether this interrupts
                 kind = "speech_uncertain"
+                self.duck(True)
             case SpeechStarted() | SpeechConfirmed():
+                kind = "speech_started"
                 if self.interruptible:  # the server sends no more of the answer, unless this turns out to have no words
                     self.paused = self.played
                     self.stop_playing()
+                self.duck(False)
             case SpeechDismissed():
                 kind = "speech_dismissed"
+                self.duck(False)
             case SpeechStopped():
                 kind = "speech_stopped"
                 self.input_ended()
-        if not isinstance(event, SpeechStopped):
-            self.duck(uncertain)
         self.display.show(kind, audio_ms=event.audio_ms)
 
     def take_connection(self, event: Reconnected | Resumed | Reconnecting) -> None:

@@ -1,4 +1,4 @@
-/* A soft sound while an answer is thought about for long: two low notes every now and then, until something is heard. */
+/* A soft sound while an answer is long in coming: two low notes every now and then, until something is heard. */
 
 const BEGINS_MS = 2000;
 const EVERY_MS = 1500;

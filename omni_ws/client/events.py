@@ -285,14 +285,16 @@ def speech_event(
 ) -> Event:
     """Convert a frame of turn detection."""
     match frame:
-        case SpeechStartedFrame(audio_ms=audio_ms, request_id=request_id):
-            return SpeechStarted(audio_ms, optional(frame.turn_id), request_id, certain=frame.certain is not False)
+        case SpeechStartedFrame(certain=certain):
+            return SpeechStarted(
+                frame.audio_ms, optional(frame.turn_id), frame.request_id, certain=certain is not False
+            )
         case SpeechConfirmedFrame():
             return SpeechConfirmed(frame.audio_ms, frame.turn_id, frame.request_id)
         case SpeechDismissedFrame():
             return SpeechDismissed(frame.audio_ms, frame.turn_id)
-        case SpeechStoppedFrame(audio_ms=audio_ms, request_id=request_id):
-            return SpeechStopped(audio_ms, optional(frame.turn_id), request_id)
+        case SpeechStoppedFrame():
+            return SpeechStopped(frame.audio_ms, optional(frame.turn_id), frame.request_id)
 
 
 def output_event(frame: OutputChunkFrame) -> Event | None:

@@ -446,7 +446,7 @@ class TelephonyConfig(Section):
 
     enabled: bool = setting("Serve `/v1/telephony/media-stream`; if off, it answers 404.", False)
     cancel_echo: bool = setting(
-        "Take the echo of the answers out of what callers say, who may be on a loudspeaker without a canceller; needs "
+        "Remove the echo of the answers from the callers' audio: a caller's loudspeaker may have no canceller; needs "
         "the extra `echo`.",
         False,
     )
@@ -459,7 +459,7 @@ class TelephonyConfig(Section):
     audiosocket_instructions: Text | None = setting("`instructions` of the calls over AudioSocket.")
     audiosocket_greeting: Text | None = setting("`greeting` of the calls over AudioSocket.")
     thinking_sound: bool = setting(
-        "Let callers hear a soft sound while an answer is thought about for more than two seconds.", True
+        "Play callers a soft sound while they wait for an answer for more than two seconds.", True
     )
 
 

@@ -137,8 +137,8 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
-#: The same for small models, which follow few instructions, and tend to promise what they cannot do. Longer texts, with
-#: a warning of what is dangerous or a praise of what the model knows, were answered worse (benchmarks/minds).
+#: The same for small models, which follow few instructions, and tend to promise what they cannot do. With
+#: longer texts, which asked to warn of dangers or praised the model's knowledge, they answered worse (benchmarks/minds).
 _SMALL_MODEL: Final = (
     "You are a friendly voice assistant, a computer program. Your answers are spoken aloud: answer in one or two "
     "short, plain sentences, in the user's language, without lists, Markdown or emoji."
@@ -242,14 +242,14 @@ class LlmConfig(PartConfig):
     )
     tool_filler: str | None = setting(
         "Sentence, such as `One moment.`, that a session by voice says first while the client runs a tool "
-        "(docs/manners.md); unset: one of its own in the language of the talk; empty: nothing is said."
+        "(docs/manners.md); unset: a built-in one in the language of the talk; empty: nothing is said."
     )
     context: Count = setting(
         "Tokens of context of a GGUF model for each conversation; at most its own.", 4096, ge=256, of=_MAYBE_GGUF
     )
     threads: Count | None = setting(
-        "Threads of a GGUF model; unset: the cores that were free in the last five minutes, but for one of three or "
-        "more.",
+        "Threads of a GGUF model; unset: as many as cores were idle in the last five minutes, less one if there are "
+        "three or more.",
         of=_MAYBE_GGUF,
     )
     parallel: Count | None = setting(

@@ -45,9 +45,9 @@ def cores() -> int:
 
 
 def free_cores() -> int:
-    """Return how many of ``cores`` nothing has kept busy in the last five minutes, at least 1.
+    """Return how many of ``cores`` were idle on average over the last five minutes, at least 1.
 
-    A start makes work of its own, such as a download, which hardly counts in five minutes.
+    Over five minutes, what the server's own start costs, such as a download, hardly counts.
     """
     try:
         busy = os.getloadavg()[1] / (os.cpu_count() or 1)

@@ -118,9 +118,9 @@ _FETCHED_LLMS: Final[Mapping[str, tuple[str, str]]] = {
 #: Sampling of these models, which are more often wrong the more chance they have. They do not repeat themselves, and a
 #: penalty for the words of the question, which llama.cpp counts too, would keep them from answering with these.
 _SURE: Final[Mapping[str, Any]] = {"temperature": 0.0, "repetition_penalty": 1.0}
-#: How conversations with small models begin, unless somebody gives other instructions: in short true sentences, with a
-#: refusal of what a voice cannot do, a saying to its end, and a comparison that tells a difference. More examples were
-#: answered worse (benchmarks/minds), and each costs time and memory.
+#: The examples with which conversations with small models begin, unless somebody gives other instructions: a fact in a
+#: short sentence, a refusal of what a voice cannot do, a completed saying, and a comparison that names the difference.
+#: With more examples, models answered worse (benchmarks/minds), and each costs time and memory.
 _EXAMPLES: Final = (
     ("What is the capital of Japan?", "The capital of Japan is Tokyo."),
     ("Can you open the window?", "I'm sorry, I can't control things in your home."),

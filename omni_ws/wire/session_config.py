@@ -70,8 +70,8 @@ class InputAudioConfig(Struct, frozen=True, kw_only=True):
     """The default format of input audio, the language spoken in it (RFC 5646), and what is expected in it.
 
     With ``language`` "auto", or without one, the language is detected, among ``languages`` if there are any. ``prompt``
-    is a text that could precede the speech. ``echo`` says who takes the echo of the answers out of it; without it,
-    nobody here. ``noise_reduction`` is for turn detection, for a microphone at the mouth or in the room.
+    is a text that could precede the speech. ``echo`` says who removes the echo of the answers from it: unset, the
+    server does not. ``noise_reduction`` applies to turn detection: for a microphone at the mouth or in the room.
     """
 
     format: AudioEncoding = AudioEncoding.PCM16
@@ -160,7 +160,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Set the default silence and, if it applies, the default eagerness."""
         semantic = self.type == "semantic_vad"
-        eagerness = "auto" if isinstance(self.eagerness, UnsetType) else self.eagerness
+        eagerness = self._eagerness
         force_setattr(self, "eagerness", eagerness if semantic else UNSET)
         if self.silence_duration_ms is UNSET:
             force_setattr(self, "silence_duration_ms", LONGEST_SILENCE_MS[eagerness] if semantic else VAD_SILENCE_MS)
@@ -174,12 +174,16 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     @property
     def whole_silence_ms(self) -> float:
         """The longest silence before a turn ends whose words are a whole sentence."""
-        return WHOLE_SILENCE_MS["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
+        return WHOLE_SILENCE_MS[self._eagerness]
 
     @property
     def sure(self) -> float:
         """The probability that the speaker has finished at which the turn ends soonest."""
-        return SURE["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
+        return SURE[self._eagerness]
+
+    @property
+    def _eagerness(self) -> Eagerness:
+        return "auto" if isinstance(self.eagerness, UnsetType) else self.eagerness
 
 
 class IdlePromptConfig(Struct, frozen=True, kw_only=True):

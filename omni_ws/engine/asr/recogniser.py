@@ -324,11 +324,9 @@ class ListenerSlots:
         waiter = (holder, admitted)
         self._waiting.append(waiter)
         try:
-            await asyncio.wait([admitted], timeout=MAX_WAIT_SEC)
-            while not admitted.done():
+            while not (await asyncio.wait([admitted], timeout=MAX_WAIT_SEC))[0]:
                 if not may_wait():
                     raise TimeoutError
-                await asyncio.wait([admitted], timeout=MAX_WAIT_SEC)
         except BaseException as error:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
@@ -73,6 +73,14 @@ def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
     if isinstance(engine, HasParts):
         return engine.parts
     return {role.value: description_of(engine) if role is Role.LLM else None for role in Role}
+
+
+def shown_parts(engine: Engine) -> dict[str, Any]:
+    """Return the parts of any engine as JSON, without their hosts; None for a role without a part."""
+    return {
+        role: None if part is None else {"name": part.name, "model": part.model}
+        for role, part in parts_of(engine).items()
+    }
 
 
 def description_of(part: Engine) -> PartDescription:

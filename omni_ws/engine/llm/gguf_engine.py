@@ -54,7 +54,7 @@ _SLOT: Final = "id_slot"
 #: How many answers run at the same time: with more, each would be slower than speech.
 _FEWEST_PARALLEL: Final = 2
 _MOST_PARALLEL: Final = 4
-#: Of so few cores all are the model's, too; the ASR and the TTS go first.
+#: With at most so many free cores, the model uses all of them: the ASR and the TTS have a higher priority.
 _SHARED_CORES: Final = 2
 
 
@@ -221,9 +221,9 @@ class GgufEngine:
 
 
 def threads_of(free: int) -> int:
-    """Return how many threads a model gets of ``free`` cores: the ASR and the TTS keep one of three or more.
+    """Return how many threads a model gets of ``free`` cores; of three or more, one is left to the ASR and the TTS.
 
-    More threads than free cores are worse than fewer: all of them wait for each that does not run.
+    More threads than free cores are worse than fewer: in each step, all wait for the one that is not running.
     """
     return free if free <= _SHARED_CORES else free - 1
 

@@ -91,7 +91,8 @@ def exact_answer(
     """The sentences of an answer that rules give exactly, each request in ``text`` for itself; None for all else.
 
     Nothing is guessed here: misspelled words, or a word that tells enough among others, do not count. ``of_itself``:
-    whether the rules know who is asked, which another may have been told to be.
+    whether the rules may say who answers; instructions may say that it is somebody else. Facts come from
+    ``encyclopedia``.
     """
     plain = _SPACE.sub(" ", text).strip()
     if not plain or len(plain) > _MAX_SENTENCES_LETTERS:

@@ -97,7 +97,7 @@ def rules_of(language: str) -> LanguageRules | None:
     return _loaded(primary_subtag(language)) if primary_subtag(language) in LANGUAGES else None
 
 
-#: The languages whose rules have been loaded.
+#: The languages that ``load_rules`` has loaded.
 _in_use: Final[set[str]] = set()
 
 

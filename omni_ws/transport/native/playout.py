@@ -75,8 +75,10 @@ class Playout:
                 return any(answer.answer_id == message.request_id for answer in self._answers)
             case FinalChunk():
                 self.finish(message.request_id)
-            case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():
-                self.duck(isinstance(message, SpeechStartedFrame))
+            case SpeechStartedFrame(certain=False):
+                self.duck(True)
+            case SpeechDismissedFrame():
+                self.duck(False)
             case SpeechStartedFrame() | SpeechConfirmedFrame():  # the caller interrupts
                 self.duck(False)
                 return True

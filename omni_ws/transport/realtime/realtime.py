@@ -23,7 +23,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
-from omni_ws.engine.composed.parts import parts_of
+from omni_ws.engine.composed.parts import shown_parts
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -348,8 +348,7 @@ class RealtimeDialect:
 
     def _engine_changed(self, config: SessionConfig) -> None:
         """Tell the client that the engine has become another one, with the settings that are in effect now."""
-        described = parts_of(self._factory.engine).items()
-        parts = {role: None if part is None else {"name": part.name, "model": part.model} for role, part in described}
+        parts = shown_parts(self._factory.engine)
         self._send([{"type": "session.updated", "session": self._session_object(), "parts": parts}])
 
     def _update_session(self, event: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from omni_ws import __version__
 from omni_ws.engine.base import EngineState
-from omni_ws.engine.composed.parts import parts_of
+from omni_ws.engine.composed.parts import shown_parts
 from omni_ws.engine.llm.coming import growing_llm
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import (
@@ -69,9 +69,7 @@ class OperationsRoutes(FrontEnd):
         status = self._status()
         engine, group = self._sessions.engine, self._sessions.group
         # Without their hosts, of which only clients with a session may know.
-        parts: dict[str, Any] = {
-            role: part and {"name": part.name, "model": part.model} for role, part in parts_of(engine).items()
-        }
+        parts = shown_parts(engine)
         llm = growing_llm(engine)
         if llm is not None and llm.coming is not None:
             parts["llm"]["coming"] = coming = msgspec.to_builtins(llm.coming)

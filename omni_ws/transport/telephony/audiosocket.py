@@ -172,10 +172,6 @@ class AudioSocketCall(PhoneCall):
         self._link.write_message(encode_frame(AUDIO, audio), is_text=False)
         return not self._link.paused
 
-    def _sound(self, audio: bytes) -> None:
-        if not self._link.paused and not self._unplayed:
-            self._send(audio)
-
     def _clear(self) -> None:
         self._playout.clear()
 

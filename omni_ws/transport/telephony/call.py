@@ -94,9 +94,11 @@ class PhoneCall(SoleConnection):
     def __init__(
         self, connection: SoleLink, session: Session, *, keep_alive: KeepAliveSettings, thinking_sound: bool
     ) -> None:
-        """``thinking_sound``: the caller hears a soft sound while an answer is thought about for long."""
+        """``thinking_sound``: play the caller a soft sound while an answer is long in coming."""
         super().__init__(connection, session, keep_alive=keep_alive)
-        self._thinking = ThinkingSound(self._audio_format, self._sound) if thinking_sound else None
+        audio = self._conversation.configuration.effective.output_audio
+        sound_format = AudioFormat(audio.format, audio.sample_rate)
+        self._thinking = ThinkingSound(sound_format, self._sound) if thinking_sound else None
         #: The keys of the entry in progress, and the timer that completes it.
         self._keys = ""
         self._pause: asyncio.TimerHandle | None = None
@@ -113,8 +115,8 @@ class PhoneCall(SoleConnection):
         """Whether the caller may still be hearing an answer."""
 
     @abstractmethod
-    def _sound(self, audio: bytes) -> None:
-        """Let the caller hear audio that belongs to no answer, if nothing else is to be heard."""
+    def _send(self, audio: bytes) -> bool:
+        """Send audio to be heard at once. Returns whether the connection takes more."""
 
     @abstractmethod
     def _clear(self) -> None:
@@ -223,10 +225,10 @@ class PhoneCall(SoleConnection):
 
     # output
 
-    @property
-    def _audio_format(self) -> AudioFormat:
-        audio = self._conversation.configuration.effective.output_audio
-        return AudioFormat(audio.format, audio.sample_rate)
+    def _sound(self, audio: bytes) -> None:
+        """Let the caller hear audio that belongs to no answer, if nothing else is to be heard."""
+        if self._connection.is_open and not self._connection.paused and not self._unplayed:
+            self._send(audio)
 
     def _take_message(self) -> ServerMessage | None:
         """Take the next message from the outbox; None while there is none."""

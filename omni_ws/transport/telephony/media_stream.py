@@ -278,9 +278,9 @@ class StreamCall(PhoneCall):
 
     # output
 
-    def _sound(self, audio: bytes) -> None:
-        if self._connection.is_open and not self._connection.paused and not self._unplayed:
-            self._connection.write_message(encode_media(self._stream_sid, audio), is_text=True)
+    def _send(self, audio: bytes) -> bool:
+        self._connection.write_message(encode_media(self._stream_sid, audio), is_text=True)
+        return not self._connection.paused
 
     def _clear(self) -> None:
         for data in self._playout.silence():

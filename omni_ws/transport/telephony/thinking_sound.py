@@ -1,4 +1,4 @@
-"""The soft sound that a caller hears while an answer is thought about for long."""
+"""The soft sound that a caller hears while an answer is long in coming."""
 
 from __future__ import annotations
 

@@ -248,9 +248,9 @@ class Misspelled:
 
 
 def _means_another(words: str, phrase: str) -> bool:
-    """Whether one of both denies something, or both ask what something is, and not the same thing.
+    """Whether only one of the two is negated, or they ask what two different things are.
 
-    Such are "I am not sad" and "I am sad", or "what is a gnome" and "what is my name".
+    Examples: "I am not sad" and "I am sad"; "what is a gnome" and "what is my name".
     """
     if len(_DENIALS & {*words.split()}) != len(_DENIALS & {*phrase.split()}):
         return True
