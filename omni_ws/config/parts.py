@@ -137,8 +137,8 @@ SPOKEN_INSTRUCTIONS: Final = (
     "like it, and ask if you are unsure."
 )
 
-#: The same for small models, which follow few instructions, and tend to promise what they cannot do. With
-#: longer texts, which asked to warn of dangers or praised the model's knowledge, they answered worse (benchmarks/minds).
+#: The same for small models, which follow few instructions, and tend to promise what they cannot do. With longer texts,
+#: which asked to warn of dangers or praised the model's knowledge, they answered worse (benchmarks/minds).
 _SMALL_MODEL: Final = (
     "You are a friendly voice assistant, a computer program. Your answers are spoken aloud: answer in one or two "
     "short, plain sentences, in the user's language, without lists, Markdown or emoji."

@@ -265,7 +265,7 @@ async def test_wide_things_stay_in_their_place() -> None:
         await demo.page.keyboard.press("ArrowRight")
         await demo.until("() => document.querySelector('.table').scrollLeft > 0")
         assert await demo.page.evaluate("document.documentElement.scrollWidth") == 360
-    engine = ComposedEngine(ToolCallingEngine(), tts=ReadingEngine())
+    engine = ComposedEngine(ToolCallingEngine("One moment."), tts=ReadingEngine())
     async with live_server(engine, still_answers=False) as server, demo_page(viewport=PHONE) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.write("What time is it?")
