@@ -1,8 +1,8 @@
 """Languages that are heard: words that Whisper base mishears in six languages, and the languages that it detects.
 
 Twenty sentences of each language. Of English, Spanish, French and Italian people read them, out of packages
-(speech/corpus.lock); of Portuguese and German a voice does. Whisper recognises each twice: first it is told the
-language; then it detects it among the six, in one conversation that changes its language every four sentences.
+(speech/corpus.lock); of Portuguese and German a voice does. Whisper recognises each twice: with the language given,
+and with the language to be detected among the six, in one conversation that changes its language every four sentences.
 Then single words, each after a sentence of another language, which must not change it.
 """
 

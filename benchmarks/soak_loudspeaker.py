@@ -21,11 +21,11 @@ _ROUNDED: Final = VOICE_RATE // 1000
 
 @dataclass(eq=False)
 class PlayedAnswer:
-    """What came of an answer, and what was played of it. Places are in samples of its sound."""
+    """An answer as its client received and played it. Places are in samples of its sound."""
 
     request_id: str
     text: str = ""
-    #: The sound that came, and how much of it was played.
+    #: The sound that was received, and how much of it was played.
     sound: Pcm16 = field(default_factory=lambda: np.zeros(0, np.int16))
     played: int = 0
     #: Why it has its final; None before.
@@ -47,7 +47,7 @@ class PlayedAnswer:
         return self.reason == "stop" and self.played == len(self.sound) > 0
 
     def take(self, begin: int, samples: Pcm16) -> None:
-        """Sound came, for this place."""
+        """Put received sound at this place."""
         end = begin + len(samples)
         if end > len(self.sound):
             self.sound = np.concatenate((self.sound, np.zeros(end - len(self.sound), np.int16)))
@@ -143,7 +143,7 @@ class Loudspeaker:
         piece.answer.played = max(piece.answer.played, piece.begin + piece.done)
 
     def stop(self, now: float, by: str) -> None:
-        """Play nothing more of what came so far."""
+        """Drop the sound that was received and not yet played."""
         self.play(now)
         if self._pieces:
             self.answer = self._pieces[0].answer

@@ -606,10 +606,12 @@ class OpenMicrophone:
 def _heard_less(messages: list[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
     """Yield the messages with ever fewer words of the last answer."""
     place = max((index for index, (role, _) in enumerate(messages) if role == "assistant"), default=None)
-    words = [] if place is None else messages[place][1].split()
+    if place is None:
+        return
+    words = messages[place][1].split()
     for count in reversed(range(len(words))):
         less = [("assistant", " ".join(words[:count]))] if count else []
-        yield _joined([*messages[:place], *less, *messages[place + 1 :]]) if place is not None else messages
+        yield _joined([*messages[:place], *less, *messages[place + 1 :]])
 
 
 def _joined(messages: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

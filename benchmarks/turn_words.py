@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import soxr
 
-from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
+from benchmarks.speech.rendered import Rendering, keep
+from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, resampled
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
     ORDINARY_BAR,
@@ -37,7 +37,7 @@ from omni_ws.engine.asr.recogniser_engine import UtteranceEnded, UtterancePaused
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.engine.tts.kokoro import Kokoro
-from omni_ws.engine.tts.synthesiser import Speak, SpokenWord
+from omni_ws.engine.tts.synthesiser import Speak
 from omni_ws.service.conversation.turn_words import TurnWords
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import pinned_weights
@@ -92,32 +92,15 @@ class Reader:
 
     def read(self, voice: str, text: str) -> Samples:
         file = self._folder / f"{hashlib.sha1(f'{voice}{text}'.encode()).hexdigest()[:16]}.npy"
-        if not file.exists():
-            sound = _Sound()
-            self._kokoro().speak(Speak(0, voice, 1.0, text), sound)
-            np.save(file, sound.samples())
+        keep(file, lambda: self._rendered(voice, text))
         samples: Samples = np.load(file)
         loud = np.flatnonzero(np.abs(samples) > _QUIET * np.abs(samples).max())
         return samples[loud[0] : loud[-1] + 1]
 
-
-class _Sound:
-    def __init__(self) -> None:
-        self._pieces: list[Pcm16] = []
-        self._rate = SAMPLE_RATE
-
-    def audio(self, sample_rate: int, pcm16: bytes) -> bool:
-        self._rate = sample_rate
-        self._pieces.append(np.frombuffer(pcm16, np.int16))
-        return True
-
-    def words(self, words: list[SpokenWord]) -> None:
-        pass
-
-    def samples(self) -> Samples:
-        whole = samples_from_pcm16(np.concatenate(self._pieces))
-        resampled: Samples = soxr.resample(whole, self._rate, SAMPLE_RATE).astype(np.float32)
-        return resampled
+    def _rendered(self, voice: str, text: str) -> Samples:
+        rendering = Rendering()
+        self._kokoro().speak(Speak(0, voice, 1.0, text), rendering)
+        return resampled(rendering.samples, rendering.rate, SAMPLE_RATE, "HQ")
 
 
 def spoken_turns(reader: Reader, kind: str) -> Iterator[Turn]:

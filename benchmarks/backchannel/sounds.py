@@ -18,12 +18,13 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import Samples, pcm16_from_samples, resampled, samples_from_pcm16
+from benchmarks.speech.rendered import Rendering, keep
+from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, resampled, samples_from_pcm16
 from omni_ws.audio.vad import SAMPLE_RATE
 from omni_ws.engine.tts.espeak import Espeak, WordTimes
 from omni_ws.engine.tts.hibari import Alphabet, Hibari, HibariReader
 from omni_ws.engine.tts.kokoro import Kokoro
-from omni_ws.engine.tts.synthesiser import Speak, SpokenWord
+from omni_ws.engine.tts.synthesiser import Speak
 from omni_ws.weights.cache import fetched_folder
 
 #: Kokoro's voices for judging at the end, which ``benchmarks/manners`` uses, too; and those by which training is
@@ -86,22 +87,6 @@ class Saying:
         return f"{self.kind}-{self.voice}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy"
 
 
-class _Collected:
-    def __init__(self) -> None:
-        self.pcm16, self.rate = bytearray(), SAMPLE_RATE
-
-    def audio(self, sample_rate: int, pcm16: bytes) -> bool:
-        self.rate = sample_rate
-        self.pcm16 += pcm16
-        return True
-
-    def words(self, words: list[SpokenWord]) -> None:
-        pass
-
-    def samples(self) -> Samples:
-        return samples_from_pcm16(np.frombuffer(bytes(self.pcm16), np.int16))
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """Those who speak in a part of the sounds, what they say, and how many sayings of each kind of voice there are."""
@@ -155,12 +140,12 @@ class Speakers:
     def said(self, saying: Saying) -> Samples:
         """Return what a saying sounds like, at 16 kHz, without the silence at both ends."""
         file = self._folder / saying.name
-        if not file.exists():
-            samples, rate = self._spoken(saying)
-            part = file.with_suffix(".part.npy")
-            np.save(part, pcm16_from_samples(resampled(samples, rate, SAMPLE_RATE, "HQ")))
-            part.rename(file)
+        keep(file, lambda: self._rendered(saying))
         return trimmed(samples_from_pcm16(np.load(file)))
+
+    def _rendered(self, saying: Saying) -> Pcm16:
+        samples, rate = self._spoken(saying)
+        return pcm16_from_samples(resampled(samples, rate, SAMPLE_RATE, "HQ"))
 
     def _spoken(self, saying: Saying) -> tuple[Samples, int]:
         if saying.voice.startswith(_ESPEAK):
@@ -175,17 +160,17 @@ class Speakers:
         return self._kokoro._samples(ids, styles, saying.speed, onnxruntime.RunOptions())[0], 24_000
 
     def _by_espeak(self, saying: Saying) -> tuple[Samples, int]:
-        espeak, heard = self._espeak, _Collected()
+        espeak, heard = self._espeak, Rendering()
         espeak._identifiers[saying.voice] = f"gmw/{saying.voice.removeprefix(_ESPEAK)}".encode()
         espeak._espeak.espeak_SetParameter(_PITCH, 20 + round(100 * saying.speed) % 61, 0)
         if saying.kind != HUM:
             espeak.speak(Speak(0, saying.voice, saying.speed, saying.text), heard)
         else:
-            espeak.speak(Speak(0, saying.voice, saying.speed, "."), _Collected())  # chooses the voice and the speed
+            espeak.speak(Speak(0, saying.voice, saying.speed, "."), Rendering())  # chooses the voice and the speed
             espeak._listener, espeak._times = heard, WordTimes("")
             phonemes = f"[[{saying.text}]]\0".encode()
             espeak._espeak.espeak_Synth(phonemes, len(phonemes), 0, 1, 0, _UTF8_PHONEMES, None, None)
-        return heard.samples(), heard.rate
+        return heard.samples, heard.rate
 
     @cached_property
     def voices(self) -> Sequence[str]:

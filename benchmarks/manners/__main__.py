@@ -1,8 +1,9 @@
 """The manners of a server, as a table: what stops an answer, what ends a turn, and when nothing is said.
 
 Callers over real sockets, several at a time, with a microphone and a loudspeaker on one clock, say what was rendered
-before; what came of it is read off the loudspeaker and the frames. A figure of a row marked "time" depends on the load
-of the machine; shares and places in the audio depend on it as far as recognition comes too late (``--slower``).
+before. The figures are computed from what each loudspeaker played and from the server's frames. A figure marked "time"
+depends on the load of the machine; shares and places in the audio depend on it as far as recognition comes too late
+(``--slower``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A loudspeaker that keeps what it played, when, and how loud, and what came of an answer can be read off it."""
+"""A simulated loudspeaker that records which samples of which answer it played, when, and at which level."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -49,11 +50,11 @@ class Loudspeaker:
     _playing: str | None = None
 
     def put(self, answer: str, samples: Pcm16, start_ms: float | None) -> None:
-        """Sound came. ``start_ms`` is its place in the answer; None: behind what came before."""
+        """Queue received sound. ``start_ms`` is its place in the answer; None: behind the sound received before."""
         last = next((piece for piece in reversed(self._waiting) if piece.answer == answer), None)
         follows = self._places.get(answer, 0) if last is None else last.begin + len(last.samples)
         begin = follows if start_ms is None else round(start_ms * RATE / 1000)
-        # A place is told in whole milliseconds.
+        # The server rounds places to whole milliseconds.
         begin = follows if abs(begin - follows) <= RATE // 1000 else begin
         self._waiting.append(_Piece(answer, begin, samples))
 
@@ -74,7 +75,7 @@ class Loudspeaker:
         return (sound * DUCKED).astype(np.int16) if self.ducked else sound
 
     def stop(self) -> None:
-        """Play nothing more of what came so far."""
+        """Drop the sound that was received and not yet played."""
         self._waiting.clear()
 
     @property
@@ -91,7 +92,7 @@ class Loudspeaker:
         """The answer that plays or played last, and up to where, in milliseconds."""
         return None if self._playing is None else (self._playing, self._places[self._playing] * 1000 / RATE)
 
-    # What can be read off it
+    # What it recorded
 
     def sounding(self, begin: int, end: int) -> list[bool]:
         """For each tick of [begin, end) whether anything was played in it."""
@@ -130,8 +131,4 @@ class Loudspeaker:
         return lost * 1000 / RATE, repeated * 1000 / RATE
 
     def _since(self, tick: int) -> list[Stretch]:
-        low, high = 0, len(self.played)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.played[middle].tick < tick else (low, middle)
-        return self.played[low:]
+        return self.played[bisect_left(self.played, tick, key=lambda stretch: stretch.tick) :]

@@ -24,7 +24,7 @@ _ANSWER_MS: Final = 6000
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """What came of a sound over an answer. Times are in milliseconds from its onset; None: it did not happen."""
+    """What a sound over an answer led to. Times are in milliseconds from its onset; None: it did not happen."""
 
     stimulus: Stimulus
     #: The answer ended.
@@ -58,16 +58,22 @@ async def begin_answer(talker: Talker, question: str = STORY, *, heard_ms: float
     return place[0] if begun and place is not None else None
 
 
+def final_of(talker: Talker, answer: str) -> str | None:
+    """Why an answer ended; None: it has had no final."""
+    return next((one.text for one in talker.seen if one.kind == "final" and one.name == answer), None)
+
+
 def is_over(talker: Talker, answer: str) -> bool:
-    """Whether an answer has had its final."""
-    return any(one.kind == "final" and one.name == answer for one in talker.seen)
+    return final_of(talker, answer) is not None
 
 
 def was_stopped(talker: Talker, answer: str, since: int) -> bool:
     """Whether an answer was ended before its last sound, since a tick, and not only held."""
-    finals = {one.text for one in talker.seen if one.kind == "final" and one.name == answer}
-    if not finals or "cancelled" in finals:
-        return bool(finals)
+    final = final_of(talker, answer)
+    if final is None:
+        return False
+    if final == "cancelled":
+        return True
     # All of it had come, and was dropped by the client.
     dropped = [tick for tick, name in talker.silenced if name == answer and tick >= since]
     return bool(dropped) and not talker.speaker.heard_ms(dropped[-1] + 1, talker.now, [answer])
@@ -113,24 +119,19 @@ async def _over(talker: Talker, answer: str, stimulus: Stimulus, *, is_meant: bo
     onset = said + int(stimulus.onset_ms / PIECE_MS)
     end = said + int(stimulus.end_ms / PIECE_MS)
 
-    def ended() -> str | None:
-        return next((one.text for one in talker.seen if one.kind == "final" and one.name == answer), None)
-
     def is_stopped() -> bool:
         return was_stopped(talker, answer, said)
 
     await talker.until(lambda: is_stopped() and talker.now > end, stimulus.end_ms + _AFTER_MS)
-    if ended() is None and talker.speaker.idle:  # held: somebody decides
-        await talker.until(lambda: ended() is not None or not talker.speaker.idle, _HELD_MS)
+    if not is_over(talker, answer) and talker.speaker.idle:  # held: somebody decides
+        await talker.until(lambda: is_over(talker, answer) or not talker.speaker.idle, _HELD_MS)
     stopped = is_stopped()
-    if not stopped and ended() is not None and talker.speaker.idle:
+    if not stopped and is_over(talker, answer) and talker.speaker.idle:
         return None  # it was told to its end
     answered = False
     if stopped:
-        begun = talker.now
         answered = await talker.until(lambda: _others(talker, answer, onset) > 0, _ANSWER_MS if not is_meant else 4000)
         await talker.until(lambda: bool(talker.since(onset, "transcript")), 1000)
-        assert begun <= talker.now
     speaker, now = talker.speaker, talker.now
     last = max((one.tick for one in speaker.played if one.answer == answer), default=onset)
     ducked = min((one.tick for one in speaker.played if one.tick >= onset and one.ducked), default=None)
@@ -140,7 +141,7 @@ async def _over(talker: Talker, answer: str, stimulus: Stimulus, *, is_meant: bo
         stimulus,
         stopped=stopped,
         answered=answered,
-        ducked_at=_since(onset, ducked if silent is None or ducked is not None else silent),
+        ducked_at=_since(onset, silent if ducked is None else ducked),
         silent_at=_since(onset, silent),
         gap_ms=0 if stopped else speaker.longest_gap_ms(onset, last + 1),
         ducked_ms=speaker.ducked_ms(onset, now),
@@ -165,7 +166,7 @@ def _others(talker: Talker, answer: str, since: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """What came of an answer while something sounded."""
+    """How an answer went while something sounded."""
 
     name: str
     #: It was still heard at the end of the time, or had been told to its end.
@@ -185,12 +186,12 @@ async def answer_through(talker: Talker, name: str, sound: Samples | None, *, se
         talker.sound(sound[: int(seconds * RATE)])
     await talker.until(lambda: answer is not None and is_over(talker, answer) and talker.speaker.idle, seconds * 1000)
     now = talker.now
-    final = next((one for one in talker.seen if one.kind == "final" and one.name == answer), None)
+    final = None if answer is None else final_of(talker, answer)
     names = {one.name for one in talker.since(begun, "final")} | ({answer} if answer is not None else set())
     stops = sum(was_stopped(talker, name, begun) for name in names)
     turns = talker.since(begun, "started", "confirmed")
     sounding = talker.speaker.sounding(begun, now)
-    told = final is not None and final.text in ("stop", "completed")
+    told = final in ("stop", "completed")
     went_on = (
         answer is not None
         and not was_stopped(talker, answer, begun)

@@ -22,13 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.speech.degraded import pink_noise
+from benchmarks.speech.rendered import Rendering, keep
 from benchmarks.speech.wordless import keyboard, music, quiet_room, silence
-from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
+from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.caller.script import frame_levels, loud_part
 from omni_ws.config.values import user_cache_folder
 from omni_ws.engine.tts.hibari import Hibari
 from omni_ws.engine.tts.kokoro import Kokoro
-from omni_ws.engine.tts.synthesiser import Speak, SpokenWord, Synthesiser
+from omni_ws.engine.tts.synthesiser import Speak, Synthesiser
 from omni_ws.weights.cache import weights_cache
 from omni_ws.weights.sources import pinned_weights
 
@@ -81,49 +82,25 @@ def _file(voice: str, text: str) -> Path:
 def render(pairs: Sequence[tuple[str, str]]) -> None:
     """Render each voice and text that is not in the cache yet. Raises WeightsError if a voice cannot be fetched."""
     missing = [pair for pair in dict.fromkeys(pairs) if not _file(*pair).exists()]
-    for name, of_part in (("kokoro", [pair for pair in missing if pair[0] != SMALL]), ("hibari", missing)):
+    for name in ("kokoro", SMALL):
+        of_part = [pair for pair in missing if (pair[0] == SMALL) == (name == SMALL)]
         if not of_part:
             continue
         folder().mkdir(parents=True, exist_ok=True)
         weights = pinned_weights()[name]
         place = weights_cache().fetch(weights)
-        voice: Synthesiser = Kokoro(place) if name == "kokoro" else Hibari(place / weights.files[0].name)
+        voice: Synthesiser = Hibari(place / weights.files[0].name) if name == SMALL else Kokoro(place)
         for number, (speaker, text) in enumerate(of_part):
             if not number % 25:
                 print(f"rendering: {number} of {len(of_part)}", file=sys.stderr, flush=True)
-            if not _file(speaker, text).exists():
-                _keep(
-                    _file(speaker, text),
-                    _read_aloud(voice, speaker if speaker != SMALL else voice.facts.voices[0], text),
-                )
-
-
-class _Said:
-    """Keeps what a voice says."""
-
-    def __init__(self) -> None:
-        self.sound, self.rate = b"", 24_000
-
-    def audio(self, sample_rate: int, pcm16: bytes) -> bool:
-        self.sound, self.rate = self.sound + pcm16, sample_rate
-        return True
-
-    def words(self, words: list[SpokenWord]) -> None:
-        """Nothing is needed of them."""
+            keep(_file(speaker, text), partial(_read_aloud, voice, speaker, text))
 
 
 def _read_aloud(voice: Synthesiser, speaker: str, text: str) -> Samples:
-    said = _Said()
-    voice.speak(Speak(0, speaker, 1.0, text), said)
-    return resampled(samples_from_bytes(said.sound, SampleLayout.S16), said.rate, RATE)
-
-
-def _keep(file: Path, samples: Samples) -> None:
-    # A file that is there is whole.
-    part = file.with_suffix(".part")
-    with part.open("wb") as opened:
-        np.save(opened, samples)
-    part.rename(file)
+    speaker = voice.facts.voices[0] if speaker == SMALL else speaker
+    rendering = Rendering()
+    voice.speak(Speak(0, speaker, 1.0, text), rendering)
+    return resampled(rendering.samples, rendering.rate, RATE)
 
 
 def spoken(voice: str, text: str) -> Samples:

@@ -33,8 +33,8 @@ MIC_TICK: Final = MIC_RATE * PIECE_MS // 1000
 _REPORT_TICKS: Final = 5
 #: A loudspeaker's echo: the direct sound, and two reflections, in milliseconds behind it and as factors.
 _PATHS: Final = ((0, 1.0), (7, 0.4), (19, 0.2))
-#: An answer's sound that is later than this tells of no answer.
-_GREETING_SEC: Final = 60.0
+#: How long the server may take to confirm or refuse the settings.
+_SETTINGS_SEC: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,10 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Something that the server told, at a tick: ``kind`` is started, uncertain, confirmed, dismissed, stopped,
+    """A message of the server, and the tick at which it came.
 
-    response, final, transcript, call, refused or closed. ``audio_ms`` is its place in the input.
+    ``kind`` is started, uncertain, confirmed, dismissed, stopped, response, final, transcript, call, refused or closed.
+    ``audio_ms`` is its place in the input.
     """
 
     tick: int
@@ -292,7 +293,7 @@ class Talker:
         self._connection = await self._target.websocket(self.wire.path)
         self._tasks.append(asyncio.create_task(self._listen(), name="talker's ears"))
         await self._send([self.wire.opening()])
-        async with asyncio.timeout(_GREETING_SEC):
+        async with asyncio.timeout(_SETTINGS_SEC):
             await self._configured.wait()
         if refused := next((one for one in self.seen if one.kind in ("refused", "closed")), None):
             await self.__aexit__(None, None, None)
@@ -378,10 +379,10 @@ class Talker:
     def _microphone(self, played: NDArray[np.int16]) -> Samples:
         begin = self.now * MIC_TICK % (len(self._room) - MIC_TICK)
         piece = self._room[begin : begin + MIC_TICK].copy()
-        for name in ("_said", "_beside"):
-            waiting = getattr(self, name)
-            piece[: len(waiting[:MIC_TICK])] += waiting[:MIC_TICK]
-            setattr(self, name, waiting[MIC_TICK:])
+        for waiting in (self._said, self._beside):
+            now = waiting[:MIC_TICK]
+            piece[: len(now)] += now
+        self._said, self._beside = self._said[MIC_TICK:], self._beside[MIC_TICK:]
         if self._echo is not None:
             piece += self._heard_again(played, self._echo)
         return np.clip(piece, -1, 1)
@@ -453,7 +454,7 @@ class Talker:
             self._configured.set()
 
     def _silence(self) -> None:
-        """Play nothing more of what came so far, since speech or the server says so."""
+        """Drop the sound not yet played, since speech or the server says so."""
         if (dropped := self.speaker.next_answer) is not None:
             self.silenced.append((self.now, dropped))
         self.speaker.stop()

@@ -21,7 +21,7 @@ _EARLY_MS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What came of something that was said. Times are in milliseconds behind the true end; None: it never happened."""
+    """How the server took what was said. Times are in milliseconds behind the true end; None: it never happened."""
 
     stimulus: Stimulus
     #: How many turns ended in a pause, and how much of an answer was heard before the true end.
@@ -103,18 +103,7 @@ def _is_in(group: str, heard: str) -> bool:
     return any(_letters(word) in heard for word in words if _letters(word))
 
 
-# Sounds that are nobody's turn
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """What a sound without speech brought about: alone, and over an answer."""
-
-    name: str
-    turns: int
-    answers: int
-    holds: int
-    gap_ms: float
+# Sounds without speech
 
 
 async def hear_alone(talker: Talker, name: str, sound: Samples, *, seconds: float) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from support.scripted_upstream import ScriptedUpstream, delta, finish, streams
 
-from benchmarks.manners.over_answers import is_over
+from benchmarks.manners.over_answers import final_of, is_over
 from benchmarks.manners.rows import Bench, Figure, share
 from benchmarks.manners.stimuli import RATE, Plan, Stimulus, render, spoken
 from benchmarks.manners.talker import NativeWire, Talker
@@ -134,9 +134,7 @@ async def _wait_for_tool(bench: Bench, seconds: float, *, asks_after: float | No
 
 def _heard_whole(talker: Talker, word: str) -> bool:
     """Whether the answer with a word was played to its end."""
-    names = [name for name, text in talker.texts.items() if word in text]
-    finals = {one.name: one.text for one in talker.seen if one.kind == "final"}
-    return any(finals.get(name) in ("stop", "completed") for name in names)
+    return any(final_of(talker, name) in ("stop", "completed") for name, text in talker.texts.items() if word in text)
 
 
 async def tools(options: argparse.Namespace, making: Making) -> tuple[list[Figure], list[str]]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import numpy as np
+from support.live_server import LiveServer
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import StreamPiece, Watched
@@ -17,15 +18,15 @@ from omni_ws.service.listening.workers import Done, SpeechWorkers
 MS = 32
 
 
-def loud(ms: int) -> bytes:
-    """Speech to LoudnessDetector, pcm16 at 16 kHz. Samples differ, so that a lost one shows."""
-    ramp = 8000 + np.arange(ms * 16) % 9973
+def loud(ms: int, *, khz: int = 16) -> bytes:
+    """Speech to LoudnessDetector, pcm16. Samples differ, so that a lost one shows."""
+    ramp = 8000 + np.arange(ms * khz) % 9973
     return ramp.astype("<i2").tobytes()
 
 
-def quiet(ms: int) -> bytes:
-    """Silence to LoudnessDetector, pcm16 at 16 kHz. Samples differ, so that a lost one shows."""
-    return (np.arange(ms * 16) % 97).astype("<i2").tobytes()
+def quiet(ms: int, *, khz: int = 16) -> bytes:
+    """Silence to LoudnessDetector, pcm16. Samples differ, so that a lost one shows."""
+    return (np.arange(ms * khz) % 97).astype("<i2").tobytes()
 
 
 class LoudnessDetector(SpeechDetector):
@@ -74,6 +75,12 @@ class InlineWorkers(SpeechWorkers):
         self._unfinished += 1
         self.idle.clear()
         asyncio.get_running_loop().call_soon(run)
+
+
+def inline(server: LiveServer) -> LiveServer:
+    """Have a server listen without threads and without a model."""
+    server.app.sessions.speech_workers = InlineWorkers()
+    return server
 
 
 class HeldWorkers(InlineWorkers):

@@ -481,6 +481,23 @@ async def test_what_a_server_does_not_know_leaves_nothing_behind() -> None:
     await second.stop()
 
 
+async def moved(session: Session, client: Client, before: Server, after: Server) -> Session:
+    """Save the session of a server that stops, and have its client resume it on another, which this starts."""
+    token = session.new_token()
+    assert token is not None
+    data = before.sessions.save(session)
+    session.detach(client)
+    await after.engine.start()
+    await before.stop()
+    after.sessions.restore(data, None)
+    session = after.sessions.claim(session.session_id, token, None)
+    client.come(session)
+    client.lose(client.last_output)  # what came behind it comes again
+    session.resume(client, client.last_output)
+    client.output_ready()
+    return session
+
+
 async def spoken(*, moves_at: int) -> list[ServerMessage]:
     """What a client gets that speaks for 800 ms and is silent then; after so many chunks of 20 ms its session moves."""
     server = Server(Reins(), InlineWorkers())
@@ -492,19 +509,8 @@ async def spoken(*, moves_at: int) -> list[ServerMessage]:
     audio = quiet(400) + loud(800) + quiet(1200)
     for number, start in enumerate(range(0, len(audio), 20 * MS)):
         if number == moves_at:
-            token = session.new_token()
-            assert token is not None
-            data = server.sessions.save(session)
-            session.detach(client)
             before, server = server, Server(Reins(), InlineWorkers())
-            await server.engine.start()
-            await before.stop()
-            server.sessions.restore(data, None)
-            session = server.sessions.claim(session.session_id, token, None)
-            client.come(session)
-            client.lose(client.last_output)  # what came behind it comes again
-            session.resume(client, client.last_output)
-            client.output_ready()
+            session = await moved(session, client, before, server)
         chunk = InputChunk(Modality.AUDIO, audio[start : start + 20 * MS], number)
         session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
         await asyncio.sleep(0.02)
@@ -548,19 +554,8 @@ async def over_an_answer(sound: bytes, *, moves_at: int) -> list[ServerMessage]:
     audio = quiet(400) + sound + quiet(1200)
     for number, start in enumerate(range(0, len(audio), 20 * MS)):
         if number == moves_at:
-            token = session.new_token()
-            assert token is not None
-            data = server.sessions.save(session)
-            session.detach(client)
             before, server = server, server_of_this()
-            await server.engine.start()
-            await before.stop()
-            server.sessions.restore(data, None)
-            session = server.sessions.claim(session.session_id, token, None)
-            client.come(session)
-            client.lose(client.last_output)
-            session.resume(client, client.last_output)
-            client.output_ready()
+            session = await moved(session, client, before, server)
         session.conversation.receive_chunk(
             InputChunk(Modality.AUDIO, audio[start : start + 20 * MS], number + 1), now=now()
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.inline_workers import MS, HeldWorkers, InlineWorkers, loud, quiet
+from support.inline_workers import MS, HeldWorkers, InlineWorkers, inline, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.speech_clips import as_pcm16, clip_bytes, clip_samples, noises, silence
@@ -56,11 +56,6 @@ def kinds(frames: list[dict[str, Any]]) -> list[str]:
 
 def heard(client: NativeClient) -> bytes:
     return b"".join(frame["audio"] for frame in client.seen("output_chunk") if "audio" in frame)
-
-
-def inline(server: LiveServer) -> None:
-    """Listening without threads and without a model."""
-    server.app.sessions.speech_workers = InlineWorkers()
 
 
 @contextlib.asynccontextmanager

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from support import inline_workers
 from support.capable_engine import HearingEngine
-from support.inline_workers import InlineWorkers
-from support.live_server import LiveServer, live_server
+from support.inline_workers import inline
+from support.live_server import live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.until import until
 
@@ -25,17 +27,7 @@ BUFFER = "input_audio_buffer."
 BEGINS_MS = 96
 
 
-def loud(ms: int) -> bytes:
-    return (8000 + np.arange(ms * 24) % 9973).astype("<i2").tobytes()
-
-
-def quiet(ms: int) -> bytes:
-    return (np.arange(ms * 24) % 97).astype("<i2").tobytes()
-
-
-def inline(server: LiveServer) -> LiveServer:
-    server.app.sessions.speech_workers = InlineWorkers()
-    return server
+loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.capable_engine import CapableEngine, HearingEngine, said
-from support.inline_workers import InlineWorkers
-from support.live_server import LiveServer, live_server
+from support.inline_workers import inline
+from support.live_server import live_server
 from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 
@@ -22,11 +22,6 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.realtime.session import RealtimeConnection
 
 TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
-
-
-def inline(server: LiveServer) -> LiveServer:
-    server.app.sessions.speech_workers = InlineWorkers()
-    return server
 
 
 async def refused(client: RealtimeClient, **session: Any) -> dict[str, Any]:

@@ -6,13 +6,15 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from support import inline_workers
 from support.capable_engine import CapableEngine, Ears, HearingEngine, interim
-from support.inline_workers import HeldWorkers, InlineWorkers
-from support.live_server import LiveServer, live_server
+from support.inline_workers import HeldWorkers, inline
+from support.live_server import live_server
 from support.part_engines import RetortEngine
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 
@@ -31,17 +33,7 @@ HEARD_AND_ANSWERED = (
 )
 
 
-def loud(ms: int) -> bytes:
-    return (8000 + np.arange(ms * 24) % 9973).astype("<i2").tobytes()
-
-
-def quiet(ms: int) -> bytes:
-    return (np.arange(ms * 24) % 97).astype("<i2").tobytes()
-
-
-def inline(server: LiveServer) -> LiveServer:
-    server.app.sessions.speech_workers = InlineWorkers()
-    return server
+loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 
 async def speak(client: RealtimeClient, ms: int = 320) -> None:

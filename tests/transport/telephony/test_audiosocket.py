@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pytest
+from support import inline_workers
 from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
 from support.capable_engine import HearingEngine
-from support.inline_workers import InlineWorkers
-from support.live_server import LiveServer, live_server
+from support.inline_workers import inline
+from support.live_server import live_server
 from support.scrape import read
 
 from omni_ws.audio import speech_watch
@@ -29,17 +31,7 @@ OTHER = UUID("0b1e8e6c-3c1f-4b7c-9a55-7d3c3a5e6f01")
 KEYS = (ApiKey(name="asterisk", key_sha256=digest(str(CALL)), max_sessions=1),)
 
 
-def loud(ms: int) -> bytes:
-    return (8000 + np.arange(ms * 8) % 9973).astype("<i2").tobytes()
-
-
-def quiet(ms: int) -> bytes:
-    return (np.arange(ms * 8) % 97).astype("<i2").tobytes()
-
-
-def inline(server: LiveServer) -> LiveServer:
-    server.app.sessions.speech_workers = InlineWorkers()
-    return server
+loud, quiet = partial(inline_workers.loud, khz=8), partial(inline_workers.quiet, khz=8)
 
 
 def talk(seconds: int) -> ScriptedEngine:

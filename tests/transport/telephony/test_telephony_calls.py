@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.inline_workers import InlineWorkers
-from support.live_server import LiveServer, live_server
+from support import inline_workers
+from support.inline_workers import inline
+from support.live_server import live_server
 from support.native_client import RawWebSocket, frame_bytes, native_client
 from support.phone_gateway import FORMAT, PATH, PhoneGateway, mu_law, phone_gateway, start_fields
 from support.raw_http import raw_client, request, websocket_upgrade
@@ -35,16 +36,11 @@ KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_
 
 
 def loud(ms: int) -> bytes:
-    return mu_law((8000 + np.arange(ms * 8) % 9973).astype("<i2").tobytes(), rate=8000)
+    return mu_law(inline_workers.loud(ms, khz=8), rate=8000)
 
 
 def quiet(ms: int) -> bytes:
-    return mu_law((np.arange(ms * 8) % 97).astype("<i2").tobytes(), rate=8000)
-
-
-def inline(server: LiveServer) -> LiveServer:
-    server.app.sessions.speech_workers = InlineWorkers()
-    return server
+    return mu_law(inline_workers.quiet(ms, khz=8), rate=8000)
 
 
 def talk(seconds: int) -> Iterator[EngineOutput]:

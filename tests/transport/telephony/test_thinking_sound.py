@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.audiosocket import AsteriskCall, asterisk_call
-from support.inline_workers import InlineWorkers
-from support.live_server import LiveServer, live_server
+from support.inline_workers import inline, loud
+from support.live_server import live_server
 from support.phone_gateway import mu_law, phone_gateway
 
 from omni_ws.audio.pcm import Samples
@@ -27,17 +27,11 @@ LOUD, SOFT = 0.25, 1.3 * PEAK
 
 def turn() -> bytes:
     """A turn of the caller, pcm16 at 8 kHz."""
-    loud = (8000 + np.arange(320 * 8) % 9973).astype("<i2")
-    return bytes(96 * 16) + loud.tobytes() + bytes(640 * 16)
+    return bytes(96 * 16) + loud(320, khz=8) + bytes(640 * 16)
 
 
 def thinking(gate: asyncio.Event) -> ScriptedEngine:
     return ScriptedEngine([gate.wait, AudioOutput(np.full(24_000, LOUD, np.float32), 24_000)])
-
-
-def listening(server: LiveServer) -> LiveServer:
-    server.app.sessions.speech_workers = InlineWorkers()
-    return server
 
 
 def samples(pcm16: bytes) -> Samples:
@@ -69,7 +63,7 @@ def test_it_is_soft_and_does_not_click() -> None:
 async def test_it_begins_after_two_seconds_and_ends_with_the_first_audio() -> None:
     gate = asyncio.Event()
     options: dict[str, Any] = {"telephony": {"audiosocket_port": 0}}
-    async with live_server(thinking(gate), **options) as server, asterisk_call(listening(server)) as call:
+    async with live_server(thinking(gate), **options) as server, asterisk_call(inline(server)) as call:
         await call.identify()
         await call.speak(turn())
         begin = now()
@@ -93,7 +87,7 @@ async def test_it_comes_as_media_and_is_none_of_an_answer() -> None:
     gate = asyncio.Event()
     async with (
         live_server(thinking(gate), telephony={"enabled": True}) as server,
-        phone_gateway(listening(server)) as phone,
+        phone_gateway(inline(server)) as phone,
     ):
         await phone.start()
         speech = mu_law(turn(), rate=8000)
@@ -110,7 +104,7 @@ async def test_it_comes_as_media_and_is_none_of_an_answer() -> None:
 async def test_speech_ends_it() -> None:
     gate = asyncio.Event()
     options: dict[str, Any] = {"telephony": {"audiosocket_port": 0}}
-    async with live_server(thinking(gate), **options) as server, asterisk_call(listening(server)) as call:
+    async with live_server(thinking(gate), **options) as server, asterisk_call(inline(server)) as call:
         await call.identify()
         await call.speak(turn())
         await call.hear(40)
@@ -122,7 +116,7 @@ async def test_speech_ends_it() -> None:
 async def test_it_can_be_switched_off() -> None:
     gate = asyncio.Event()
     options: dict[str, Any] = {"telephony": {"audiosocket_port": 0, "thinking_sound": False}}
-    async with live_server(thinking(gate), **options) as server, asterisk_call(listening(server)) as call:
+    async with live_server(thinking(gate), **options) as server, asterisk_call(inline(server)) as call:
         await call.identify()
         await call.speak(turn())
         assert await packets_within(call, 20) == 0
