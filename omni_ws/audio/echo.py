@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -31,8 +32,9 @@ NoiseReduction: TypeAlias = Literal["near_field", "far_field"]
 _LEVELS: Final[dict[NoiseReduction, int]] = {"near_field": 1, "far_field": 2}
 
 
+@cache
 def has_library() -> bool:
-    """Whether the library is installed."""
+    """Whether the library is installed. It is looked for once, as each session asks."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -63,9 +64,9 @@ class SpeechWorkers:
         self._asleep: ListeningThreads | None = None
         self._closed = False
 
-    @property
+    @cached_property
     def available(self) -> bool:
-        """Whether the detector's package is installed."""
+        """Whether the detector's package is installed; looked for once."""
         return importlib.util.find_spec(PACKAGE) is not None
 
     @property
