@@ -81,6 +81,9 @@ WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 #: whole, the turn takes a pause that is half as long again.
 BREATH_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
+#: A listener says "mm-hm" in a pause of 352 ms.
+HEARD_BREATH_WINDOWS: Final = 352 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+
 #: A window counts as silence only if it is this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
@@ -116,7 +119,14 @@ class SpeechPause:
     detected_ms: int
 
 
-TurnEvent: TypeAlias = SpeechOnset | SpeechLull | SpeechLasts | SpeechPause | SpeechOffset
+@dataclass(frozen=True, slots=True)
+class SpeechBreath:
+    """A pause within a turn, detected at ``detected_ms``, of a speaker who has more to say by all that is known."""
+
+    detected_ms: int
+
+
+TurnEvent: TypeAlias = SpeechOnset | SpeechLull | SpeechLasts | SpeechPause | SpeechBreath | SpeechOffset
 
 
 class Unfinished(Enum):
@@ -210,6 +220,7 @@ class TurnDetector:
         sure: float | None = None,
         words: PauseWords | None = None,
         whole_silence_ms: float = sys.maxsize,
+        breaths: bool = False,
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
@@ -229,6 +240,8 @@ class TurnDetector:
         #: The judge's answer about this pause; None without one.
         self._answered: float | None = None
         self._words = words
+        #: Whether a SpeechBreath is told.
+        self._tells_breaths = breaths
         self._whole_windows = max(1, int(whole_silence_ms // WINDOW_MS))
         #: How often words had been told when the current pause began.
         self._told_before = 0
@@ -315,7 +328,7 @@ class TurnDetector:
             self._wary_until = self.windows + WARY_WINDOWS
         return measured
 
-    def _paused_or_ended(self, probability: float) -> SpeechPause | SpeechOffset | None:
+    def _paused_or_ended(self, probability: float) -> SpeechPause | SpeechBreath | SpeechOffset | None:
         if self._goes_on(probability):
             if self.silent_windows >= BREATH_WINDOWS:
                 self._breath = max(self._breath, self.silent_windows)
@@ -329,8 +342,16 @@ class TurnDetector:
             ended = (self.windows - self.silent_windows) * WINDOW_MS
             self.end_turn()
             return SpeechOffset(ended, self.audio_ms)
-        is_asked = self._sure is not None and self.silent_windows == ASKED_WINDOWS
-        return SpeechPause(self.audio_ms) if is_asked else None
+        if self._sure is not None and self.silent_windows == ASKED_WINDOWS:
+            return SpeechPause(self.audio_ms)
+        return SpeechBreath(self.audio_ms) if self._takes_breath else None
+
+    @property
+    def _takes_breath(self) -> bool:
+        """Whether a SpeechBreath is due; of a turn over an answer, which is measured, none is told."""
+        if not self._tells_breaths or self.silent_windows != HEARD_BREATH_WINDOWS or self.meter is not None:
+            return False
+        return self._answered is not None and self._needed_windows() == self.silence_windows
 
     def _needed_windows(self) -> int:
         """Return the number of silent windows after which the turn ends, by what is known now."""
@@ -468,6 +489,7 @@ class SpeechWatch:
         sure: float = SURE,
         words: PauseWords | None = None,
         whole_silence_ms: float = sys.maxsize,
+        breaths: bool = False,
         echo: OwnEcho | None = None,
         noise: NoiseSuppressor | None = None,
     ) -> None:
@@ -483,6 +505,7 @@ class SpeechWatch:
             sure=None if judge is None else sure,
             words=words,
             whole_silence_ms=max(0, whole_silence_ms - DETECTOR_LAG_MS),
+            breaths=breaths,
         )
         self._windows = _Windows(self._turns, words)
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
