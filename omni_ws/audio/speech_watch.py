@@ -77,8 +77,8 @@ LATE_WORDS_WINDOWS: Final = 1140 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 #: If the speaker has likely finished, and the words are a whole sentence, the turn ends after 416 ms.
 WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
-#: A speaker who has paused within the turn for 416 ms or more takes breaths: unless the sound is sure and the words are
-#: whole, the turn takes a pause that is half as long again.
+#: A speaker who has paused within the turn for 416 ms or more takes breaths: unless the sound is sure, the turn takes a
+#: pause that is half as long again.
 BREATH_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
 #: A listener says "mm-hm" in a pause of 352 ms.
@@ -205,7 +205,8 @@ class TurnDetector:
     If the recogniser tells the ``words`` in each pause, they count as well. If they go on, the turn ends after
     ``silence_duration_ms``, whatever the judge says. If they are whole, it ends sooner where the judge is not sure, and
     at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LATE_WORDS_WINDOWS:
-    nothing could be answered sooner. With either, a turn within which the speaker has paused takes a longer pause.
+    nothing could be answered sooner. Unless the judge is sure, a turn within which the speaker has paused takes a longer
+    pause.
 
     If somebody else is heard in most of the pause, who is far, neither the judge nor the words tell anything of the
     speaker: then half of ``whole_silence_ms`` ends the turn.
@@ -369,7 +370,7 @@ class TurnDetector:
         elif words is not None and words.expected and not is_told:
             needed, breath = LATE_WORDS_WINDOWS, self._breath
         elif answered > self._sure:
-            needed, breath = FINISHED_WINDOWS, 0 if unfinished is Unfinished.NO else self._breath
+            needed, breath = FINISHED_WINDOWS, 0
         else:
             needed, breath = WHOLE_WINDOWS if unfinished is Unfinished.NO else LIKELY_WINDOWS, self._breath
         return min(longest, max(needed, breath * 3 // 2))

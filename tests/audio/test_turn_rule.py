@@ -335,10 +335,11 @@ def test_no_words_keep_a_turn_open_longer_than_silence_does() -> None:
         (11, Unfinished.NO, 0.9, 16),
         (10, Unfinished.NO, 0.9, 11),
         (20, Unfinished.NO, 0.9, 30),
-        (20, Unfinished.PERHAPS, 1.0, 30),
+        (20, Unfinished.PERHAPS, 0.9, 30),
         (40, None, 1.0, 47),
-        # The sound is sure, and the words are whole.
+        # The sound is sure.
         (20, Unfinished.NO, 1.0, 6),
+        (20, Unfinished.PERHAPS, 1.0, 6),
     ],
 )
 def test_who_has_paused_in_the_turn_may_pause_for_half_as_long_again(

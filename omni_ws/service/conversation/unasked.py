@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from omni_ws.audio.codec import AudioEncoder
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.pcm import Samples, as_pcm16, samples_from_pcm16
 from omni_ws.core.chunks import AudioFormat, InputMode, OutputModality, StartTrigger, Task
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest
@@ -259,8 +259,7 @@ class _Collected:
     def write(self, output: EngineOutput) -> None:
         if isinstance(output, AudioOutput) and sum(map(len, self._pieces)) <= LONGEST_MURMUR_SEC * output.sample_rate:
             samples = output.samples
-            scale = np.float32(1 / 32768 if samples.dtype == np.int16 else 1)
-            self._pieces.append(samples.astype(np.float32) * scale)
+            self._pieces.append(samples_from_pcm16(as_pcm16(samples)))
             self._rate = output.sample_rate
 
     async def drain(self) -> None:
