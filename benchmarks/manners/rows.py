@@ -279,13 +279,18 @@ async def dictations(bench: Bench) -> list[Figure]:
 
 
 async def television_on(bench: Bench) -> list[Figure]:
-    """News at -35 dBFS or babble at -38 dBFS: over an answer, and behind a question."""
+    """News at -35 dBFS or babble at -38 dBFS: over an answer, and behind a question.
+
+    Over an answer, somebody has spoken before: the server knows the level of that voice.
+    """
     numbers = bench.some(range(8), 2)
+    greeting = bench.plan.wholes[0].make()
 
     async def over(number: int) -> Through:
         sound = television(24, number) if number % 2 == 0 else babble(24, number)
         name = f"{'television' if number % 2 == 0 else 'babble'} {number}"
         async with bench.talker() as talker:
+            await say_sentence(talker, greeting)
             return await answer_through(talker, name, sound, seconds=20)
 
     async def behind(stimulus: Stimulus) -> Said:

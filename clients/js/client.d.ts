@@ -158,6 +158,8 @@ export interface VoiceClientEvents {
   answered: { turn: Turn };
   audio: { turn: Turn; samples: Int16Array };
   firstsound: { turn: Turn; ms: number };
+  /* The server says "mm-hm" in a pause of the user, at the rate of the frame. */
+  murmur: { samples: Int16Array };
   locked: undefined;
   /* `cause`: there is no sound or no microphone, and `error.code` is its name. */
   error: { error: ServerError; cause?: Error };

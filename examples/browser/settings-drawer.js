@@ -88,6 +88,7 @@ export class SettingsDrawer {
     this.#row("sensitivity", detects);
     this.#row("turns", judges);
     this.#row("overShortWords", detects);
+    this.#row("murmurs", judges && this.#capabilities.backchannel && this.settings.turns !== "silence");
     this.#row("silenceMs", detects && (!judges || this.settings.turns === "silence"));
   }
 

@@ -28,6 +28,7 @@ export const DEFAULTS = {
   turns: "auto",
   silenceMs: 500,
   overShortWords: true, // an answer goes on over "mm-hm"
+  murmurs: false, // it says "mm-hm" itself
   ...Object.fromEntries(Object.keys(TOOLS).map((name) => [settingOf(name), true])),
 };
 
@@ -103,7 +104,8 @@ function turnDetection(settings, capabilities) {
     return { type: "server_vad", silence_duration_ms: settings.silenceMs, ...common };
   }
   // How long the silence may last follows from the eagerness.
-  return { type: "semantic_vad", eagerness: settings.turns, silence_duration_ms: null, ...common };
+  const murmurs = capabilities.backchannel ? { backchannel: settings.murmurs } : {};
+  return { type: "semantic_vad", eagerness: settings.turns, silence_duration_ms: null, ...common, ...murmurs };
 }
 
 /* The limits of the server, which refuses what has more; here the rest is left out. */

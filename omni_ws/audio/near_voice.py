@@ -18,6 +18,10 @@ from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 
 #: A sound is far if it is more than this many decibels below the voice.
 FAR_DB: Final = 12.0
+#: A turn is soft if it is this many decibels below the voice on the average: its loudest syllables are nearer to it.
+SOFT_DB: Final = 12.0
+#: Sound behind a far one counts as near if it is this much louder than what would count as far.
+_NEARER_DB: Final = 3.0
 #: The level of digital silence, and its power.
 SILENT_DB: Final = -120.0
 SILENT_POWER: Final = 10 ** (SILENT_DB / 10)
@@ -53,6 +57,13 @@ class NearVoice:
         #: The level of the voice in all turns, and in the current one; None before any speech.
         self.level: float | None = None
         self._turn: float | None = None
+        #: Whether the last window was speech from afar while a turn was open.
+        self.far = False
+        #: The loudest sound from afar since the turn's last near one.
+        self._beside = SILENT_DB
+        #: The level of the voice as the turn began, the power of its windows of speech, and their number.
+        self._before: float | None = None
+        self._power, self._count = 0.0, 0
         self._span: deque[float] = deque(maxlen=_SPAN)
         self._lately: deque[float] = deque(maxlen=_LATELY_WINDOWS)
         #: The level up to which a sound that was given up is background; None without one.
@@ -67,6 +78,7 @@ class NearVoice:
         ``only_near``: a sound from afar may not open one.
         """
         self._span.append(power)
+        was_far, self.far = self.far, False
         if not speaking and self._background is None and not only_near:  # most windows of a session
             self._turn = None
             return probability
@@ -78,13 +90,29 @@ class NearVoice:
         self._lately.append(loudness)
         if self._turn is None:
             self._turn, self._background = loudness, None
+            self._before, self._power, self._count = self.level, 0.0, 0
         if probability < 0.5:
             return probability
-        if loudness < self._turn - FAR_DB:
+        if loudness < self._turn - FAR_DB + (_NEARER_DB if was_far else 0.0):
+            self.far = True
+            self._beside = max(self._beside, loudness)
             return 0.0
+        self._beside = SILENT_DB
+        self._power, self._count = self._power + power, self._count + 1
         self._turn = _moved(self._turn, loudness)
         self.level = _moved(loudness if self.level is None else self.level, loudness)
         return probability
+
+    @property
+    def soft(self) -> bool:
+        """Whether the current turn is much softer than the voice was before it, as a whole."""
+        if self._turn is None or self._before is None or not self._count:
+            return False
+        return 10 * log10(self._power / self._count) < self._before - SOFT_DB
+
+    def end_beside(self) -> None:
+        """Take the far sound in front of which the current turn has ended for background."""
+        self._background, self._quiet = self._beside + _LOUDER_DB, 0
 
     def give_up(self) -> None:
         """Take the sound that keeps the current turn open for background."""

@@ -77,6 +77,13 @@ LATE_WORDS_WINDOWS: Final = 1140 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 #: If the speaker has likely finished, and the words are a whole sentence, the turn ends after 416 ms.
 WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
+#: A speaker who has paused within the turn for 416 ms or more takes breaths: unless the sound is sure, the turn takes a
+#: pause that is half as long again.
+BREATH_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+
+#: A listener says "mm-hm" in a pause of 352 ms.
+HEARD_BREATH_WINDOWS: Final = 352 // WINDOW_MS - DETECTOR_LAG_WINDOWS
+
 #: A window counts as silence only if it is this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
@@ -112,7 +119,14 @@ class SpeechPause:
     detected_ms: int
 
 
-TurnEvent: TypeAlias = SpeechOnset | SpeechLull | SpeechLasts | SpeechPause | SpeechOffset
+@dataclass(frozen=True, slots=True)
+class SpeechBreath:
+    """A pause within a turn, detected at ``detected_ms``, of a speaker who has more to say by all that is known."""
+
+    detected_ms: int
+
+
+TurnEvent: TypeAlias = SpeechOnset | SpeechLull | SpeechLasts | SpeechPause | SpeechBreath | SpeechOffset
 
 
 class Unfinished(Enum):
@@ -191,7 +205,11 @@ class TurnDetector:
     If the recogniser tells the ``words`` in each pause, they count as well. If they go on, the turn ends after
     ``silence_duration_ms``, whatever the judge says. If they are whole, it ends sooner where the judge is not sure, and
     at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LATE_WORDS_WINDOWS:
-    nothing could be answered sooner.
+    nothing could be answered sooner. Unless the judge is sure, a turn within which the speaker has paused takes a longer
+    pause.
+
+    If somebody else is heard in most of the pause, who is far, neither the judge nor the words tell anything of the
+    speaker: then half of ``whole_silence_ms`` ends the turn.
     """
 
     def __init__(
@@ -203,6 +221,7 @@ class TurnDetector:
         sure: float | None = None,
         words: PauseWords | None = None,
         whole_silence_ms: float = sys.maxsize,
+        breaths: bool = False,
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
@@ -222,9 +241,15 @@ class TurnDetector:
         #: The judge's answer about this pause; None without one.
         self._answered: float | None = None
         self._words = words
+        #: Whether a SpeechBreath is told.
+        self._tells_breaths = breaths
         self._whole_windows = max(1, int(whole_silence_ms // WINDOW_MS))
         #: How often words had been told when the current pause began.
         self._told_before = 0
+        #: The longest pause within the turn, in windows, if it is as long as a breath.
+        self._breath = 0
+        #: The number of windows of the current pause in which somebody else is heard.
+        self._beside = 0
         #: The number of the window up to which the bar is MEASURED_BAR, where it is measured.
         self._wary_until = 0
         #: Measures the current turn, if it began by a measured bar.
@@ -239,10 +264,14 @@ class TurnDetector:
         """Set the condition for turns to begin, from the next window on."""
         self.bar = bar
 
-    def feed(self, probability: float) -> TurnEvent | None:
-        """Process the next window; return the event that it causes, or None."""
+    def feed(self, probability: float, *, beside: bool = False, soft: bool = False) -> TurnEvent | None:
+        """Process the next window; return the event that it causes, or None.
+
+        ``beside``: somebody else speaks; ``soft``: the turn is much softer than the speaker was, and not clear.
+        """
         self.windows += 1
-        return self._while_speaking(probability) if self.speaking else self._while_silent(probability)
+        self._beside = (self._beside if self.silent_windows else 0) + beside
+        return self._while_speaking(probability, soft=soft) if self.speaking else self._while_silent(probability)
 
     def needs_answer(self, probability: float) -> bool:
         """Return whether the last SpeechPause must be answered before a window with this probability is fed."""
@@ -259,6 +288,7 @@ class TurnDetector:
         self.speaking = False
         self.silent_windows = 0
         self._answered = None
+        self._breath = 0
         self.meter = None
         self._recent.clear()
 
@@ -287,18 +317,22 @@ class TurnDetector:
             )
         return SpeechOnset(first * WINDOW_MS, self.audio_ms, bar.measured)
 
-    def _while_speaking(self, probability: float) -> TurnEvent | None:
+    def _while_speaking(self, probability: float, *, soft: bool) -> TurnEvent | None:
         event = self._paused_or_ended(probability)
         if self.meter is None or event is not None:
             return event
         measured = self.meter.feed(probability, silent=self.silent_windows, windows=self.windows)
+        if measured is not None and soft:
+            measured = replace(measured, clear=False)
         if isinstance(measured, SpeechLasts) and not measured.clear:
             self.end_turn()
             self._wary_until = self.windows + WARY_WINDOWS
         return measured
 
-    def _paused_or_ended(self, probability: float) -> SpeechPause | SpeechOffset | None:
+    def _paused_or_ended(self, probability: float) -> SpeechPause | SpeechBreath | SpeechOffset | None:
         if self._goes_on(probability):
+            if self.silent_windows >= BREATH_WINDOWS:
+                self._breath = max(self._breath, self.silent_windows)
             self.silent_windows = 0
             self._answered = None
             return None
@@ -309,25 +343,37 @@ class TurnDetector:
             ended = (self.windows - self.silent_windows) * WINDOW_MS
             self.end_turn()
             return SpeechOffset(ended, self.audio_ms)
-        is_asked = self._sure is not None and self.silent_windows == ASKED_WINDOWS
-        return SpeechPause(self.audio_ms) if is_asked else None
+        if self._sure is not None and self.silent_windows == ASKED_WINDOWS:
+            return SpeechPause(self.audio_ms)
+        return SpeechBreath(self.audio_ms) if self._takes_breath else None
+
+    @property
+    def _takes_breath(self) -> bool:
+        """Whether a SpeechBreath is due; of a turn over an answer, which is measured, none is told."""
+        if not self._tells_breaths or self.silent_windows != HEARD_BREATH_WINDOWS or self.meter is not None:
+            return False
+        return self._answered is not None and self._needed_windows() == self.silence_windows
 
     def _needed_windows(self) -> int:
         """Return the number of silent windows after which the turn ends, by what is known now."""
         longest, answered, words = self.silence_windows, self._answered, self._words
         if self.silent_windows >= longest or self._sure is None or answered is None:
             return longest
+        if 2 * self._beside > self.silent_windows:
+            return min(longest, self._whole_windows // 2)
         is_told = words is not None and words.expected and words.told != self._told_before
         unfinished = words.unfinished if is_told and words is not None else Unfinished.PERHAPS
         if unfinished is Unfinished.YES:
             return longest
         if answered <= LIKELY:
-            return min(longest, self._whole_windows) if unfinished is Unfinished.NO else longest
-        if words is not None and words.expected and not is_told:
-            return min(longest, LATE_WORDS_WINDOWS)
-        if answered > self._sure:
-            return min(longest, FINISHED_WINDOWS)
-        return min(longest, WHOLE_WINDOWS if unfinished is Unfinished.NO else LIKELY_WINDOWS)
+            needed, breath = self._whole_windows if unfinished is Unfinished.NO else longest, self._breath
+        elif words is not None and words.expected and not is_told:
+            needed, breath = LATE_WORDS_WINDOWS, self._breath
+        elif answered > self._sure:
+            needed, breath = FINISHED_WINDOWS, 0
+        else:
+            needed, breath = WHOLE_WINDOWS if unfinished is Unfinished.NO else LIKELY_WINDOWS, self._breath
+        return min(longest, max(needed, breath * 3 // 2))
 
     def _goes_on(self, probability: float) -> bool:
         """Return whether the next window of a turn counts as speech.
@@ -444,6 +490,7 @@ class SpeechWatch:
         sure: float = SURE,
         words: PauseWords | None = None,
         whole_silence_ms: float = sys.maxsize,
+        breaths: bool = False,
         echo: OwnEcho | None = None,
         noise: NoiseSuppressor | None = None,
     ) -> None:
@@ -459,6 +506,7 @@ class SpeechWatch:
             sure=None if judge is None else sure,
             words=words,
             whole_silence_ms=max(0, whole_silence_ms - DETECTOR_LAG_MS),
+            breaths=breaths,
         )
         self._windows = _Windows(self._turns, words)
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
@@ -598,7 +646,11 @@ class SpeechWatch:
         heard = tuple(events) if self._recent is None else tuple(map(self._with_probability, events))
         watched = Watched(heard, start_ms, turns.audio_ms, samples, turns.silent_windows > 0, question)
         meter = turns.meter
-        return watched if meter is None else replace(watched, voiced_ms=meter.voiced_ms, clear=meter.clear)
+        return (
+            watched
+            if meter is None
+            else replace(watched, voiced_ms=meter.voiced_ms, clear=meter.clear and not self._windows.soft)
+        )
 
     def start_afresh(self) -> None:
         """End the current turn: what follows may begin a new one."""
@@ -640,6 +692,11 @@ class _Windows:
         #: The probability of the next window, if NearVoice has judged it.
         self._next: float | None = None
 
+    @property
+    def soft(self) -> bool:
+        """Whether the turn is much softer than the speaker was before it."""
+        return self._near.soft
+
     def add(self, samples: Samples, probabilities: Sequence[float]) -> None:
         """Add the next samples of the stream, and what the detector made of them."""
         heard = np.concatenate((self._rest, samples))
@@ -661,7 +718,11 @@ class _Windows:
         """Have the next window processed, and return the event that it causes."""
         self._waiting.popleft()
         self._next = None
-        event = self._turns.feed(probability)
+        event = self._turns.feed(probability, beside=self._near.far, soft=self._near.soft)
+        if isinstance(event, SpeechLasts | SpeechLull) and self._near.soft:
+            self._near.give_up()
+        elif isinstance(event, SpeechOffset) and self._near.far:
+            self._near.end_beside()
         if self._words is None or event is not None or not self._turns.speaking:
             return event
         stalled = self._words.stalled

@@ -8,6 +8,7 @@ from omni_ws.client.connection import DEFAULT_URL, ConnectionFailed, ConnectionL
 from omni_ws.client.events import (
     Answer,
     AudioChunk,
+    Backchannel,
     Closing,
     ErrorEvent,
     Event,
@@ -35,6 +36,7 @@ __all__ = [
     "Answer",
     "AnswerWarning",
     "AudioChunk",
+    "Backchannel",
     "ClientLimits",
     "ClientSession",
     "Closing",

@@ -23,6 +23,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.server_frames import (
+    BackchannelFrame,
     OutputChunkFrame,
     SpeechConfirmedFrame,
     SpeechDismissedFrame,
@@ -142,6 +143,20 @@ class SpeechStarted:
     turn_id: str | None = None
     request_id: str | None = None
     certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Backchannel:
+    """A soft "mm-hm" of the server in a pause of the user, with ``turn_detection.backchannel`` only.
+
+    Play ``audio``, raw samples in the encoding ``format``, at once, beside everything else. It belongs to no request.
+    """
+
+    turn_id: str
+    text: str
+    audio: bytes
+    format: str
+    sample_rate: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +281,7 @@ Event: TypeAlias = (
     | SpeechStarted
     | SpeechConfirmed
     | SpeechDismissed
+    | Backchannel
     | SpeechStopped
     | InputAck
     | ErrorEvent
@@ -281,7 +297,7 @@ T = TypeVar("T")
 
 
 def speech_event(
-    frame: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame,
+    frame: SpeechStartedFrame | SpeechConfirmedFrame | SpeechDismissedFrame | SpeechStoppedFrame | BackchannelFrame,
 ) -> Event:
     """Convert a frame of turn detection."""
     match frame:
@@ -291,6 +307,8 @@ def speech_event(
             )
         case SpeechConfirmedFrame():
             return SpeechConfirmed(frame.audio_ms, frame.turn_id, frame.request_id)
+        case BackchannelFrame():
+            return Backchannel(frame.turn_id, frame.text, frame.payload, frame.format.value, frame.sample_rate)
         case SpeechDismissedFrame():
             return SpeechDismissed(frame.audio_ms, frame.turn_id)
         case SpeechStoppedFrame():

@@ -202,6 +202,7 @@ class IncomingFrames:
                 server_frames.SpeechStartedFrame()
                 | server_frames.SpeechConfirmedFrame()
                 | server_frames.SpeechDismissedFrame()
+                | server_frames.BackchannelFrame()
             ):
                 return speech_event(frame)
             case server_frames.ResponseStartedFrame():

@@ -458,6 +458,11 @@ class TelephonyConfig(Section):
     )
     audiosocket_instructions: Text | None = setting("`instructions` of the calls over AudioSocket.")
     audiosocket_greeting: Text | None = setting("`greeting` of the calls over AudioSocket.")
+    backchannel: bool = setting(
+        'Say a soft "mm-hm" in the pauses of callers\' long turns, whose ends are then judged by voice and words '
+        "(`semantic_vad`); not with `cancel_echo`.",
+        False,
+    )
     thinking_sound: bool = setting(
         "Play callers a soft sound while they wait for an answer for more than two seconds.", True
     )

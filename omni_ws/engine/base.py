@@ -445,6 +445,10 @@ class TranscriptGuess(Struct, frozen=True):
     language: str | None = None
 
 
+class WordsComplete(Struct, frozen=True):
+    """A report that all speech of the input is written down, and that the answer begins now. Optional."""
+
+
 class AudioOutput(Struct, frozen=True):
     """Speech that continues the answer's audio: mono at ``sample_rate`` Hz, the same rate throughout an answer.
 
@@ -491,6 +495,7 @@ EngineOutput: TypeAlias = (
     | ToolCallOutput
     | TranscriptOutput
     | TranscriptGuess
+    | WordsComplete
     | AudioOutput
     | PartFailed
     | Finished

@@ -109,6 +109,8 @@ class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True)
     interrupt_response: Any = None
     #: Not a field of OpenAI's: whether an answer goes on while it is not known whether speech interrupts it.
     duck: Any = None
+    #: Not a field of OpenAI's: whether the server says "mm-hm" in pauses of long turns.
+    backchannel: Any = None
 
 
 class NoiseReductionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -313,7 +315,8 @@ def turn_detection(wanted: TurnDetectionFields | None, abilities: RealtimeAbilit
         if eagerness not in tuple(_EAGERNESS_SILENCE_MS):  # a tuple, since it may be any JSON value
             raise InvalidValue(f"{place}.eagerness must be low, medium, high or auto", param=f"{place}.eagerness")
         if "semantic_vad" in abilities.turn_detection_types:
-            return {**found, "type": "semantic_vad", "eagerness": eagerness}
+            murmurs = {} if wanted.backchannel is None else {"backchannel": wanted.backchannel}
+            return {**found, **murmurs, "type": "semantic_vad", "eagerness": eagerness}
         if wanted.silence_duration_ms is None:
             found["silence_duration_ms"] = _EAGERNESS_SILENCE_MS[eagerness]
     return {**found, "type": "server_vad"}

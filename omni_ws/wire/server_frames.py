@@ -11,7 +11,7 @@ import msgspec
 import orjson
 from msgspec import UNSET, Struct, UnsetType
 
-from omni_ws.core.chunks import OutputChunk, OutputModality, heard_language
+from omni_ws.core.chunks import AudioEncoding, OutputChunk, OutputModality, heard_language
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.session_config import (
     InputAudioConfig,
@@ -50,6 +50,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     turn_detection: bool
     turn_detection_types: list[str] = msgspec.field(default_factory=list)
     duck: bool | UnsetType = UNSET
+    backchannel: bool | UnsetType = UNSET
     resume: bool
     transcripts: bool
     keywords: bool | UnsetType = UNSET
@@ -201,6 +202,19 @@ class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_st
     request_id: str | None = None
 
 
+class BackchannelFrame(_ServerFrame, frozen=True, kw_only=True, tag="backchannel"):
+    """A soft "mm-hm" of the server in a pause of the user, to be played at once beside everything else.
+
+    ``payload`` is all of its sound, raw samples, lowered by 12 dB. It belongs to no request.
+    """
+
+    turn_id: str
+    text: str
+    payload: bytes
+    format: AudioEncoding
+    sample_rate: int
+
+
 class WordTime(Struct, frozen=True):
     """A word and its time in the audio."""
 
@@ -342,6 +356,7 @@ ServerFrame: TypeAlias = (
     | SpeechConfirmedFrame
     | SpeechDismissedFrame
     | SpeechStoppedFrame
+    | BackchannelFrame
     | ErrorFrame
     | SessionClosingFrame
     | PongFrame

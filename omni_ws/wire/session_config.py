@@ -156,6 +156,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     interrupt_response: bool = True
     interrupt_resume: bool = False
     duck: bool = False
+    backchannel: bool = False
 
     def __post_init__(self) -> None:
         """Set the default silence and, if it applies, the default eagerness."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_ws.audio.near_voice import FAR_DB, SILENT_DB, NearVoice, window_powers
+from omni_ws.audio.near_voice import FAR_DB, SILENT_DB, SOFT_DB, NearVoice, window_powers
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 
 
@@ -35,6 +35,34 @@ def test_so_far_below_the_voice_a_sound_keeps_no_turn_open(below: float, counts:
     kept = heard(near, -20 - below, ms=640)
     assert kept[-1] is counts
     assert kept[:7] == [True] * 7  # a voice has gaps of a quarter of a second
+
+
+@pytest.mark.parametrize(("below", "is_far"), [(FAR_DB - 3.1, False), (FAR_DB - 2.9, True)])
+def test_behind_a_far_sound_the_voice_is_3_db_louder(below: float, is_far: bool) -> None:
+    near = spoken()
+    heard(near, -20 - FAR_DB - 1, ms=640)
+    assert near.far
+    assert heard(near, -20 - below, ms=640)[-1] is not is_far
+    assert near.far is is_far
+
+
+@pytest.mark.parametrize(("below", "soft"), [(SOFT_DB - 0.1, False), (SOFT_DB + 0.1, True)])
+def test_a_turn_that_is_softer_than_those_before_is_soft(below: float, soft: bool) -> None:
+    near = spoken()
+    assert not near.soft
+    heard(near, SILENT_DB, ms=320, speaking=False)
+    heard(near, -20 - below, ms=800)
+    assert near.soft is soft
+    heard(near, SILENT_DB, ms=320, speaking=False)
+    assert not near.soft
+
+
+@pytest.mark.parametrize(("level", "opens"), [(-36.0, False), (-24.0, True)], ids=["the same", "the voice"])
+def test_what_is_heard_behind_a_turn_is_background(level: float, opens: bool) -> None:
+    near = spoken()
+    heard(near, -36, ms=640)
+    near.end_beside()
+    assert any(heard(near, level, ms=1600, speaking=False)) is opens
 
 
 @pytest.mark.parametrize(("below", "counts"), [(FAR_DB, True), (FAR_DB + 0.01, False)])

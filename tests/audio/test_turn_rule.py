@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_ws.audio.onset_meter import SpeechLasts
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,
@@ -325,3 +326,56 @@ def test_no_words_keep_a_turn_open_longer_than_silence_does() -> None:
     detector.answer(0)
     words.tell(Unfinished.NO)
     assert silent_windows_of(detector) == 10
+
+
+@pytest.mark.parametrize(
+    ("pause", "unfinished", "probability", "silent_windows"),
+    [
+        # 416 ms with the detector's lag, and a window less.
+        (11, Unfinished.NO, 0.9, 16),
+        (10, Unfinished.NO, 0.9, 11),
+        (20, Unfinished.NO, 0.9, 30),
+        (20, Unfinished.PERHAPS, 0.9, 30),
+        (40, None, 1.0, 47),
+        # The sound is sure.
+        (20, Unfinished.NO, 1.0, 6),
+        (20, Unfinished.PERHAPS, 1.0, 6),
+    ],
+)
+def test_who_has_paused_in_the_turn_may_pause_for_half_as_long_again(
+    pause: int, unfinished: Unfinished | None, probability: float, silent_windows: int
+) -> None:
+    detector, words = worded()
+    events(detector, [0.1] * 3)
+    detector.answer(probability)
+    words.tell(Unfinished.YES)
+    events(detector, [0.1] * (pause - 3))
+    events(detector, [0.9] * 10)
+    events(detector, [0.1] * 3)
+    detector.answer(probability)
+    if unfinished is not None:
+        words.tell(unfinished)
+    assert silent_windows_of(detector) == silent_windows
+
+
+@pytest.mark.parametrize(("beside", "silent_windows"), [(30, 16), (7, 47)])
+def test_in_front_of_somebody_else_neither_the_sound_nor_the_words_count(beside: int, silent_windows: int) -> None:
+    detector, words = worded()
+    for _ in range(beside):
+        detector.feed(0.0, beside=True)
+        if detector.silent_windows == 3:
+            detector.answer(0.1)
+            words.tell(Unfinished.YES)
+        if not detector.speaking:
+            break
+    while detector.speaking:
+        detector.feed(0.0)
+    assert detector.windows == 10 + silent_windows
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_soft_turn_is_never_clear(soft: bool) -> None:
+    detector = TurnDetector(bar=StartBar(measured=True))
+    found = [event for _ in range(40) if (event := detector.feed(0.9, soft=soft)) is not None]
+    assert [one.clear for one in found if isinstance(one, SpeechLasts)][:1] == [not soft]
+    assert detector.speaking is not soft or len(found) > 2

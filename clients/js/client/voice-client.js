@@ -19,6 +19,7 @@
 /** @import { KeptTurn } from "./conversation.js" */
 
 import { Conversation, isOwed } from "./conversation.js";
+import { bytesOfBase64, samplesOf } from "./frames.js";
 import { Microphone } from "./microphone.js";
 import { Session } from "./session.js";
 import { Sound } from "./sound.js";
@@ -353,6 +354,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     if (frame.type === "speech_confirmed") return this.#speechConfirmed(frame);
     if (frame.type === "speech_dismissed") return this.#speechDismissed(frame);
     if (frame.type === "speech_stopped") return this.#speechStopped(frame);
+    if (frame.type === "backchannel") return this.#murmur(frame);
     if (frame.type === "history_truncated") return this.#truncated(true);
     if (frame.type === "error" && !frame.error.request_id) {
       if (frame.error.param === "request_id" && this.#truncating) return this.#truncated(false);
@@ -419,6 +421,20 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     if (this.#uncertain !== turnId) return;
     this.#duck(null);
     this.#changed();
+  }
+
+  /* "Mm-hm", at once and beside the speaker: it is no answer, and nobody reports how much of it was heard. */
+  /** @param {Frame} frame */
+  #murmur({ payload, format, sample_rate: rate }) {
+    const { context } = this.sound;
+    if (format !== "pcm16" || context?.state !== "running") return;
+    const samples = samplesOf(bytesOfBase64(payload));
+    const buffer = new AudioBuffer({ length: samples.length, sampleRate: rate });
+    buffer.copyToChannel(Float32Array.from(samples, (sample) => sample / 32768), 0);
+    const source = new AudioBufferSourceNode(context, { buffer });
+    source.connect(context.destination);
+    source.start();
+    this.#emit("murmur", { samples });
   }
 
   /** @param {string | null} turnId */

@@ -26,6 +26,7 @@ from omni_ws.engine.base import (
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
+    WordsComplete,
 )
 from omni_ws.engine.channel import Channel, ChannelClosed, Outputs, Stage, StageLink
 from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable, pieces_of
@@ -152,6 +153,8 @@ class AsrStage(_EngineStage):
                 await self._pass_on()
                 sink.close()  # the answer does not wait for the transcript
             await self._write_down()
+            if not self._beside:
+                self._outputs.write(WordsComplete())
             await self._pass_on()
         finally:
             if self._stretch is not None:

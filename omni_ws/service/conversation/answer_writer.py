@@ -42,6 +42,7 @@ from omni_ws.engine.base import (
     ToolCallOutput,
     TranscriptGuess,
     TranscriptOutput,
+    WordsComplete,
 )
 from omni_ws.engine.channel import OUTPUT_BYTES, output_cost
 from omni_ws.engine.continued_input import EarlierParts
@@ -56,7 +57,7 @@ from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame, unset
 
-_ANSWERS: Final = frozenset({TextOutput, AudioOutput, ToolCallOutput, ThoughtOutput})
+_ANSWERS: Final = frozenset({WordsComplete, TextOutput, AudioOutput, ToolCallOutput, ThoughtOutput})
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
 
 #: A function that writes the outputs of an answer: ``Engine.generate``, or one that says a greeting.

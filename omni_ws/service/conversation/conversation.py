@@ -604,7 +604,7 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only if ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        self.spoken.dismiss()
+        self.spoken.close()
         self.queue.end_all(self._reason_at_end)
         if self.listener is not None:
             self.listener.close()

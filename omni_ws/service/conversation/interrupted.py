@@ -32,6 +32,8 @@ from omni_ws.service.conversation.request import Request
 
 #: How long an answer is held at most: it goes on if no words are known by then, until some are.
 MAX_HOLD_SEC: Final = 2.0
+#: How much longer, if the turn has ended by then: its words are being written down.
+WORDS_DUE_SEC: Final = 3.0
 
 
 class HeldAnswer:
@@ -41,8 +43,8 @@ class HeldAnswer:
     something.
 
     ``give_up``, which gives up the held answer, is called once the turn has words. A turn without words lets the answer
-    go on. If neither is known after MAX_HOLD_SEC, ``resume`` is called: the answer goes on, and the turn may still end
-    it.
+    go on. If neither is known after MAX_HOLD_SEC, or WORDS_DUE_SEC later if the turn has ended by then, ``resume`` is
+    called: the answer goes on, and the turn may still end it.
     """
 
     def __init__(
@@ -60,7 +62,13 @@ class HeldAnswer:
         self.looked_at_later = False
         self._give_up = give_up
         self._resume = resume
-        self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, resume)
+        self._limit = asyncio.get_running_loop().call_later(MAX_HOLD_SEC, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        if self.by.input_ended.is_set():
+            self._limit = asyncio.get_running_loop().call_later(WORDS_DUE_SEC, self._resume)
+        else:
+            self._resume()
 
     def look_later(self, look: Callable[[], None]) -> None:
         """Call ``look`` once the question of the held answer is known: the engine may begin with the turn then."""
@@ -96,7 +104,7 @@ class HeldAnswer:
         if self.decided or self.resumed or lull is None or not guess.text.strip():
             return
         said = "".join([*(earlier.text for earlier in self._passed_over), guess.text])
-        if self._verdict(said, guess.language, lull) is Verdict.BACKCHANNEL:
+        if self._verdict(said, self.by.language_of(guess), lull) is Verdict.BACKCHANNEL:
             self._limit.cancel()
             self._resume()
 

@@ -14,6 +14,7 @@ from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import memory_of
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.wire.server_frames import (
+    BackchannelFrame,
     HistoryTruncatedFrame,
     InputAckFrame,
     PongFrame,
@@ -77,6 +78,7 @@ ServerMessage: TypeAlias = (
     | SpeechConfirmedFrame
     | SpeechDismissedFrame
     | SpeechStoppedFrame
+    | BackchannelFrame
     | SessionClosingFrame
     | PongFrame
 )
@@ -84,7 +86,7 @@ ServerMessage: TypeAlias = (
 #: Messages with a ``sequence_id``, by which a client acknowledges what it has received.
 OUTPUTS: Final = frozenset({OutputChunk, FinalChunk})
 #: Messages that concern one connection only, and are not sent again over the next.
-OF_THE_MOMENT: Final = frozenset({InputAckFrame, PongFrame, SessionClosingFrame, SessionCreatedFrame})
+OF_THE_MOMENT: Final = frozenset({InputAckFrame, PongFrame, BackchannelFrame, SessionClosingFrame, SessionCreatedFrame})
 
 #: Bytes of a message besides its content: the frame around it.
 MESSAGE_OVERHEAD_BYTES: Final = 128
@@ -109,6 +111,8 @@ def message_cost(message: ServerMessage) -> int:
         return ERROR_OVERHEAD_BYTES + len(message.message)
     if isinstance(message, SessionUpdatedFrame):
         return MESSAGE_OVERHEAD_BYTES + memory_of(message)
+    if isinstance(message, BackchannelFrame):
+        return MESSAGE_OVERHEAD_BYTES + len(message.payload)
     if isinstance(message, PongFrame):
         # It repeats what the client sent, which may be long; it is rare enough to be encoded for this.
         return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))

@@ -36,6 +36,7 @@ from omni_ws.engine.base import (
     ToolCallOutput,
     TranscriptGuess,
     TranscriptOutput,
+    WordsComplete,
 )
 from omni_ws.service.conversation.mere_acknowledgements import Verdict, begins_with_stop_word, judged
 
@@ -176,13 +177,13 @@ class Onset:
                 self._settled, self._interim = (self._settled, text) if interim else (self._settled + text, "")
                 self._language = self.request.language_of(output)
                 self._stale = self._guessed = False
-            case TranscriptGuess(text=text, language=language):
-                self._interim, self._language = text, language or self._language
+            case TranscriptGuess(text=text):
+                self._interim, self._language = text, self.request.language_of(output) or self._language
                 self._guessed = bool(text)
                 self._stale = self._stale and not text
             case PartFailed():
                 self._deaf = True
-            case Finished():
+            case WordsComplete() | Finished():
                 self._known = True
             case TextOutput() | AudioOutput() | ToolCallOutput() | ThoughtOutput() if transcribes_first:
                 self._known = True

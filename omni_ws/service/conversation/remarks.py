@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import lru_cache
 from importlib.resources import files
 from typing import Final
 
 import msgspec
 
-from omni_ws.core.chunks import StartTrigger
+from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.errors import SessionTimeout
 from omni_ws.wire.session_config import SessionConfig
 
@@ -27,6 +27,7 @@ class _Phrases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filler: list[str]
     again: list[str]
     idle: str
+    murmur: list[str]
 
 
 @lru_cache(maxsize=1)
@@ -155,3 +156,8 @@ class Remarks:
         choice = known.filler if first else known.again
         self._turn += 1
         return Remark(choice[self._turn % len(choice) - 1], StartTrigger.FILLER, language)
+
+
+async def text_input(text: str) -> AsyncIterator[InputChunk]:
+    """Yield ``text`` as an input of one chunk."""
+    yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -12,9 +12,7 @@ from msgspec.structs import replace
 
 from omni_ws.core.chunks import (
     FinishReason,
-    InputChunk,
     InputMode,
-    Modality,
     OutputChunk,
     OutputModality,
     OutputSequencer,
@@ -49,7 +47,7 @@ from omni_ws.service.conversation.answer_writer import (
 from omni_ws.service.conversation.interrupted import CutTurns, Due, EarlierTurns, HeldAnswer
 from omni_ws.service.conversation.messages import ASR_TIMEOUT_SEC
 from omni_ws.service.conversation.output_log import OutputLog
-from omni_ws.service.conversation.remarks import Remark
+from omni_ws.service.conversation.remarks import Remark, text_input
 from omni_ws.service.conversation.request import Request, RequestState, SavedRequest
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -762,7 +760,7 @@ async def say_remark(
         return
     wanted = dataclasses.replace(
         generation,
-        input=_text_input(text),
+        input=text_input(text),
         modalities=frozenset({OutputModality.AUDIO}),
         sampling={},
         speech_language=language if language in engine.capabilities.speech_languages else None,
@@ -789,11 +787,6 @@ class _SpokenRemark(OutputFilter):
             self._out.write(output)
         elif isinstance(output, Finished):
             self._out.write(output)
-
-
-async def _text_input(text: str) -> AsyncIterator[InputChunk]:
-    """Yield ``text`` as an input of one chunk."""
-    yield InputChunk(Modality.TEXT, text.encode(), end_of_input=True)
 
 
 class WakeUp:

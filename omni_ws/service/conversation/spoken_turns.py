@@ -32,6 +32,8 @@ class _Speech:
     turn_id: str
     request_id: str | None = None
     request: Request | None = None
+    #: Where it began, in milliseconds of the session's audio.
+    began_ms: int = 0
 
     def joins(self, request: Request) -> None:
         self.request, self.request_id = request, request.request_id
@@ -61,7 +63,7 @@ class SpokenTurns:
         """Report that speech has begun. ``is_input``: it joins the open request, or its next event opens one."""
         owner = self._conversation
         opens = is_input and owner.receiving is None and owner.stream.current is None
-        speech = self.current = _Speech(turn_id, new_id("req_") if opens else None)
+        speech = self.current = _Speech(turn_id, new_id("req_") if opens else None, began_ms=audio_ms)
         self.words.begin()
         if is_input and owner.receiving is not None:
             speech.joins(owner.receiving)
@@ -92,6 +94,11 @@ class SpokenTurns:
             self.onset.lulls(lull)
         elif self.current is not None and self.current.request is not None:
             self.current.request.lull = lull
+
+    def breathes(self, audio_ms: int) -> None:
+        """Take a pause of the speech in progress, whose speaker has more to say."""
+        if self.current is not None and self.onset is None:
+            self._conversation.unasked.murmurs.take_breath(self.current.turn_id, self.current.began_ms, audio_ms)
 
     def _is_heard(self) -> bool:
         """Return whether the engine has the request of the speech in progress. Called by any thread."""
@@ -125,7 +132,7 @@ class SpokenTurns:
 
     def began(self, turn_id: str, audio_ms: int, *, told: bool = False) -> None:
         """Report an uncertain onset, unless the client was ``told`` of it; the next event opens its request."""
-        self.current = _Speech(turn_id, new_id("req_"))
+        self.current = _Speech(turn_id, new_id("req_"), began_ms=audio_ms)
         self.words.begin()
         self.onset = Onset(
             turn_id,
@@ -160,6 +167,11 @@ class SpokenTurns:
         """Dismiss the uncertain onset, if there is one; ``rest_untold``: see ``Onset``."""
         if self.onset is not None:
             self.onset.dismiss(rest_untold=rest_untold)
+
+    def close(self) -> None:
+        """Dismiss the uncertain onset, and say no more in pauses: the session ends."""
+        self.dismiss()
+        self._conversation.unasked.murmurs.close()
 
     @property
     def _holds(self) -> bool:

@@ -94,6 +94,7 @@ from omni_ws.audio.speech_watch import (
     ORDINARY_BAR,
     SLICE_SAMPLES,
     UNCERTAIN_BAR,
+    SpeechBreath,
     SpeechOffset,
     SpeechOnset,
     SpeechWatch,
@@ -260,6 +261,11 @@ class TurnListener:
     def _joins_as_it_is(self, source: AudioFormat) -> bool:
         """Whether audio in this format joins a request undecoded."""
         return source.is_raw and (self._settings is None or not self._settings.echo)
+
+    @property
+    def pausing(self) -> bool:
+        """Whether the speaker of a turn is silent."""
+        return self._state is _PAUSE
 
     @property
     def full(self) -> bool:
@@ -470,6 +476,7 @@ class TurnListener:
                 noise=None if self._settings.noise is None else NoiseSuppressor(self._settings.noise),
                 words=self._owner.spoken.words,
                 whole_silence_ms=turns.whole_silence_ms,
+                breaths=turns.backchannel,
             )
         self._is_decoding = not piece.last.end_of_input
         ends = piece.last.end_of_input
@@ -609,6 +616,8 @@ class TurnListener:
             case SpeechLasts() if self._speaking and self._owner.spoken.onset is not None:
                 self._judged_ms = event.detected_ms
                 self._owner.spoken.onset.lasts(clear=event.clear)
+            case SpeechBreath() if self._in_turn:
+                self._owner.spoken.breathes(self._offset_ms + event.detected_ms)
             case SpeechOffset() if self._speaking:
                 self._stop_turn(event)
 

@@ -24,13 +24,17 @@ _LEAST_WORDS: Final = 2
 _LEAST_SIGNS: Final = 3
 #: How far before a row the word may be that names it: "my number is 415".
 _NAMED_WITHIN: Final = 3
+#: So many words that end in a name are no more than that name: "order number".
+_MOST_NAMING: Final = 3
+#: How far before a day and a month the word may be after which a year follows: "the date is the ninth of May".
+_DATED_WITHIN: Final = 6
 #: How many of the last words may hold the question that a copula ends.
 _ASKED_WITHIN: Final = 5
 #: How many words are compared with the phrases.
 _LONGEST_PHRASE: Final = 4
 
 _WORD: Final = re.compile(
-    r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
+    r"(?P<plain>\d{1,3}(?:[.,]\d{3})+(?![\d-])|\d+[.,:]\d+(?![\d-]|[.,:]\d))|[^\W_]+(?:'[^\W_]+)*|(?<=\s)-(?=\s)|[+*/=%×÷&$€£@]"
 )
 #: Stands for a number that is no row of digits, unless others come before it.
 _PLAIN: Final = "0.0"
@@ -50,8 +54,9 @@ class _Lists:
     that holds one: "¿qué hora es?", "dime qué hora es". It goes on after one of ``takers`` behind ``to`` ("to call"),
     and if it ends in one of ``phrases``, or is one.
     ``digits`` and ``numbers`` are spoken digits and greater numbers; ``words_that_are_letters`` are no letters of a
-    row. A number behind one of ``times`` is a time or a date, one behind ``named`` is dictated; a sentence of the
-    assistant with one of ``dictated`` asks for something that is dictated.
+    row. A number behind one of ``times`` is a time or a date, one behind ``named`` is dictated; these also make a
+    fragment, such as "order number". A month behind one of ``dates`` waits for its year. A sentence of the assistant
+    with one of ``dictated`` asks for something that is dictated.
     """
 
     open: frozenset[str]
@@ -67,6 +72,8 @@ class _Lists:
     words_that_are_letters: frozenset[str]
     times: frozenset[str]
     named: frozenset[str]
+    months: frozenset[str]
+    dates: frozenset[str]
     dictated: frozenset[str]
 
 
@@ -85,7 +92,10 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
         return Unfinished.PERHAPS
     if _in_a_row(words, lists, asked=bool(asked) and _asks_to_dictate(asked, lists)) or _TRAILS_OFF.search(text):
         return Unfinished.YES
-    open_ = _is_open(words, lists, question=_QUESTION.search(text) is not None)
+    question = _QUESTION.search(text) is not None
+    if not question and (_only_names(words, lists) or _lacks_a_year(words, lists)):
+        return Unfinished.YES
+    open_ = _is_open(words, lists, question=question)
     if open_ is not Unfinished.NO:
         return open_
     return Unfinished.NO if _ENDS.search(text) else Unfinished.PERHAPS
@@ -107,12 +117,24 @@ def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
     return Unfinished.YES if last in lists.takers and before in lists.to else Unfinished.NO
 
 
+def _only_names(words: list[str], lists: _Lists) -> bool:
+    """Return whether the words only name what follows: "Order number."."""
+    commands = words[0] in lists.asks or (len(words) == _MOST_NAMING and words[0] in lists.takers)
+    return 1 < len(words) <= _MOST_NAMING and words[-1] in lists.named and not commands
+
+
+def _lacks_a_year(words: list[str], lists: _Lists) -> bool:
+    """Return whether a date that is dictated ends in its month."""
+    return words[-1] in lists.months and not lists.dates.isdisjoint(words[-_DATED_WITHIN:])
+
+
 def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
     """Return whether a text ends in a row of digits or letters, of which more may follow."""
     begin, signs = len(words), 0
     if words[-1] == _PLAIN and begin > 1 and (asked or _dictated(words[:-1], lists)):
         return True  # "3.30" behind another group
-    while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or signs > 0)):
+    spelled = all(len(word) == 1 and word.isalpha() for word in words[-2:])
+    while begin and (found := _signs(words[begin - 1], lists, all_letters=asked or spelled or signs > 0)):
         begin, signs = begin - 1, signs + found
     length = len(words) - begin
     if not length:

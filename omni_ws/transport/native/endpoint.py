@@ -286,6 +286,7 @@ class StreamingInput(SessionFrontEnd):
             turn_detection=bool(turn_detection_types),
             turn_detection_types=list(turn_detection_types),
             duck=bool(turn_detection_types),
+            backchannel="semantic_vad" in turn_detection_types and Task.SPEECH in able.tasks,
             resume=session.resumable,
             transcripts=able.transcripts,
             keywords=able.keywords or UNSET,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from omni_ws.audio.ducking import Ducker
 from omni_ws.core.chunks import AudioFormat, FinalChunk, FinishReason, OutputChunk, OutputModality
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
+from omni_ws.wire.server_frames import BackchannelFrame, SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 
 
 class Played(NamedTuple):
@@ -75,6 +75,9 @@ class Playout:
                 return any(answer.answer_id == message.request_id for answer in self._answers)
             case FinalChunk():
                 self.finish(message.request_id)
+            case BackchannelFrame(turn_id=turn_id, payload=payload):
+                self.say(turn_id, payload)
+                self.finish(turn_id)
             case SpeechStartedFrame(certain=False):
                 self.duck(True)
             case SpeechDismissedFrame():

@@ -74,6 +74,7 @@ from omni_ws.wire.realtime_session import (
     session_object,
 )
 from omni_ws.wire.server_frames import (
+    BackchannelFrame,
     ResponseStartedFrame,
     SpeechConfirmedFrame,
     SpeechDismissedFrame,
@@ -97,9 +98,19 @@ _FIELDS: Final = {
     "task": "audio.input.turn_detection.create_response",
     **{
         f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
-        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response", "eagerness", "duck")
+        for name in (
+            "threshold",
+            "prefix_padding_ms",
+            "silence_duration_ms",
+            "interrupt_response",
+            "eagerness",
+            "duck",
+            "backchannel",
+        )
     },
 }
+#: The event of a soft "mm-hm" of the server, which OpenAI does not have.
+BACKCHANNEL: Final = "input_audio_buffer.backchannel"
 #: Responses that may wait for the transcript of a turn.
 MAX_DEFERRED: Final = 4
 
@@ -275,6 +286,8 @@ class RealtimeDialect:
                 | SpeechConfirmedFrame(audio_ms=audio_ms, request_id=request_id)
             ):
                 yield from self._speech_started(audio_ms, request_id)
+            case BackchannelFrame(text=text, payload=payload):
+                yield {"type": BACKCHANNEL, "transcript": text, "delta": payload}
             case SpeechStoppedFrame(audio_ms=audio_ms):
                 yield from self._speech_stopped(audio_ms)
             case OmniError(request_id=None):

@@ -62,7 +62,7 @@ class PhoneCalls(SessionFrontEnd):
                     "input_audio": {**audio, "echo": "server" if self._sessions.config.telephony.cancel_echo else None},
                     "output_audio": audio,
                     "modalities": ["text", "audio"],  # the text is for the history
-                    "turn_detection": {"type": "server_vad", "duck": True},
+                    "turn_detection": {**self._turns, "duck": True},
                     **given,
                 }
             )
@@ -70,6 +70,13 @@ class PhoneCalls(SessionFrontEnd):
             session.end(None)
             raise
         return session
+
+    @property
+    def _turns(self) -> dict[str, Any]:
+        murmurs = self._sessions.config.telephony.backchannel
+        if murmurs and "semantic_vad" in self._sessions.speech_workers.turn_detection_types:
+            return {"type": "semantic_vad", "backchannel": True}
+        return {"type": "server_vad"}
 
     def drain(self, time_left: float) -> None:
         self._refuse_openings(ShuttingDown("the server is shutting down"))

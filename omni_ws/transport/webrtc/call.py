@@ -63,7 +63,7 @@ from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedRead
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.realtime.items import Event
-from omni_ws.transport.realtime.realtime import RealtimeDialect
+from omni_ws.transport.realtime.realtime import BACKCHANNEL, RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
 from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 
@@ -88,6 +88,8 @@ check_private_names(
         InboundStream: ("reassembly",),
     },
 )
+#: Stands for a response in the playout of sound that belongs to none.
+_BESIDE: Final = ""
 #: A call has no pings; see CallChannel.
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 
@@ -163,6 +165,10 @@ class RealtimeCall(RealtimeConnection):
                 if event["response_id"] != self._cut:
                     self.speaker.say(event["response_id"], event["delta"])
                 return
+            case event_type if event_type == BACKCHANNEL:
+                self.speaker.say(_BESIDE, event["delta"])
+                self.speaker.finish(_BESIDE)
+                return
             case "response.output_audio.done":
                 self.speaker.finish(event["response_id"])
         super()._write(event)
@@ -174,16 +180,18 @@ class RealtimeCall(RealtimeConnection):
 
     def _output_cleared(self, response_id: str | None) -> None:
         """Drop audio that was not played yet. ``response_id`` is the id of the response that was cut short, if any."""
-        heard = self.speaker.clear()
+        heard = [one for one in self.speaker.clear() if one != _BESIDE]
         self._cut = response_id or (heard[-1] if heard else self._cut)
         for one in heard:
             super()._output_cleared(one)
 
     def _audio_started(self, response_id: str) -> None:
-        self._send([{"type": "output_audio_buffer.started", "response_id": response_id}])
+        if response_id != _BESIDE:
+            self._send([{"type": "output_audio_buffer.started", "response_id": response_id}])
 
     def _audio_stopped(self, response_id: str) -> None:
-        self._send([{"type": "output_audio_buffer.stopped", "response_id": response_id}])
+        if response_id != _BESIDE:
+            self._send([{"type": "output_audio_buffer.stopped", "response_id": response_id}])
 
 
 # Offers and answers (RFC 9429).

@@ -39,6 +39,13 @@ NO, PERHAPS, YES = Unfinished.NO, Unfinished.PERHAPS, Unfinished.YES
         "double four two",
         "My number is 415. 3.30",
         "My zip code is 9.4.",
+        "831 2.2.6.",
+        "It is spelled S-M-I.",
+        # what comes next has only been named
+        "Order number.",
+        "My address is 42.",
+        "I can do.",
+        "The date is the 9th of May.",
     ],
 )
 def test_the_speaker_goes_on(text: str) -> None:
@@ -62,6 +69,10 @@ def test_the_speaker_goes_on(text: str) -> None:
         "Yeah.",
         "Vitamin C.",
         "Seven.",
+        "What's my order number?",
+        "Call my number.",
+        "The party is on the 9th of May.",
+        "The date is the 9th of May 1984.",
     ],
 )
 def test_a_sentence_is_whole(text: str) -> None:
@@ -167,6 +178,12 @@ def test_common_ends_of_sentences_are_whole(language: str, text: str) -> None:
         ("pt", "Eu preciso"),
         ("de", "Ich hätte gern ein"),
         ("de", "Ich fahre nach"),
+        ("es", "La fecha es el 9 de mayo."),
+        ("fr", "La date est le 9 mai."),
+        ("it", "La data è il 9 maggio."),
+        ("pt", "A data é 9 de maio."),
+        ("de", "Das Datum ist der neunte Mai."),
+        ("de", "Meine Kundennummer."),
     ],
 )
 def test_speakers_of_other_languages_go_on(language: str, text: str) -> None:

@@ -27,7 +27,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.errors import EngineFailed
-from omni_ws.service.conversation.interrupted import MAX_HOLD_SEC
+from omni_ws.service.conversation.interrupted import MAX_HOLD_SEC, WORDS_DUE_SEC
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -489,23 +489,33 @@ async def test_more_unheard_audio_than_is_kept_does_not_go_on(past: bool, monkey
 
 @contextlib.asynccontextmanager
 async def held_for_long(
-    heard: Sequence[Any] = (), script: Sequence[Any] = ()
+    heard: Sequence[Any] = (), script: Sequence[Any] = (), *, ends: bool = True
 ) -> AsyncIterator[tuple[NativeClient, str, asyncio.Event]]:
-    """An answer that goes on since no words are known yet; what is ``heard`` becomes known with the event."""
+    """An answer that goes on since no words are known yet; what is ``heard`` becomes known with the event.
+
+    ``ends``: the turn ends, and its words are being written down.
+    """
     listening = asyncio.Event()
     async with conversation(hearing(script, heard=[listening.wait, *heard])) as (_, client):
         request_id = await played(client)
         await stream(client, COUGH)
         await client.until("speech_started")
         held_since = asyncio.get_running_loop().time()
-        await stream(client, PAUSE)
+        if ends:
+            await stream(client, PAUSE)
         while (await client.until("output_chunk")).get("start_ms") != HEARD_MS:
             pass
-        assert asyncio.get_running_loop().time() - held_since == pytest.approx(MAX_HOLD_SEC, abs=0.5)
+        longest = MAX_HOLD_SEC + (WORDS_DUE_SEC if ends else 0)
+        assert asyncio.get_running_loop().time() - held_since == pytest.approx(longest, abs=0.5)
         yield client, request_id, listening
 
 
 async def test_it_is_held_for_so_long_and_goes_on() -> None:
+    async with held_for_long(ends=False) as (client, request_id, _):
+        assert client.frames[-1]["request_id"] == request_id
+
+
+async def test_while_words_are_written_down_it_is_held_for_longer() -> None:
     async with held_for_long() as (client, request_id, listening):
         rest = await client.answer()
         assert (rest.final["request_id"], rest.reason) == (request_id, "stop")
@@ -651,7 +661,7 @@ async def test_a_client_that_comes_back_hears_the_rest(back_in_time: bool) -> No
         client.gone()
         await server.until(lambda: not server.connections, "the loss")
         if not back_in_time:
-            await asyncio.sleep(MAX_HOLD_SEC + 1)
+            await asyncio.sleep(MAX_HOLD_SEC + WORDS_DUE_SEC + 1)
             assert engine.active_requests == 1
         recognised.set()
         query = f"?session_id={created['session_id']}&resume_token={created['resume_token']}&last_output={last}"

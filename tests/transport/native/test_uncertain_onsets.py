@@ -28,6 +28,7 @@ from omni_ws.engine.base import (
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
+    WordsComplete,
 )
 from omni_ws.errors import EngineFailed
 from omni_ws.service.conversation.onsets import LIKELY_WAIT_SEC, LIMIT_SEC, WAIT_SEC
@@ -341,6 +342,19 @@ async def test_stop_ends_the_answer_and_is_not_answered(probability: list[float]
         assert [chunk.payload for chunk in engine.inputs[-1] if chunk.payload] == [b"Stop.", b" and?"]
 
 
+async def test_stop_has_its_final_before_the_model_says_anything(probability: list[float]) -> None:
+    probability.append(0.2)
+    engine = hearing(TranscriptOutput("Stop."), WordsComplete(), asyncio.Event().wait)
+    async with conversation(engine) as (_, client):
+        await playing(client)
+        await onset(client)
+        await stream(client, PAUSE)
+        confirmed = await client.until("speech_confirmed")
+        assert (await client.answer()).reason == "cancelled"
+        turn = await client.answer()
+        assert (turn.final["request_id"], turn.reason, turn.text) == (confirmed["request_id"], "stop", "")
+
+
 async def test_a_new_onset_decides_the_one_before(probability: list[float]) -> None:
     """The first has ended and is unsure when the second begins."""
     probability.append(0.45)
@@ -563,8 +577,8 @@ class BusyEngine(HearingEngine):
 class GuessingEngine(HearingEngine):
     """Tells an interim text, or a guess at the pause, once it has heard so much; it settles nothing."""
 
-    def __init__(self, words: TranscriptOutput | TranscriptGuess, *, after_ms: int) -> None:
-        super().__init__(spoken_answer())
+    def __init__(self, words: TranscriptOutput | TranscriptGuess, *, after_ms: int, **changes: Any) -> None:
+        super().__init__(spoken_answer(), **changes)
         self.words = words
         self.after_ms = after_ms
 
@@ -578,6 +592,20 @@ class GuessingEngine(HearingEngine):
             out.write(output)
             await out.drain()
         out.write(Finished(FinishReason.STOP, Usage()))
+
+
+@pytest.mark.parametrize(("language", "dismissed"), [("es", True), ("en", False)])
+async def test_a_guess_is_in_the_language_that_the_client_named(
+    probability: list[float], language: str, dismissed: bool
+) -> None:
+    probability.append(0.45)
+    engine = GuessingEngine(TranscriptGuess("Claro."), after_ms=480, languages=frozenset({"en", "es"}))
+    async with conversation(engine) as (_, client):
+        await client.configure(input_audio={"language": language})
+        await playing(client)
+        await onset(client)
+        await stream(client, QUIET + quiet(96))
+        await client.until("speech_dismissed" if dismissed else "speech_confirmed")
 
 
 @pytest.mark.parametrize(("text", "verdict"), [("Yeah.", "speech_dismissed"), ("Louder.", "speech_confirmed")])
