@@ -720,7 +720,7 @@ async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage
           const turns = (changes, able) => sessionConfig({ ...DEFAULTS, ...changes }, able).turn_detection;
           return [turns({}, capabilities), turns({}, silence), turns({}, voice), turns({ turns: "low" }, voice),
             turns({ turns: "silence", silenceMs: 900 }, voice), turns({ mode: "hold" }, voice),
-            turns({ overShortWords: false }, voice)];
+            turns({ overShortWords: false }, voice), turns({ murmurs: true }, { ...voice, backchannel: true })];
         }"""
     )
     common = {"threshold": 0.5, "interrupt_response": True, "interrupt_resume": True, "duck": True}
@@ -729,6 +729,7 @@ async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage
     assert found == [
         *(by_silence, by_silence, by_voice, by_voice | {"eagerness": "low"}),
         *(by_silence | {"silence_duration_ms": 900}, None, by_voice | {"duck": False}),
+        by_voice | {"backchannel": True},
     ]
 
 

@@ -22,9 +22,14 @@ _EVENTS: dict[str, Any] = {
 }
 
 
+#: Events of this server's own, which only a client that asked for them gets.
+_EXTENSIONS = frozenset({"input_audio_buffer.backchannel"})
+
+
 def check(event: dict[str, Any]) -> None:
-    """The event is one that OpenAI's library knows, with all its fields."""
-    _EVENTS[event["type"]].model_validate(event)
+    """The event is one that OpenAI's library knows, with all its fields, or one of an extension."""
+    if event["type"] not in _EXTENSIONS:
+        _EVENTS[event["type"]].model_validate(event)
 
 
 class RealtimeClient(FrameClient):

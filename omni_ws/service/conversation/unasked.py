@@ -144,7 +144,13 @@ class Murmurs:
         self._forget()
 
     def take_breath(self, turn_id: str, began_ms: int, audio_ms: int) -> None:
-        """Say something in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time to."""
+        """Say something in the pause at ``audio_ms`` of the turn that began at ``began_ms``, if it is time to.
+
+        Only once the listener has applied the rest of the piece: the speaker may go on in it.
+        """
+        asyncio.get_running_loop().call_soon(self._look, turn_id, began_ms, audio_ms)
+
+    def _look(self, turn_id: str, began_ms: int, audio_ms: int) -> None:
         conversation = self._conversation
         if (
             audio_ms - max(began_ms, self._said_ms) < LEAST_SPEECH_MS

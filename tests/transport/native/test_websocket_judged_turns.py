@@ -76,6 +76,7 @@ async def test_the_silence_follows_from_the_eagerness(turns: dict[str, Any], eff
             "interrupt_response": True,
             "interrupt_resume": False,
             "duck": False,
+            "backchannel": False,
             **effective,
         }
         assert (updated["overlap"], updated["max_lead_ms"]) == ("interrupt", 400)

@@ -80,6 +80,7 @@ async def test_defaults_with_turn_detection() -> None:
             "interrupt_response": True,
             "interrupt_resume": False,
             "duck": False,
+            "backchannel": False,
         }
         assert (updated["overlap"], updated["max_lead_ms"]) == ("interrupt", 400)
         updated = await client.configure(turn_detection={"interrupt_response": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
@@ -12,13 +13,15 @@ import numpy as np
 import pytest
 from support import inline_workers
 from support.capable_engine import HearingEngine
-from support.inline_workers import inline
+from support.inline_workers import InlineWorkers, inline
+from support.judges import ScriptedJudge
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 from support.until import until
 
 from omni_ws.audio import speech_watch
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
+from omni_ws.engine.fake import ScriptedEngine
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -115,3 +118,19 @@ async def test_a_choice_that_is_none_is_refused_by_its_name() -> None:
         await client.send("session.update", session=session)
         error = (await client.until("error"))["error"]
         assert (error["code"], error["param"]) == ("invalid_value", "session.audio.input.turn_detection.duck")
+
+
+async def test_mm_hm_is_an_event_of_an_extension() -> None:
+    engine = ScriptedEngine([AudioOutput(np.full(12_000, 0.25, np.float32), 24_000)])
+    async with live_server(engine) as server:
+        workers = InlineWorkers()
+        workers.judge = ScriptedJudge([0.1] * 8)
+        server.app.sessions.speech_workers = workers
+        async with realtime_client(server) as client:
+            detection = {"type": "semantic_vad", "backchannel": True}
+            await client.update(audio={"input": {"turn_detection": detection}})
+            await client.append(quiet(BEGINS_MS) + loud(4200))
+            await client.append(quiet(352))
+            event = await client.until(BUFFER + "backchannel")
+            assert (event["transcript"], len(base64.b64decode(event["delta"]))) == ("Mm-hm.", 24_000)
+            assert not client.seen("response.created")

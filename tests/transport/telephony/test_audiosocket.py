@@ -14,7 +14,8 @@ import pytest
 from support import inline_workers
 from support.audiosocket import CALL, PACKET, AsteriskCall, asterisk_call, frame, front_end
 from support.capable_engine import HearingEngine
-from support.inline_workers import inline
+from support.inline_workers import InlineWorkers, inline
+from support.judges import ScriptedJudge
 from support.live_server import live_server
 from support.scrape import read
 
@@ -170,6 +171,36 @@ async def test_an_answer_is_lowered_until_it_is_known_whether_the_caller_interru
                 await call.press("1#")
                 await call.hear(400)
                 assert levels(call, 200) == {6}
+
+
+class Speaking(ScriptedEngine):
+    """Reads aloud half a second at 0.25, and counts how often."""
+
+    def __init__(self) -> None:
+        super().__init__([AudioOutput(np.full(12_000, 0.25, np.float32), 24_000)])
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_the_server_says_mm_hm_to_a_caller_who_speaks_for_long(wanted: bool) -> None:
+    settings = {"audiosocket_port": 0, "backchannel": wanted}
+    async with live_server(Speaking(), telephony=settings) as server:
+        workers = InlineWorkers()
+        workers.judge = ScriptedJudge([0.1] * 4)
+        server.app.sessions.speech_workers = workers
+        async with asterisk_call(server) as call:
+            await call.identify()
+            await call.speak(quiet(96) + loud(4200) + quiet(352))
+            await asyncio.sleep(1)
+            [conversation] = server.app.sessions.conversations
+            turns = conversation.configuration.effective.turn_detection
+            assert turns is not None
+            assert (turns.type, turns.backchannel) == (("semantic_vad", True) if wanted else ("server_vad", False))
+            if wanted:
+                await call.hear(500)
+                assert levels(call, 400) == {-12}
+            else:
+                assert not call.heard
 
 
 # keys

@@ -21,7 +21,9 @@ from support.until import until
 from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
 
 from omni_ws.audio import speech_watch
+from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.config.model import VoiceChoice
+from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
@@ -29,6 +31,7 @@ from omni_ws.engine.threads import Work
 from omni_ws.transport.native.connection import FrameReceiver, Pause
 from omni_ws.transport.webrtc.call import MAX_FRAGMENTS, MAX_MESSAGE_BYTES, MAX_UNREAD_BYTES, CallChannel
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
+from omni_ws.wire.server_frames import BackchannelFrame
 
 TONE = (0.25 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
 SPOKEN = (TextOutput("Once there was a king. "), AudioOutput(TONE, 24_000))
@@ -135,6 +138,22 @@ async def test_the_answer_is_lowered_until_it_is_known_that_nobody_interrupts(mo
     assert 10 < len(lowered) < 100
     assert full[0] < lowered[0]
     assert full[-1] > lowered[-1] + 50  # a second of it
+
+
+async def test_the_server_says_mm_hm_on_the_track_and_tells_no_event_of_it() -> None:
+    async with live_server() as server, webrtc_call(server) as caller:
+        [conversation] = server.app.sessions.conversations
+        sound = pcm16_from_samples(TONE[:9600]).tobytes()
+        conversation.outbox.put_nowait(
+            BackchannelFrame(
+                turn_id="turn_1", text="Mm-hm.", payload=sound, format=AudioEncoding.PCM16, sample_rate=24_000
+            )
+        )
+        await until(lambda: loud_ms(caller) >= 200)
+        caller.send("input_audio_buffer.clear")
+        await caller.until("input_audio_buffer.cleared")
+        names = {event["type"] for event in caller.received}
+        assert not {name for name in names if "backchannel" in name or name.startswith("output_audio_buffer")}
 
 
 async def test_the_caller_clears_what_was_not_heard() -> None:
