@@ -52,7 +52,8 @@ class _Lists:
     it does after ``stranded``, but what begins with one of ``asks``, a question or a command, may end there: "what is
     this for", "mach das Licht aus". It goes on after ``copulas``, but may end there in a question, and in a sentence
     that holds one: "¿qué hora es?", "dime qué hora es". It goes on after one of ``takers`` behind ``to`` ("to call"),
-    and if it ends in one of ``phrases``, or is one.
+    and if it ends in one of ``phrases``, or is one, but may end there in a question that begins before it: "how many
+    continents are there?".
     ``digits`` and ``numbers`` are spoken digits and greater numbers; ``words_that_are_letters`` are no letters of a
     row. A number behind one of ``times`` is a time or a date, one behind ``named`` is dictated; these also make a
     fragment, such as "order number". A month behind one of ``dates`` waits for its year. A sentence of the assistant
@@ -103,8 +104,11 @@ def how_unfinished(text: str, language: str, *, asked: str = "") -> Unfinished:
 
 def _is_open(words: list[str], lists: _Lists, *, question: bool) -> Unfinished:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
-    if any(tuple(words[-length:]) in lists.phrases for length in range(1, _LONGEST_PHRASE + 1)):
-        return Unfinished.YES
+    for length in range(1, _LONGEST_PHRASE + 1):
+        if tuple(words[-length:]) in lists.phrases:
+            # "how many continents are there?"
+            asks = question and not lists.asks.isdisjoint(words[:-length])
+            return Unfinished.PERHAPS if asks else Unfinished.YES
     if last in lists.open:
         may_end = before in lists.finished_after or (question and last in lists.asks)  # "perché?"
         return Unfinished.PERHAPS if may_end else Unfinished.YES

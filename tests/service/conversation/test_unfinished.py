@@ -86,6 +86,7 @@ def test_a_sentence_is_whole(text: str) -> None:
         "...?!"[3:],
         "What is this for?",
         "Who did you give it to?",
+        "How many continents are there?",
         "Tell me what it is.",
         "turn the lights on",  # a recogniser that writes no marks
     ],
