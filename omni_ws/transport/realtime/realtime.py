@@ -51,6 +51,7 @@ from omni_ws.transport.realtime.items import (
     messages_of,
     spoken_item,
 )
+from omni_ws.transport.realtime.mcp_items import McpItems
 from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import (
@@ -175,6 +176,15 @@ class RealtimeDialect:
         self._session = bound
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
+        self._mcp = McpItems(
+            conversation.configuration.mcp,
+            self._items,
+            conversation.ledger,
+            send=lambda events: self._send(events),
+            may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
+            answer=lambda: self._respond({}, in_conversation=True),
+            forget=lambda request_id: self._responses.pop(request_id, None),
+        )
         self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
@@ -204,6 +214,7 @@ class RealtimeDialect:
             else:
                 conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
                 conversation.configure(self._config(bound))
+                self._session = self._mcp.kept(bound)
             self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
         except BaseException:
             self.close()
@@ -292,6 +303,7 @@ class RealtimeDialect:
     def close(self) -> None:
         """Release all bytes that are charged to the session."""
         self._items.close()
+        self._mcp.close()
         for response in self._responses.values():
             response.close()
         self._drop_audio()
@@ -316,7 +328,7 @@ class RealtimeDialect:
             input_of=input_of,
             late=late,
             speaking=speaking,
-            responses=[response.saved(items) for response in self._responses.values()],
+            responses=[one.saved(items) for key, one in self._responses.items() if not self._mcp.is_held(key)],
             errors={request_id: SavedError.of(error) for request_id, error in self._errors.items()},
             deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
             items=items.found,
@@ -344,7 +356,7 @@ class RealtimeDialect:
 
     def _session_object(self) -> dict[str, Any]:
         config = self._conversation.configuration.effective
-        return session_object(self._session, config, session_id=self._session_id)
+        return self._mcp.shown(session_object(self._session, config, session_id=self._session_id))
 
     def _engine_changed(self, config: SessionConfig) -> None:
         """Tell the client that the engine has become another one, with the settings that are in effect now."""
@@ -369,7 +381,7 @@ class RealtimeDialect:
             event_id = event.get("event_id")
             self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
             return
-        self._session = session
+        self._session = self._mcp.kept(session)
         if self._detects_turns:
             self._drop_audio()
         elif detected and self._speaking is not None:  # no silence will end it
@@ -517,6 +529,7 @@ class RealtimeDialect:
         if not turn.answered:
             self._wait_for_response(turn, chunk.request_id)
             self._respond_deferred()
+        self._mcp.flush()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
         """Make a transcribed turn a pending item, which waits for ``response.create``, in place of its request."""
@@ -552,6 +565,9 @@ class RealtimeDialect:
     # items
 
     def _create_item(self, fields: Mapping[str, Any]) -> None:
+        if fields.get("type") == "mcp_approval_response":
+            self._mcp.approve(optional_id(fields.get("id"), "item.id") or new_id("item_"), fields)
+            return
         item = read_item(fields, new_id("item_"))
         if self._items.get(item.item_id) is not None:
             raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
@@ -681,6 +697,7 @@ class RealtimeDialect:
             raise RealtimeRefusal("response_cancel_not_active", message)
         response.cancel()
         self._conversation.cancel(response.request_id)
+        self._mcp.cancel(response)
 
     # responses
 
@@ -703,6 +720,8 @@ class RealtimeDialect:
 
         Without ``config`` the request is that of a spoken turn, with all pending items as its context.
         """
+        if in_conversation:
+            yield from self._mcp.release()
         if config is None:
             self._items.seen()
             config = self._conversation.configuration_of(request_id)
@@ -719,6 +738,7 @@ class RealtimeDialect:
             add=self._items.add if in_conversation else None,
             metadata=metadata,
             account=self._conversation.account,
+            server_call=self._mcp.item_of if in_conversation else lambda call_id, name: None,
         )
         return response
 
@@ -768,11 +788,15 @@ class RealtimeDialect:
         self._turns.pop(request_id, None)
         if (response := self._responses.get(request_id)) is not None:
             yield from response.finish(final, error)
-            del self._responses[request_id]
             self._items.have_grown(response.items)
+            if response.waits:
+                yield from self._mcp.hold(response)
+            else:
+                del self._responses[request_id]
         self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
         if turn is not None and not turn.answered:
             self._respond_deferred()
+        self._mcp.flush()
 
 
 def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
