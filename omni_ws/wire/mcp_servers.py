@@ -7,9 +7,11 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
-from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.core.json_values import check_values
+from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedParameter
 from omni_ws.wire.session_config import converted
 
 #: Servers of one session.
@@ -117,6 +119,32 @@ def without_credentials(tool: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(url := shown.get("server_url"), str):
         shown["server_url"] = url.partition("?")[0].partition("#")[0]
     return shown
+
+
+def scrubbed(message: bytes) -> bytes:
+    """Return a message of JSON as it may be recorded: without the credentials of MCP servers.
+
+    A message that names such servers and is no JSON is replaced as a whole.
+    """
+    if b"mcp" not in message and b"server_" not in message and b"\\u00" not in message:
+        return message
+    try:
+        check_values(message)
+        content = msgspec.json.decode(message)
+    except (InvalidFrame, msgspec.DecodeError, UnicodeError, RecursionError):
+        return b"null"
+    found, waiting = False, [content]
+    while waiting:
+        inside = waiting.pop()
+        if isinstance(inside, dict):
+            if is_mcp(inside) or not inside.keys().isdisjoint(("server_label", "server_url")):
+                found, kept = True, without_credentials(inside)
+                inside.clear()
+                inside.update(kept)
+            waiting += inside.values()
+        elif isinstance(inside, list):
+            waiting += inside
+    return msgspec.json.encode(content) if found else message
 
 
 def read_servers(tools: Sequence[Any], *, known: Container[str]) -> list[McpServer]:

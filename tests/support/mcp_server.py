@@ -135,11 +135,17 @@ class CallingEngine(ActingEngine):
         """The names of the tools that the latest request had."""
         return [tool["function"]["name"] for tool in self.requests[-1].tools]
 
+    def lines(self, told: list[str]) -> list[str]:
+        """Lines in place of those of the input, for these results of tools."""
+        return []
+
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         taken = [chunk async for chunk in request.input]
         self.inputs.append(taken)
         names = [tool["function"]["name"] for tool in request.tools]
-        lines = b"\n".join(chunk.payload for chunk in taken if chunk.tool_call_id is None).decode().splitlines()
+        told = [chunk.payload.decode() for chunk in taken if chunk.tool_call_id is not None]
+        text = b"\n".join(chunk.payload for chunk in taken if chunk.tool_call_id is None).decode()
+        lines = self.lines(told) or text.splitlines()
         wanted = [line.split(" ", 2)[1:] for line in lines if line.startswith("call ")]
         for number, (end, *arguments) in enumerate(wanted):
             name = next((one for one in names if one.endswith(end)), end)
@@ -149,7 +155,6 @@ class CallingEngine(ActingEngine):
         if wanted:
             out.write(Finished(FinishReason.TOOL_CALLS, Usage(input_tokens=1, output_tokens=1)))
             return
-        told = [chunk.payload.decode() for chunk in taken if chunk.tool_call_id is not None]
         out.write(TextOutput("; ".join(told)[:200] if told else " ".join(lines)))
         await out.drain()
         out.write(Finished(FinishReason.STOP, Usage(input_tokens=1, output_tokens=1)))

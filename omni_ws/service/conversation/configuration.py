@@ -132,9 +132,8 @@ class Configuration:
         Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, and PayloadTooLarge or
         EngineOverloaded if there is no memory for it. Nothing is changed then.
         """
-        change = None
-        if isinstance(given := patch.get("tools"), list) and any(map(is_mcp, given)):
-            self._check_mcp()
+        change, given = None, patch.get("tools")
+        self._check_mcp(given)
         if self.mcp is not None and "tools" in patch and (change := self.mcp.change(given)) is not None:
             patch = {**patch, "tools": change.tools}
         resolved = self.offer(patch)
@@ -150,12 +149,16 @@ class Configuration:
         self._wanted, self.effective = wanted, resolved
         return resolved
 
-    def _check_mcp(self) -> None:
-        if not self.rules.capabilities.tools:
-            raise UnsupportedParameter("tools are not supported by this engine", param="tools")
+    def _check_mcp(self, tools: Any) -> None:
+        """Raise UnsupportedParameter for MCP servers among ``tools`` if there cannot be any."""
+        index = next((at for at, one in enumerate(tools) if is_mcp(one)), None) if isinstance(tools, list) else None
+        if index is None:
+            return
         if self.mcp is None:
             message = "MCP servers may not be used here (the operator can allow hosts with realtime.mcp_servers)"
-            raise UnsupportedParameter(message, param="tools")
+            raise UnsupportedParameter(message, param=f"tools[{index}].type")
+        if not self.rules.capabilities.tools:
+            raise UnsupportedParameter("tools are not supported by this engine", param="tools")
 
     def follow(self, rules: ConfigurationRules) -> SessionConfig:
         """Apply other rules, as the engine has become another one, and return the effective configuration.
@@ -187,6 +190,7 @@ class Configuration:
 
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises."""
+        self._check_mcp(patch.get("tools"))
         if self.mcp is not None and "tools" in patch:
             patch = {**patch, "tools": self.mcp.expanded(patch["tools"])}
         config = self._resolve(self._merged(patch))

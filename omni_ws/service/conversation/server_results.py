@@ -40,12 +40,11 @@ class ServerResults(CallKeeper):
     def one_over(self, call: McpCall) -> None:
         pass  # the answer to the results of all follows
 
-    def over(self, calls: Sequence[McpCall]) -> None:
-        """Open a request of the results; if the answer also called functions of the client, theirs are awaited."""
+    def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
+        """Give the results to the model as those of the client's own functions, which are awaited if there are any."""
         conversation = self._conversation
         chunks = [result_chunk(call) for call in calls]
-        beside = conversation.ledger.calls_beside(calls[0].call_id)
-        if {call.call_id for call in calls}.issuperset(beside):
+        if conversation.stream.single_request:
             conversation.respond(chunks, conversation.configuration.effective)
             return
         try:

@@ -68,7 +68,7 @@ class Unasked:
         mcp, calls = self._conversation.configuration.mcp, request.tool_calls
         if not mcp:
             return
-        if request.remark is None and not request.session.only_results:
+        if request.remark is None and not request.session.received.tool_results:
             mcp.new_turn()
         if not calls or not request.answerable or not request.entry.answer_kept:
             return

@@ -117,8 +117,8 @@ class CallKeeper(Protocol):
     def begun(self, call: McpCall) -> None:
         """Note that a call is being made."""
 
-    def over(self, calls: Sequence[McpCall]) -> None:
-        """Take the results of all the calls of one answer, in order, when the last of them is over."""
+    def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
+        """Take the results of the calls of one answer, in order, when the last of them is over; none of dropped calls."""
 
     def one_over(self, call: McpCall) -> None:
         """Note that one call is over."""
@@ -403,8 +403,7 @@ class ToolServers:
         self.keeper.one_over(call)
         if all(one.output is not None or one.failure is not None for one in calls):
             del self._open[call.request_id]
-            if wanted := [one for one in calls if not one.dropped]:
-                self.keeper.over(wanted)
+            self.keeper.over(call.request_id, [one for one in calls if not one.dropped])
 
     def working(self, request_id: str) -> bool:
         """Return whether calls of an answer are being made."""

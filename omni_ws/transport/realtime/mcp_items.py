@@ -198,13 +198,12 @@ class McpItems(CallKeeper):
         else:
             yield from response.call_over(item, kind)
 
-    def over(self, calls: Sequence[McpCall]) -> None:
+    def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
         for call in calls:
             item = self._calls.get(call.call_id)
             if item is not None and self._items.get(item.item_id) is not None:
                 self._items.told(item, result_chunk(call))
                 self._unanswered[call.call_id] = item
-        request_id = calls[0].request_id
         if (response := self._held.get(request_id)) is not None:
             self._send(self._release(response))
         self._earlier.pop(request_id, None)
