@@ -341,7 +341,9 @@ def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
             continue
         if one.get("type") != "function":
             place = f"tools[{index}].type"
-            raise UnsupportedParameter(f"{place}: tools other than functions and MCP servers are not supported", param=place)
+            raise UnsupportedParameter(
+                f"{place}: tools other than functions and MCP servers are not supported", param=place
+            )
         flat = {name: value for name, value in one.items() if name != "type"}
         found.append(dict(one) if "function" in one else {"type": "function", "function": flat})
     return found

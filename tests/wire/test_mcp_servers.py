@@ -75,7 +75,8 @@ def test_errors_do_not_quote_credentials() -> None:
 
 @pytest.mark.parametrize("kind", ["mcp", "\\u006dcp"])
 def test_recorded_messages_have_no_credentials(kind: str) -> None:
-    entry = f'{{"type": "{kind}", "server_url": "https://h/?sekrit", "authorization": "sekrit", "headers": {{"a": "sekrit"}}}}'
+    secrets = '"server_url": "https://h/?sekrit", "authorization": "sekrit", "headers": {"a": "sekrit"}'
+    entry = f'{{"type": "{kind}", {secrets}}}'
     message = f'{{"type": "session.update", "session": {{"tools": [{entry}], "instructions": "mcp"}}}}'.encode()
     kept = scrubbed(message)
     assert b"sekrit" not in kept

@@ -67,7 +67,7 @@ class Unasked:
     def _call_servers(self, request: Request) -> None:
         """Have the calls of MCP tools made that an answer has ended with.
 
-        In a single request, whose client gets the calls of its own functions to answer, only if there are none of those.
+        In a single request, whose client gets the calls of its functions to answer, only if there are none of those.
         """
         mcp, calls = self._conversation.configuration.mcp, request.tool_calls
         if not mcp:

@@ -119,7 +119,7 @@ class CallKeeper(Protocol):
         """Note that a call is being made."""
 
     def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
-        """Take the results of the calls of one answer, in order, when the last of them is over; none of dropped calls."""
+        """Take the results of the calls of one answer, in order, when the last is over; none of dropped calls."""
 
     def one_over(self, call: McpCall) -> None:
         """Note that one call is over."""
@@ -216,8 +216,10 @@ class ToolServers:
         self._functions = change.functions
         for settings in change.servers:
             known = before.get(settings.server_label)
-            if known is not None and known.settings.request_headers == settings.request_headers and (
-                known.settings.server_url == settings.server_url
+            if (
+                known is not None
+                and known.settings.request_headers == settings.request_headers
+                and (known.settings.server_url == settings.server_url)
             ):
                 known.configured(settings)
                 self._servers[known.label] = before.pop(known.label)

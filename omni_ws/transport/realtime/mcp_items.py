@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -190,7 +190,7 @@ class McpItems(CallKeeper):
         error = None if call.failure is None else call.failure.shown()
         item.extra.update(output=call.output, error=error)
         self._items.have_grown([item])
-        kind = "completed" if error is None else "failed"
+        kind: Literal["completed", "failed"] = "completed" if error is None else "failed"
         response = self._held.get(call.request_id) or self._earlier.get(call.request_id)
         if response is None or item not in response.items:
             yield {"type": f"response.mcp_call.{kind}", "item_id": item.item_id, "output_index": 0}
@@ -227,7 +227,12 @@ class McpItems(CallKeeper):
         """Take a client's item that approves a call, or does not. Raises an InvalidRequest."""
         given = read(fields, _ApprovalFields, "item")
         asked = self._items.get(given.approval_request_id)
-        if asked is None or self._mcp is None or not self._mcp.has(asked.call_id) or asked.kind != "mcp_approval_request":
+        if (
+            asked is None
+            or self._mcp is None
+            or not self._mcp.has(asked.call_id)
+            or asked.kind != "mcp_approval_request"
+        ):
             raise RealtimeRefusal(
                 "item_create_invalid_approval_request_id",
                 "no call waits for approval under this id",

@@ -33,6 +33,7 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnknownType,
 )
+from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import SavedError, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
@@ -176,15 +177,7 @@ class RealtimeDialect:
         self._session = bound
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
-        self._mcp = McpItems(
-            conversation.configuration.mcp,
-            self._items,
-            conversation.ledger,
-            send=lambda events: self._send(events),
-            may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
-            answer=lambda: self._respond({}, in_conversation=True),
-            forget=lambda request_id: self._responses.pop(request_id, None),
-        )
+        self._mcp = self._mcp_items(conversation)
         self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
@@ -219,6 +212,17 @@ class RealtimeDialect:
         except BaseException:
             self.close()
             raise
+
+    def _mcp_items(self, conversation: Conversation) -> McpItems:
+        return McpItems(
+            conversation.configuration.mcp,
+            self._items,
+            conversation.ledger,
+            send=lambda events: self._send(events),
+            may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
+            answer=lambda: self._respond({}, in_conversation=True),
+            forget=lambda request_id: self._responses.pop(request_id, None),
+        )
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]

@@ -13,7 +13,7 @@ from omni_ws.service.mcp.servers import ToolServers
 
 
 class ChainedAnswer:
-    """A filter of the messages of one HTTP request, whose client gets one answer, and no calls but of its own functions.
+    """A filter of the messages of one HTTP request: its client gets one answer, and no calls but of its functions.
 
     The conversation ends with the answer that is the last.
     """
@@ -53,8 +53,10 @@ class ChainedAnswer:
 
 
 def _sum(one: Usage, other: Usage) -> Usage:
-    cached = None if one.cached_tokens is None and other.cached_tokens is None else (
-        (one.cached_tokens or 0) + (other.cached_tokens or 0)
+    cached = (
+        None
+        if one.cached_tokens is None and other.cached_tokens is None
+        else ((one.cached_tokens or 0) + (other.cached_tokens or 0))
     )
     return Usage(
         input_tokens=one.input_tokens + other.input_tokens,

@@ -52,6 +52,7 @@ from omni_ws.transport.routes.sole_request import (
     collect_answer,
     write_raw_audio,
 )
+from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_requests import (
     TIMED_FORMATS,
@@ -69,7 +70,6 @@ from omni_ws.wire.openai_requests import (
     read_transcription,
     speech_wants_events,
 )
-from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.openai_responses import (
     ChatCompletion,
     ChatStream,

@@ -39,18 +39,29 @@ async def linked(url: str, *hosts: str, seconds: float = 30) -> AsyncIterator[Mc
 async def answering(respond: Callable[[asyncio.StreamWriter], None]) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that gives each request the same bytes. Yields its address, and the heads that it got."""
     heads: list[bytes] = []
+    serving: list[asyncio.Task[None]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            heads.append(await reader.readuntil(b"\r\n\r\n"))
-            respond(writer)
-            await writer.drain()
-            await reader.read()
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        serving.append(task)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+                respond(writer)
+                await writer.drain()
+                await reader.read()
+        finally:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
 
 
 async def test_tools_are_listed_and_called(reference: McpUnderTest) -> None:
