@@ -208,15 +208,14 @@ class SessionFactory:
             speech_workers=self.speech_workers if listens else None,
             observed=observed,
         )
-        if stored is None:
-            self._allow_mcp(conversation)
+        self._allow_mcp(conversation, readers=stored is not None)
         kind = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         self.conversations[conversation] = kind
         return conversation
 
-    def _allow_mcp(self, conversation: Conversation) -> None:
-        """Let the client name MCP servers, if the operator lists any that may be reached."""
-        if self._mcp_reach is not None:
+    def _allow_mcp(self, conversation: Conversation, *, readers: bool) -> None:
+        """Let the client name MCP servers, if the operator lists any; not where ``readers`` poll the answer."""
+        if self._mcp_reach is not None and not readers:
             mcp = ToolServers(self._mcp_reach, apply=lambda tools: conversation.configuration.offer({"tools": tools}))
             mcp.keeper = ServerResults(conversation)
             conversation.configuration.mcp = mcp

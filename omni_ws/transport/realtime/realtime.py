@@ -171,10 +171,9 @@ class RealtimeDialect:
         self._session_id = session.session_id
         self._conversation_id = new_id("conv_")
         self._conversation = conversation
-        self._media = media or {}
-        self._factory = factory
+        self._media, self._factory = media or {}, factory
         #: The session object as the client has set it.
-        self._session = bound
+        self._session = McpItems.kept(bound)
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
         self._mcp = self._mcp_items(conversation)
@@ -207,7 +206,6 @@ class RealtimeDialect:
             else:
                 conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
                 conversation.configure(self._config(bound))
-                self._session = self._mcp.kept(bound)
             self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
         except BaseException:
             self.close()
