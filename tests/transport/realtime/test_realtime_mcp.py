@@ -250,6 +250,7 @@ async def test_functions_of_the_client_are_awaited(reference: McpUnderTest) -> N
         ({"connector_id": "connector_gmail"}, "session.tools[0].connector_id"),
         ({"server_url": None, "connector_id": "connector_gmail"}, "session.tools[0].connector_id"),
         ({"tunnel_id": "t"}, "session.tools[0].tunnel_id"),
+        ({"allowed_callers": ["direct"]}, "session.tools[0].allowed_callers"),
         ({"defer_loading": True}, "session.tools[0].defer_loading"),
         ({"authorization": "a", "headers": {"authorization": "b"}}, "session.tools[0].authorization"),
         ({"headers": {"Host": "elsewhere"}}, "session.tools[0].headers"),
