@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 Kind: TypeAlias = Literal["acts", "not_in_effect", "refused"]
+#: The section of names that are not OpenAI's. They are written whole.
+EXTENSION: Final = "extension"
 _BRACES: Final = re.compile(r"^(?P<begin>.*)\{(?P<ends>[^{}]+)\}$")
 
 
@@ -24,8 +26,8 @@ class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of the table. Exactly one of ``acts``, ``not_in_effect``, ``refused`` and ``comes_with`` is set.
 
     ``acts`` names the test that would fail if the value were only echoed. ``otherwise`` is the reason why it is not in
-    effect where the engine lacks what it needs. ``not_in_effect`` and ``refused`` are reasons. ``comes_with`` names what
-    is being built that gives the row its verdict.
+    effect where the engine lacks what it needs. ``not_in_effect`` and ``refused`` are reasons. ``comes_with`` names
+    what is being built that gives the row its verdict.
     """
 
     acts: str = ""
@@ -33,6 +35,8 @@ class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     not_in_effect: str = ""
     refused: str = ""
     comes_with: str = ""
+    #: Whether the name is not OpenAI's.
+    extension: bool = False
 
     @property
     def reason(self) -> str:
@@ -50,7 +54,7 @@ def verdicts() -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     for section, rows in tomllib.loads(text).items():
         for key, row in rows.items():
-            verdict = msgspec.convert(row, Verdict)
+            verdict = msgspec.convert({**row, "extension": section == EXTENSION}, Verdict)
             for name in _names(section, key):
                 if name in found:
                     raise ValueError(f"realtime_parity.toml: {name} has two verdicts")
@@ -70,20 +74,31 @@ def verdict_of(name: str) -> Verdict | None:
     return None
 
 
+@cache
+def _with_fields() -> frozenset[str]:
+    return frozenset(name.rpartition(".")[0] for name in verdicts())
+
+
+def with_fields(name: str) -> bool:
+    """Return whether the table has names of fields in the object, or the list of objects, ``name``."""
+    return name in _with_fields()
+
+
 def _names(section: str, key: str) -> Iterator[str]:
     """Yield the names of one row: those that ``begin.{one,two}`` stands for, or the key itself."""
+    begin = "" if section == EXTENSION else f"{section}."
     if (braces := _BRACES.match(key)) is None:
-        yield f"{section}.{key}"
+        yield f"{begin}{key}"
         return
     for end in braces["ends"].split(","):
-        yield f"{section}.{braces['begin']}{end.strip()}".removesuffix(".")
+        yield f"{begin}{braces['begin']}{end}"
 
 
 def parity_lines() -> Iterator[str]:
     """Yield the rows of docs/realtime-parity.md, a table for each section."""
     section = ""
     for name, verdict in verdicts().items():
-        place, _, rest = name.partition(".")
+        place, _, rest = (EXTENSION, "", name) if verdict.extension else name.partition(".")
         if place != section:
             section = place
             yield from ("", f"## {_TITLES[section]}", "", "| name | verdict | |", "|---|---|---|")
@@ -96,7 +111,8 @@ _TITLES: Final = {
     "session": "The session: `session.update` and client secrets",
     "response": "The response: `response.create`",
     "item": "Items: `conversation.item.create`, and the `input` of a response",
-    "server": "Server events",
+    "server": "Server events, and the response object in them (`response.…`)",
+    EXTENSION: "Extensions, which OpenAI does not have",
 }
 
 

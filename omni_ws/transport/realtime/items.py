@@ -26,7 +26,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.failure import new_id
-from omni_ws.wire.realtime_events import Item, error_fields, item_event, usage_fields
+from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_fields, item_event, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
 
@@ -37,6 +37,8 @@ Event: TypeAlias = dict[str, Any]
 
 #: Items that a client may refer to by id; the oldest items make room for new ones.
 MAX_ITEMS: Final = 1024
+#: In place of the id of an item: the beginning of the conversation.
+ROOT: Final = "root"
 
 
 T = TypeVar("T")
@@ -105,13 +107,48 @@ class ConversationItems:
             self._forget(next(iter(self._items)))
         return previous
 
-    def create(self, item: Item) -> str | None:
-        """Append an item that the client creates, and add it to the history. Returns and raises what ``add`` does."""
+    def place_of(self, previous_id: str | None) -> str | None:
+        """Return ``previous_item_id`` for ``create``. Raises RealtimeRefusal for the id of no item."""
+        if previous_id in (None, ROOT) or previous_id in self._items:
+            return previous_id
+        raise RealtimeRefusal(
+            "item_create_invalid_previous_item_id", "there is no item of this id", param="previous_item_id"
+        )
+
+    def create(self, item: Item, *, after: str | None = None) -> str | None:
+        """Add an item that the client creates, also to the history. Returns and raises what ``add`` does.
+
+        It comes ``after`` the item of this id, or after ``ROOT``; with None, at the end.
+        """
+        last = next(reversed(self._items), None)
         previous = self.add(item)
+        if after is not None and last is not None and after != last:
+            self._move(item, None if after == ROOT else after)
+            return None if after == ROOT else after
         if item.role == "assistant" or item.kind == "function_call":
             self.seen()
         self._remember(item)
         return previous
+
+    def _move(self, item: Item, after: str | None) -> None:
+        """Move the last item behind ``after``, or to the beginning: there it is pending if all behind it are."""
+        items = [one for one in self._items.values() if one is not item]
+        index = 0 if after is None else 1 + next(i for i, one in enumerate(items) if one.item_id == after)
+        if any(not one.chunks for one in items[index:]):
+            item.take_chunks()
+            self._charge(item)
+        elif item.role == "assistant" or item.kind == "function_call":
+            for one in items[:index]:
+                one.take_chunks()
+                self._charge(one)
+        following = items[index]
+        items.insert(index, item)
+        self._items = {one.item_id: one for one in items}
+        self._find_pending()
+        answer = following.role == "assistant" or following.kind == "function_call"
+        before = following.request_id or following.item_id
+        self._ledger.place(messages_of([item]), item_id=item.item_id, before=(before, answer))
+        self._ledger.weigh()
 
     def pending(self) -> list[Item]:
         """Return the items that no response has answered, in order."""

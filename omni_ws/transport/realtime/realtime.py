@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from omni_ws.core.chunks import (
     AudioFormat,
@@ -37,6 +38,7 @@ from omni_ws.service.conversation.messages import SavedError, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.effects import Effects
 from omni_ws.transport.realtime.items import (
     ConversationItems,
     Event,
@@ -94,6 +96,8 @@ _FIELDS: Final = {
     "input_audio.echo": "audio.input.echo",
     "input_audio.noise_reduction": "audio.input.noise_reduction.type",
     "output_audio.sample_rate": "audio.output.format.rate",
+    "idle_prompt": "audio.input.turn_detection.idle_timeout_ms",
+    "output_audio.format": "audio.output.format.type",
     "task": "audio.input.turn_detection.create_response",
     **{
         f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
@@ -171,6 +175,7 @@ class RealtimeDialect:
         self._conversation = conversation
         self._media = media or {}
         self._factory = factory
+        self._effects = Effects(conversation, self._media)
         #: The session object as the client has set it.
         self._session = bound
         self._settings_share = Share(account)
@@ -204,6 +209,7 @@ class RealtimeDialect:
             else:
                 conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
                 conversation.configure(self._config(bound))
+            self._effects.apply(self._session)
             self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
         except BaseException:
             self.close()
@@ -219,9 +225,11 @@ class RealtimeDialect:
         """
         self._send, self._output_cleared = send, output_cleared
         self._conversation.followed = self._engine_changed
+        self._conversation.unasked.idled = self._idled
         if self._goes_on:
             return []
-        return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
+        created = {"session": self._session_object(), **created_fields(self._session_id)}
+        return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
         """Handle one event of the client, which arrived at the time ``now``."""
@@ -237,7 +245,7 @@ class RealtimeDialect:
             case "output_audio_buffer.clear":
                 self._clear_output()
             case "conversation.item.create":
-                self._create_item(object_field(fields, "item"))
+                self._create_item(object_field(fields, "item"), fields)
             case "conversation.item.retrieve":
                 item = self._known_item(fields, "retrieve")
                 self._send([{"type": "conversation.item.retrieved", "item": item.shown()}])
@@ -249,7 +257,8 @@ class RealtimeDialect:
                 self._truncate_item(self._known_item(fields, "truncate"), fields)
             case "response.create":
                 response = object_field(fields, "response")
-                self._create_response(response, optional_id(fields.get("event_id"), "event_id"))
+                fields = {**fields, "response": response}
+                self._create_response(fields, optional_id(fields.get("event_id"), "event_id"))
             case "response.cancel":
                 self._cancel_response(optional_id(fields.get("response_id"), "response_id"))
             case kind:
@@ -370,12 +379,14 @@ class RealtimeDialect:
             self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
             return
         self._session = session
+        self._effects.apply(session)
         if self._detects_turns:
             self._drop_audio()
         elif detected and self._speaking is not None:  # no silence will end it
             self._conversation.finish()
             self._send(self._commit(self._speaking))
-        self._send([{"type": "session.updated", "session": self._session_object()}])
+        warnings = self._effects.warnings({**event, "session": patch}, session)
+        self._send([{"type": "session.updated", "session": self._session_object(), **warnings}])
 
     def _config(self, session: SessionFields) -> dict[str, Any]:
         config = session_config(session, abilities_of(self._factory))
@@ -497,6 +508,22 @@ class RealtimeDialect:
         if turn.item.request_id is None:  # no request will transcribe it
             yield from self._transcribed(turn)
 
+    def _idled(self, note: str, now: float) -> None:
+        """Respond to a silence of ``idle_timeout_ms`` after the last response: ``note`` tells the model of it."""
+        heard = self._conversation.listener
+        end_ms = 0 if heard is None else heard.audio_ms
+        idle = self._conversation.configuration.effective.idle_prompt
+        if idle is None or self._conversation.ledger.at_play(now) is None or self._effects.overflow:
+            return
+        turn = Turn(spoken_item(), answered=True, start_ms=max(0, end_ms - round(1000 * idle.after_sec)), end_ms=end_ms)
+        silence = {"audio_start_ms": turn.start_ms, "audio_end_ms": end_ms, "item_id": turn.item.item_id}
+        self._send([{"type": "input_audio_buffer.timeout_triggered", **silence}, *self._commit(turn)])
+        self._send(self._transcribed(turn))
+        request_id = self._conversation.respond(
+            [InputChunk(Modality.TEXT, note.encode())], self._conversation.configuration.effective, input_kept=False
+        )
+        self._send(self._begin(request_id, self._conversation.configuration.effective))
+
     # transcripts
 
     @property
@@ -551,15 +578,18 @@ class RealtimeDialect:
 
     # items
 
-    def _create_item(self, fields: Mapping[str, Any]) -> None:
+    def _create_item(self, fields: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        after = self._items.place_of(optional_id(event.get("previous_item_id"), "previous_item_id"))
         item = read_item(fields, new_id("item_"))
         if self._items.get(item.item_id) is not None:
             raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
         for chunk in item.chunks:
             self._conversation.configuration.check_chunk(chunk)
-        previous = self._items.create(item)
+        previous = self._items.create(item, after=after)
         self._conversation.note_given()
-        self._send([item_event("added", item, previous=previous), item_event("done", item, previous=previous)])
+        added = item_event("added", item, previous=previous)
+        warnings = self._effects.warnings(event, self._session)
+        self._send([{**added, **warnings}, item_event("done", item, previous=previous)])
         if self._speaking is not None and self._speaking.answered and not self._speaking.committed:
             self._feed()
 
@@ -594,11 +624,12 @@ class RealtimeDialect:
 
     # what the client asks for
 
-    def _create_response(self, fields: Mapping[str, Any], event_id: str | None) -> None:
+    def _create_response(self, event: Mapping[str, Any], event_id: str | None) -> None:
+        fields: Mapping[str, Any] = event["response"]
         if self._session.transcribes_only:
             raise InvalidValue("a transcription session has no responses", param="type")
         if fields.get("conversation") == "none":
-            self._respond(fields, in_conversation=False)
+            self._respond(event, in_conversation=False)
         elif self._find_response() is not None:
             raise RealtimeRefusal(
                 "conversation_already_has_active_response", "the conversation already has an active response"
@@ -606,10 +637,10 @@ class RealtimeDialect:
         elif self._transcribing:
             if len(self._deferred) >= MAX_DEFERRED:
                 raise InvalidValue("too many responses are waiting", param="type")
-            self._deferred_share.resize(self._deferred_share.size + memory_of(fields))
-            self._deferred.append((fields, event_id))
+            self._deferred_share.resize(self._deferred_share.size + memory_of(event))
+            self._deferred.append((event, event_id))
         else:
-            self._respond(fields, in_conversation=True)
+            self._respond(event, in_conversation=True)
 
     def _respond_deferred(self) -> None:
         """Create the responses that waited, if no turn is left to be transcribed."""
@@ -617,16 +648,16 @@ class RealtimeDialect:
             return
         deferred, self._deferred = self._deferred, []
         self._deferred_share.resize(0)
-        for fields, event_id in deferred:
+        for event, event_id in deferred:
             try:
-                self._create_response(fields, event_id)
+                self._create_response(event, event_id)
             except OmniError as error:
                 self._send([self.error(error, event_id=event_id)])
 
-    def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
+    def _respond(self, event: Mapping[str, Any], *, in_conversation: bool) -> None:
         """Begin a response to its own ``input``; without one to the pending items, or else to the instructions."""
         with _naming("response"):
-            response = read_response(fields)
+            response = read_response(event["response"])
             patch = {"task": None, **response_config(response, abilities_of(self._factory))}
             config = self._conversation.configuration.with_patch(patch)
         items: list[Item] = []
@@ -634,19 +665,24 @@ class RealtimeDialect:
         chunks: list[InputChunk] = []
         if response.input is not None:
             context, chunks = self._own_input(response.input)
+        elif overflow := self._effects.overflow:
+            raise overflow
         elif in_conversation:
             items, chunks = self._items.take_pending()
         if not chunks:
             instructions = patch.pop("instructions", None) or self._session.instructions or ""
             chunks = [InputChunk(Modality.TEXT, instructions.encode())]
             config = self._conversation.configuration.with_patch(patch)
-        request_id = self._conversation.respond(
-            chunks, config, input_kept=bool(items), answer_kept=in_conversation, context=context
-        )
+        with self._effects.answering(response):
+            request_id = self._conversation.respond(
+                chunks, config, input_kept=bool(items), answer_kept=in_conversation, context=context
+            )
         if items:
             self._items.asked(items, request_id)
             self._bind_audio(items, request_id)
-        self._send(self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation))
+        warnings = self._effects.warnings(event, self._session)
+        begun = self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation)
+        self._send({**event, **warnings} if event["type"] == "response.created" else event for event in begun)
 
     def _own_input(self, given: Iterable[Mapping[str, Any]]) -> tuple[tuple[Message, ...], list[InputChunk]]:
         """Split a response's own ``input`` into context and the chunks to answer: those after the last answer in it."""
@@ -706,6 +742,9 @@ class RealtimeDialect:
         if config is None:
             self._items.seen()
             config = self._conversation.configuration_of(request_id)
+            if overflow := self._effects.overflow:
+                self._errors[request_id] = overflow
+                self._conversation.cancel(request_id)
         response = self._open_response(request_id, config, metadata=metadata, in_conversation=in_conversation)
         yield from response.begin()
 
@@ -753,6 +792,8 @@ class RealtimeDialect:
     def _final(self, final: FinalChunk) -> Iterator[Event]:
         request_id = final.request_id
         error = self._errors.pop(request_id, None)
+        if isinstance(error, RealtimeRefusal):  # it was cancelled for that
+            final = replace(final, finish_reason=FinishReason.ERROR)
         turn = self._turns.get(request_id)
         follows = turn is not None and final.words is WordsKnown.NOT_YET
         if turn is not None:
