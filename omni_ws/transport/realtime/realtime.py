@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from omni_ws.core.chunks import (
     AudioFormat,
@@ -659,6 +659,7 @@ class RealtimeDialect:
         with _naming("response"):
             response = read_response(event["response"])
             patch = {"task": None, **response_config(response, abilities_of(self._factory))}
+            patch = {name: value for name, value in patch.items() if name not in self._media}
             config = self._conversation.configuration.with_patch(patch)
         items: list[Item] = []
         context: tuple[Message, ...] | None = None
@@ -679,7 +680,7 @@ class RealtimeDialect:
             )
         if items:
             self._items.asked(items, request_id)
-            self._bind_audio(items, request_id)
+            self._bind_audio(items, request_id, chunks)
         warnings = self._effects.warnings(event, self._session)
         begun = self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation)
         self._send({**event, **warnings} if event["type"] == "response.created" else event for event in begun)
@@ -703,11 +704,12 @@ class RealtimeDialect:
             asked -= 1
         return tuple(messages_of(items[:asked])), list(as_input(items[asked:]))
 
-    def _bind_audio(self, items: Iterable[Item], request_id: str) -> None:
-        """Bind the last item with audio to the request: the request's transcript is that of this audio."""
+    def _bind_audio(self, items: Iterable[Item], request_id: str, chunks: Iterable[InputChunk]) -> None:
+        """Bind the last item with audio to the request: the request's transcript is that of its audio in ``chunks``."""
         spoken = [item for item in items if any(part["type"] == "input_audio" for part in item.content)]
         if spoken:
-            self._bind(Turn(spoken[-1], answered=True, committed=True), request_id)
+            ms = self._duration_ms(sum(len(one.payload) for one in chunks if one.modality is Modality.AUDIO))
+            self._bind(Turn(spoken[-1], answered=True, committed=True, end_ms=ms), request_id)
 
     def _cancel_response(self, response_id: str | None) -> None:
         response = self._find_response(response_id)
