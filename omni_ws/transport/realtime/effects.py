@@ -128,6 +128,7 @@ class Effects:
             "parallel_tool_calls": not able.tools,
             "reasoning.effort": "reasoning_effort" not in able.upstream,
             "max_output_tokens": "max_tokens" not in able.sampling | able.sampling_no_ops,
+            "temperature": "temperature" not in able.sampling | able.sampling_no_ops,
             "output_modalities": given.get("output_modalities") == ["audio"]
             and OutputModality.AUDIO not in able.output_modalities,
             "audio.input.noise_reduction": config.input_audio.noise_reduction is msgspec.UNSET,

@@ -53,7 +53,9 @@ from omni_ws.transport.realtime.items import (
     messages_of,
     spoken_item,
 )
+from omni_ws.transport.realtime.url_images import UrlImages
 from omni_ws.transport.realtime.vllm_dialect import created_fields
+from omni_ws.transport.routes.media_fetch import MediaReader
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import (
     Item,
@@ -144,6 +146,8 @@ class SavedRealtime(Struct, kw_only=True, tag="realtime"):
     responses: list[SavedResponse]
     errors: dict[str, SavedError]
     deferred: list[tuple[dict[str, Any], str | None]]
+    #: Events that wait for images.
+    waiting: list[dict[str, Any]] = []
 
 
 class RealtimeDialect:
@@ -176,6 +180,8 @@ class RealtimeDialect:
         self._media = media or {}
         self._factory = factory
         self._effects = Effects(conversation, self._media)
+        reader = MediaReader(factory.config.http)
+        self._images = UrlImages(reader, account, self._handle, self._refuse, session.end)
         #: The session object as the client has set it.
         self._session = bound
         self._settings_share = Share(account)
@@ -232,7 +238,15 @@ class RealtimeDialect:
         return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, which arrived at the time ``now``."""
+        """Handle one event of the client, which arrived at the time ``now``, or let it wait for its images."""
+        if not self._images.holds(fields, now=now):
+            self._handle(fields, now)
+
+    def _refuse(self, error: OmniError, event: Mapping[str, Any]) -> None:
+        event_id = event.get("event_id")
+        self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
+
+    def _handle(self, fields: Mapping[str, Any], now: float) -> None:
         match fields["type"]:
             case "input_audio_buffer.append":
                 self.append(read(fields.get("audio"), bytes, "audio"), now)
@@ -301,6 +315,7 @@ class RealtimeDialect:
     def close(self) -> None:
         """Release all bytes that are charged to the session."""
         self._items.close()
+        self._images.close()
         for response in self._responses.values():
             response.close()
         self._drop_audio()
@@ -328,6 +343,7 @@ class RealtimeDialect:
             responses=[response.saved(items) for response in self._responses.values()],
             errors={request_id: SavedError.of(error) for request_id, error in self._errors.items()},
             deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
+            waiting=self._images.waiting,
             items=items.found,
         )
 
@@ -348,6 +364,8 @@ class RealtimeDialect:
         self._errors = {request_id: error.restored() for request_id, error in saved.errors.items()}
         self._deferred = [*saved.deferred]
         self._deferred_share.resize(sum(memory_of(fields) for fields, _ in saved.deferred))
+        for event in saved.waiting:
+            self._images.holds(event, now=self._now())
 
     # the session
 
@@ -375,8 +393,7 @@ class RealtimeDialect:
             if not isinstance(error, EngineOverloaded):
                 raise
             # Elsewhere EngineOverloaded ends a session. This one goes on with its old settings.
-            event_id = event.get("event_id")
-            self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
+            self._refuse(error, event)
             return
         self._session = session
         self._effects.apply(session)
