@@ -319,6 +319,7 @@ class HistoryState(msgspec.Struct, kw_only=True):
     """The contents of a HistoryItems, for serialisation."""
 
     max_tokens: int
+    stride: float = STRIDE
     items: list[HistoryItem]
     left_behind: int
     made: int
@@ -578,6 +579,7 @@ class HistoryItems:
         """Return the whole history in the form that ``restored`` takes."""
         return HistoryState(
             max_tokens=self.max_tokens,
+            stride=self._stride,
             items=list(self._items),
             left_behind=self._left_behind,
             made=self._made,
@@ -597,6 +599,7 @@ class HistoryItems:
         return new
 
     def _restore(self, state: HistoryState) -> None:
+        self._stride = state.stride
         for item in state.items:
             self._insert(len(self._items), item)
             if item.message.speech is not None:

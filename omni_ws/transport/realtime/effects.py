@@ -36,7 +36,7 @@ class Effects:
         """``media`` are the names of the fields of ``session_config`` that the transport decides."""
         self._conversation = conversation
         self._decided = [path for name, path in _OF_MEDIA.items() if name in media]
-        self._max_tokens = conversation.ledger.history.max_tokens
+        self._max_tokens = conversation.limits.max_history_tokens
         self._session = SessionFields()
 
     def apply(self, session: SessionFields) -> None:

@@ -35,6 +35,7 @@ GOING = ShuttingDown("the server is shutting down")
 #: Passes of the event loop after which nothing is left to be done.
 SETTLED = 80
 STEPS = 70
+SHORT = {"type": "retention_ratio", "retention_ratio": 0.4, "token_limits": {"post_instructions": 16}}
 
 
 class Server:
@@ -157,7 +158,9 @@ class Wandering:
         role = self._rng.choice(["user", "user", "user", "system", "assistant"])
         part = "output_text" if role == "assistant" else "input_text"
         content = [{"type": part, "text": f"{role} {len(self._received)} "}]
-        self._do("conversation.item.create", item={"type": "message", "role": role, "content": content})
+        previous = self._rng.choice([None, None, None, "root", self._item()])
+        item = {"type": "message", "role": role, "content": content}
+        self._do("conversation.item.create", item=item, previous_item_id=previous)
 
     def _respond(self) -> None:
         response: dict[str, Any] = {"metadata": {"number": str(len(self._received))}}
@@ -189,6 +192,8 @@ class Wandering:
             "instructions": f"be {len(self._received)}",
             "max_output_tokens": self._rng.choice([100, "inf"]),
             "output_modalities": [self._rng.choice(["text", "audio"])],
+            "truncation": self._rng.choice(["auto", "disabled", SHORT]),
+            "parallel_tool_calls": self._rng.choice([True, False, None]),
         }
         self._do("session.update", session=session)
 
