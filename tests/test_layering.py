@@ -75,7 +75,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "grpc": "omni_ws.transport",
     "aiortc": "omni_ws.transport.webrtc",
     "httpx": "omni_ws.engine.remote",
-    "httpcore": "omni_ws.transport.routes.media_fetch",
+    "httpcore": "omni_ws.transport.http.media_fetch",
     "cryptography": "omni_ws.tools.lan_certificate",
     "segno": "omni_ws.tools.lan",
     "opentelemetry": "omni_ws.service.observing.tracing",

@@ -22,7 +22,7 @@ EXTENSION: Final = "extension"
 _BRACES: Final = re.compile(r"^(?P<begin>.*)\{(?P<ends>[^{}]+)\}$")
 
 
-class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ParityVerdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of the table. Exactly one of ``acts``, ``not_in_effect``, ``refused`` and ``comes_with`` is set.
 
     ``acts`` names the test that would fail if the value were only echoed. ``otherwise`` is the reason why it is not in
@@ -45,16 +45,16 @@ class Verdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 @cache
-def verdicts() -> dict[str, Verdict]:
+def verdicts() -> dict[str, ParityVerdict]:
     """Return the verdicts by name, in the order of the table: ``session.audio.output.speed``.
 
     A verdict that is not ``acts`` is that of all names below it, too.
     """
     text = resources.files("omni_ws.wire").joinpath("realtime_parity.toml").read_text(encoding="utf-8")
-    found: dict[str, Verdict] = {}
+    found: dict[str, ParityVerdict] = {}
     for section, rows in tomllib.loads(text).items():
         for key, row in rows.items():
-            verdict = msgspec.convert({**row, "extension": section == EXTENSION}, Verdict)
+            verdict = msgspec.convert({**row, "extension": section == EXTENSION}, ParityVerdict)
             for name in _names(section, key):
                 if name in found:
                     raise ValueError(f"realtime_parity.toml: {name} has two verdicts")
@@ -62,7 +62,7 @@ def verdicts() -> dict[str, Verdict]:
     return found
 
 
-def verdict_of(name: str) -> Verdict | None:
+def verdict_of(name: str) -> ParityVerdict | None:
     """Return the verdict on a name: its own, or that of the object that it is in; None if the name is not OpenAI's."""
     table = verdicts()
     if (own := table.get(name)) is not None:
@@ -116,7 +116,7 @@ _TITLES: Final = {
 }
 
 
-def _words(verdict: Verdict) -> str:
+def _words(verdict: ParityVerdict) -> str:
     if verdict.comes_with:
         return f"being built | {verdict.comes_with}"
     if verdict.acts:

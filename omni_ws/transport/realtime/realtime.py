@@ -55,7 +55,6 @@ from omni_ws.transport.realtime.items import (
 )
 from omni_ws.transport.realtime.url_images import UrlImages
 from omni_ws.transport.realtime.vllm_dialect import created_fields
-from omni_ws.transport.routes.media_fetch import MediaReader
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import (
     Item,
@@ -180,8 +179,7 @@ class RealtimeDialect:
         self._media = media or {}
         self._factory = factory
         self._effects = Effects(conversation, self._media)
-        reader = MediaReader(factory.config.http)
-        self._images = UrlImages(reader, account, self._handle, self._refuse, session.end)
+        self._images = UrlImages(factory.config.http, account, self._handle, self._refuse, session.end)
         #: The session object as the client has set it.
         self._session = bound
         self._settings_share = Share(account)
@@ -210,16 +208,19 @@ class RealtimeDialect:
         conversation.keeps_configurations = True
         self._goes_on = saved is not None
         try:
-            if saved is not None:
-                self._restore(saved)
-            else:
-                conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
-                conversation.configure(self._config(bound))
-            self._effects.apply(self._session)
-            self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
+            self._start(saved)
         except BaseException:
             self.close()
             raise
+
+    def _start(self, saved: SavedRealtime | None) -> None:
+        if saved is not None:
+            self._restore(saved)
+        else:
+            self._conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
+            self._conversation.configure(self._config(self._session))
+        self._effects.apply(self._session)
+        self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]

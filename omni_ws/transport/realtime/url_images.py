@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from omni_ws.config.model import HttpConfig
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.file_heads import sniff_image
 from omni_ws.core.quota import ByteBudget, Share, memory_of
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidRequest, InvalidValue, OmniError
 from omni_ws.service.failure import unexpected
-from omni_ws.transport.routes.media_fetch import MediaReader
+from omni_ws.transport.http.media_fetch import MediaReader
 from omni_ws.wire.openai_fields import MediaUrl
 
 #: The events that wait for an image that an event before them names; others overtake it.
@@ -38,13 +39,13 @@ class UrlImages:
 
     def __init__(
         self,
-        reader: MediaReader,
+        config: HttpConfig,
         account: ByteBudget,
         handle: Callable[[Mapping[str, Any], float], None],
         refuse: Callable[[OmniError, Mapping[str, Any]], None],
         end: Callable[[OmniError], None],
     ) -> None:
-        self._reader = reader
+        self._reader = MediaReader(config)
         self._handle, self._refuse, self._end = handle, refuse, end
         #: The events in order, each with its arrival and its size.
         self._waiting: deque[tuple[dict[str, Any], float, int]] = deque()

@@ -17,7 +17,7 @@ from support.raw_http import RawResponse, post
 from omni_ws.config.model import HttpConfig, MediaDomains
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedParameter
-from omni_ws.transport.routes.media_fetch import MAX_REDIRECTS, MediaFetcher, MediaReader
+from omni_ws.transport.http.media_fetch import MAX_REDIRECTS, MediaFetcher, MediaReader
 from omni_ws.wire.openai_fields import MediaUrl
 
 PATH = "/v1/chat/completions"
