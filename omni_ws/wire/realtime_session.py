@@ -302,7 +302,7 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
         "sampling": sampling(session, abilities),
         "task": None if session.answers_turns else "transcribe",
         "tool_filler": False if session.tool_filler is None else session.tool_filler,
-        "idle_prompt": _idle_prompt(given.turn_detection),
+        "idle_prompt": _idle_prompt(None if session.transcribes_only else given.turn_detection),
     }
 
 

@@ -22,8 +22,8 @@ class Unasked:
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
         self._conversation = conversation
         self._results = results
-        #: Says, in place of the server, what is due after ``idle_prompt``: called with its text and the time.
-        self.idled: Callable[[str, float], None] | None = None
+        #: Called with the text of ``idle_prompt`` when it is due, in place of saying it.
+        self.idled: Callable[[str], None] | None = None
         self._remarks = Remarks(results.done)
         #: The request of the latest filler.
         self._filler: str | None = None
@@ -72,7 +72,7 @@ class Unasked:
         config, own = conversation.configuration.effective, conversation.configuration.rules.tool_filler
         remark = self._remarks.due(config, language=self._language(config), filler=own, now=now)
         if remark is not None and remark.why is StartTrigger.IDLE and self.idled is not None:
-            self.idled(remark.text, now)
+            self.idled(remark.text)
         elif remark is not None:
             request_id = conversation.say(remark)
             self._filler = request_id if remark.why is StartTrigger.FILLER else self._filler

@@ -526,21 +526,19 @@ class RealtimeDialect:
         if turn.item.request_id is None:  # no request will transcribe it
             yield from self._transcribed(turn)
 
-    def _idled(self, note: str, now: float) -> None:
+    def _idled(self, note: str) -> None:
         """Respond to a silence of ``idle_timeout_ms`` after the last response: ``note`` tells the model of it."""
         heard = self._conversation.listener
         end_ms = 0 if heard is None else heard.audio_ms
-        idle = self._conversation.configuration.effective.idle_prompt
-        if idle is None or self._conversation.ledger.at_play(now) is None or self._effects.overflow:
+        config = self._conversation.configuration.with_patch({"task": None})
+        if (idle := config.idle_prompt) is None or not self._conversation.queue.opened or self._effects.overflow:
             return
         turn = Turn(spoken_item(), answered=True, start_ms=max(0, end_ms - round(1000 * idle.after_sec)), end_ms=end_ms)
         silence = {"audio_start_ms": turn.start_ms, "audio_end_ms": end_ms, "item_id": turn.item.item_id}
         self._send([{"type": "input_audio_buffer.timeout_triggered", **silence}, *self._commit(turn)])
         self._send(self._transcribed(turn))
-        request_id = self._conversation.respond(
-            [InputChunk(Modality.TEXT, note.encode())], self._conversation.configuration.effective, input_kept=False
-        )
-        self._send(self._begin(request_id, self._conversation.configuration.effective))
+        chunk = InputChunk(Modality.TEXT, note.encode())
+        self._send(self._begin(self._conversation.respond([chunk], config, input_kept=False), config))
 
     # transcripts
 

@@ -355,6 +355,24 @@ async def test_a_silence_behind_a_response_is_answered() -> None:
                 await client.receive()
 
 
+@pytest.mark.virtual_clock
+async def test_a_silence_is_answered_where_turns_are_not() -> None:
+    engine = HearingEngine([said("Are you there?")])
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        audio = idle(5000)
+        audio["input"]["turn_detection"]["create_response"] = False
+        await client.update(audio=audio)
+        await client.say("Hello.")
+        await client.respond()
+        await client.until("input_audio_buffer.timeout_triggered")
+        assert text_of(await client.response()) == "Are you there?"
+        await client.send("session.update", session={"type": "transcription"})
+        await client.until("session.updated")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await client.receive()
+
+
 async def test_the_limits_of_an_idle_timeout() -> None:
     async with live_server() as server, realtime_client(inline(server)) as client:
         for limit in (5000, 30_000):

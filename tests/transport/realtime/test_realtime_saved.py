@@ -298,3 +298,25 @@ async def test_an_utterance_of_vllms_dialect_goes_on() -> None:
     assert client.received == []
     assert goes_on.saved() == SavedVllm(transcribes=True, hears=True, text=["so "])
     await second.stop()
+
+
+async def test_an_event_that_waits_for_its_image_goes_on() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    session, client = first.sessions.open(None), Caller([])
+    client.come(session, RealtimeDialect(session, first.factory, SessionFields()))
+    image = {"type": "input_image", "image_url": "https://images.example/a.png"}
+    item = {"type": "message", "role": "user", "content": [image]}
+    client.dialect.receive({"type": "conversation.item.create", "item": item, "event_id": "mine"}, now=0)
+    data = first.sessions.save(session)
+    client.go()
+    restored, other = second.sessions.restore(data, None), Caller([])
+    other.come(restored, restored_dialect(restored, second.factory))
+    for _ in range(SETTLED):
+        await asyncio.sleep(0)
+    (refused,) = other.received
+    assert (refused["error"]["event_id"], refused["error"]["code"]) == ("mine", "unsupported_parameter")
+    other.go()
+    await first.stop()
+    await second.stop()
