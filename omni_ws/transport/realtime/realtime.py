@@ -33,10 +33,11 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnknownType,
 )
-from omni_ws.service.conversation.messages import SavedError, ServerMessage
+from omni_ws.service.conversation.messages import InputHeard, SavedError, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.dictation import AfterAudio, Dictation, SavedDictation
 from omni_ws.transport.realtime.items import (
     ConversationItems,
     Event,
@@ -67,6 +68,7 @@ from omni_ws.wire.realtime_events import (
 from omni_ws.wire.realtime_session import (
     RealtimeAbilities,
     SessionFields,
+    beta_transcription_session,
     merged_session,
     read_response,
     response_config,
@@ -91,6 +93,8 @@ _FIELDS: Final = {
     "sampling.temperature": "temperature",
     "input_audio.sample_rate": "audio.input.format.rate",
     "input_audio.prompt": "audio.input.transcription.prompt",
+    "input_audio.keywords": "audio.input.transcription.keywords",
+    "input_audio.languages": "audio.input.transcription.languages",
     "input_audio.echo": "audio.input.echo",
     "input_audio.noise_reduction": "audio.input.noise_reduction.type",
     "output_audio.sample_rate": "audio.output.format.rate",
@@ -140,6 +144,8 @@ class SavedRealtime(Struct, kw_only=True, tag="realtime"):
     responses: list[SavedResponse]
     errors: dict[str, SavedError]
     deferred: list[tuple[dict[str, Any], str | None]]
+    dictation: SavedDictation | None = None
+    after_audio: list[tuple[str, str | None]] = []
 
 
 class RealtimeDialect:
@@ -180,6 +186,10 @@ class RealtimeDialect:
         self._audio = bytearray()
         self._audio_share = Share(account)
         self._audio_limit = limit
+        self._dictation = Dictation(conversation)
+        self._after_audio = AfterAudio(conversation, self._end_audio)
+        #: Whether turn detection has committed a turn since the client's last commit.
+        self._just_committed = False
         #: The turn that is the input of each open request, by request id.
         self._turns: dict[str, Turn] = {}
         #: The turn that is being spoken.
@@ -220,6 +230,7 @@ class RealtimeDialect:
         self._send, self._output_cleared = send, output_cleared
         self._conversation.followed = self._engine_changed
         if self._goes_on:
+            self._after_audio.wait_again()
             return []
         return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
 
@@ -230,10 +241,8 @@ class RealtimeDialect:
                 self.append(read(fields.get("audio"), bytes, "audio"), now)
             case "session.update" | "transcription_session.update":
                 self._update_session(fields)
-            case "input_audio_buffer.commit":
-                self._commit_audio()
-            case "input_audio_buffer.clear":
-                self._clear_audio()
+            case "input_audio_buffer.commit" | "input_audio_buffer.clear" as kind:
+                self._after_audio.put(kind, optional_id(fields.get("event_id"), "event_id"))
             case "output_audio_buffer.clear":
                 self._clear_output()
             case "conversation.item.create":
@@ -277,6 +286,8 @@ class RealtimeDialect:
                 yield from self._speech_started(audio_ms, request_id)
             case SpeechStoppedFrame(audio_ms=audio_ms):
                 yield from self._speech_stopped(audio_ms)
+            case InputHeard():
+                self._after_audio.go_on()
             case OmniError(request_id=None):
                 self._reported = message
                 yield self.error(message)
@@ -307,6 +318,7 @@ class RealtimeDialect:
         input_of = {request_id: turns.number(turn) for request_id, turn in self._turns.items()}
         late = {request_id: turns.number(turn) for request_id, turn in self._late.items()}
         speaking = None if self._speaking is None else turns.number(self._speaking)
+        dictation = self._dictation.saved(turns)
         return SavedRealtime(
             conversation_id=self._conversation_id,
             session=self._session,
@@ -320,6 +332,8 @@ class RealtimeDialect:
             errors={request_id: SavedError.of(error) for request_id, error in self._errors.items()},
             deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
             items=items.found,
+            dictation=dictation,
+            after_audio=[*self._after_audio.waiting],
         )
 
     def _restore(self, saved: SavedRealtime) -> None:
@@ -339,6 +353,9 @@ class RealtimeDialect:
         self._errors = {request_id: error.restored() for request_id, error in saved.errors.items()}
         self._deferred = [*saved.deferred]
         self._deferred_share.resize(sum(memory_of(fields) for fields, _ in saved.deferred))
+        self._after_audio.waiting += saved.after_audio
+        if saved.dictation is not None:
+            self._dictation.restore(saved.dictation, turns)
 
     # the session
 
@@ -370,12 +387,22 @@ class RealtimeDialect:
             self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
             return
         self._session = session
+        if self._dictates and self._audio:
+            waiting = InputChunk(Modality.AUDIO, bytes(self._audio))
+            self._drop_audio()
+            self._dictate(waiting, self._now())
+        elif not self._dictates:
+            self._dictation.clear()
         if self._detects_turns:
             self._drop_audio()
         elif detected and self._speaking is not None:  # no silence will end it
             self._conversation.finish()
             self._send(self._commit(self._speaking))
-        self._send([{"type": "session.updated", "session": self._session_object()}])
+        shown = self._session_object()
+        if event["type"] == "session.update":
+            self._send([{"type": "session.updated", "session": shown}])
+        else:
+            self._send([{"type": "transcription_session.updated", "session": beta_transcription_session(shown)}])
 
     def _config(self, session: SessionFields) -> dict[str, Any]:
         config = session_config(session, abilities_of(self._factory))
@@ -401,6 +428,9 @@ class RealtimeDialect:
         if self._detects_turns:
             self._conversation.receive_chunk(chunk, now=now)
             return
+        if self._dictates:
+            self._dictate(chunk, now)
+            return
         self._conversation.note_given()
         size = len(self._audio) + len(chunk.payload)
         if size > self._audio_limit:
@@ -408,30 +438,63 @@ class RealtimeDialect:
         self._audio_share.resize(size)
         self._audio += chunk.payload
 
+    @property
+    def _dictates(self) -> bool:
+        """Whether audio is transcribed as it arrives, and an utterance ends where the client commits it."""
+        return self._session.transcribes_only and not self._detects_turns
+
+    def _dictate(self, chunk: InputChunk, now: float) -> None:
+        turn = self._dictation.append(chunk, now)
+        if turn is not None and turn.item.request_id is not None:
+            self._turns[turn.item.request_id] = turn
+
+    def _end_audio(self, kind: str, event_id: str | None) -> None:
+        """Handle a commit or a clear, once all audio before it is heard."""
+        try:
+            if kind == "input_audio_buffer.commit":
+                self._commit_audio()
+            else:
+                self._clear_audio()
+        except InvalidRequest as error:
+            self._send([self.error(error, event_id=event_id)])
+
     def _commit_audio(self) -> None:
+        just_committed, self._just_committed = self._just_committed, False
         if self._detects_turns:
             turn = self._speaking
             if turn is None or turn.committed or turn.cleared:
+                if just_committed and self._session.transcribes_only:
+                    return  # a client that detects turns itself, and was slower: its audio is committed
                 raise _empty_buffer()
             turn.end(turn.end_ms or turn.start_ms)
             self._conversation.finish()
             self._send(self._commit(turn))
             return
+        if self._dictates:
+            self._commit_dictation()
+            return
         if not self._audio:
             raise _empty_buffer()
         audio = InputChunk(Modality.AUDIO, bytes(self._audio))
-        session = self._session
-        kept = () if session.transcribes_only else (audio,)
-        turn = Turn(spoken_item(*kept), session.answers_turns, end_ms=self._duration_ms(len(audio.payload)))
+        turn = Turn(spoken_item(audio), self._session.answers_turns, end_ms=self._duration_ms(len(audio.payload)))
         self._drop_audio()
         self._send(self._commit(turn))
-        if session.transcribes_only:
-            config = self._conversation.configuration.effective
-            self._bind(turn, self._conversation.respond([audio], config, input_kept=False, answer_kept=False))
+
+    def _commit_dictation(self) -> None:
+        dictation, turn = self._dictation, self._dictation.turn
+        if turn is None:
+            raise _empty_buffer()
+        turn.end(self._duration_ms(dictation.size))
+        self._send(self._commit(turn))
+        ended, error = dictation.ended, dictation.error
+        dictation.finish()
+        if ended:
+            self._send(self._transcribed(turn, error, failed=turn.item.request_id is None))
 
     def _clear_audio(self) -> None:
-        turn = self._speaking
+        turn, self._just_committed = self._speaking, False
         self._conversation.spoken.dismiss(rest_untold=True)
+        self._dictation.clear()
         if self._detects_turns and turn is not None and not turn.committed:
             turn.clear()
             if turn.item.request_id is not None:
@@ -493,6 +556,7 @@ class RealtimeDialect:
             return
         turn.end(audio_ms)
         yield {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_ms, "item_id": turn.item.item_id}
+        self._just_committed = self._just_committed or not turn.committed
         yield from self._commit(turn)
         if turn.item.request_id is None:  # no request will transcribe it
             yield from self._transcribed(turn)
@@ -525,8 +589,10 @@ class RealtimeDialect:
             self._items.heard(turn.item, turn.text)
 
     def _transcript(self, turn: Turn, chunk: OutputChunk) -> Iterator[Event]:
-        text = chunk.text
-        turn.hear(text, language=heard_language(chunk.hearing))
+        if chunk.interim:
+            text = turn.preview(chunk.text) if self._dictates else ""
+        else:
+            text = turn.hear(chunk.text, language=heard_language(chunk.hearing))
         if self._session.wants_transcripts and text and not turn.cleared:
             yield _transcription(turn, "delta", delta=text)
 
@@ -546,7 +612,8 @@ class RealtimeDialect:
         else:
             seconds = max(0, turn.end_ms - turn.start_ms) / 1000
             usage = {"type": "duration", "seconds": seconds}
-            told = {} if turn.language is None else {"language": turn.language}
+            code = turn.language
+            told: dict[str, Any] = {} if code is None else {"language": code, "languages": [{"code": code}]}
             yield _transcription(turn, "completed", transcript=turn.text, usage=usage, **told)
 
     # items
@@ -736,7 +803,7 @@ class RealtimeDialect:
             return
         turn = self._turns.get(request_id)
         if chunk.modality is OutputModality.TRANSCRIPT:
-            if turn is not None and not chunk.interim:
+            if turn is not None:
                 yield from self._transcript(turn, chunk)
             return
         if turn is not None:
@@ -755,6 +822,10 @@ class RealtimeDialect:
         error = self._errors.pop(request_id, None)
         turn = self._turns.get(request_id)
         follows = turn is not None and final.words is WordsKnown.NOT_YET
+        if turn is not None and turn is self._dictation.turn:  # before its commit
+            del self._turns[request_id]
+            self._dictation.end(error)
+            return
         if turn is not None:
             if follows:
                 self._late[request_id] = turn
