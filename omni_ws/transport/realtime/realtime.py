@@ -862,7 +862,8 @@ def _naming(place: str) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         if error.param is not None and not error.param.startswith(f"{place}."):
-            error.about(param=f"{place}.{_FIELDS.get(error.param, error.param)}")
+            name, bracket, rest = error.param.partition("[")
+            error.about(param=f"{place}.{_FIELDS.get(name, name)}{bracket}{rest}")
         raise
 
 
