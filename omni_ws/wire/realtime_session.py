@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.json_values import primary_subtag
@@ -41,6 +41,8 @@ _BETA_FIELDS: Final = {
 }
 #: The objects that a patch merges field by field; it replaces every other value.
 _MERGED: Final[Mapping[str, Any]] = {"audio": {"input": {}, "output": {}}}
+#: Models that hear without turn detection unless the client asks for it: it commits each utterance itself.
+_WITHOUT_TURNS: Final = ("gpt-realtime-whisper", "gpt-live-transcribe")
 #: The most bytes of a session object as JSON; it is kept as long as the session.
 MAX_SESSION_BYTES: Final = 1 << 20
 #: OpenAI's limits on ``idle_timeout_ms``, and on ``speed``.
@@ -105,7 +107,11 @@ class TranscriptionFields(Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     model: Any = UNSET
     language: Any = UNSET
+    languages: list[str] | UnsetType | None = UNSET
     prompt: Any = UNSET
+    keywords: list[str] | UnsetType | None = UNSET
+    #: It is only shown.
+    delay: Any = UNSET
 
 
 class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -206,6 +212,11 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
         return bool(self.type == "transcription")
 
     @property
+    def dictates(self) -> bool:
+        """Whether the session transcribes what the client commits, and hears it as it arrives."""
+        return self.transcribes_only and self.audio.input.turn_detection is None
+
+    @property
     def answers_turns(self) -> bool:
         """Whether the end of a turn creates a response. If not, the client has to request the response."""
         detection = self.audio.input.turn_detection
@@ -250,7 +261,10 @@ class ResponseFields(CommonFields, frozen=True, kw_only=True):
 
 def merged_session(base: SessionFields, patch: Mapping[str, Any]) -> SessionFields:
     """Return ``base`` with the known fields of ``patch``; null is a value, too. Raises InvalidValue."""
-    merged = read(_merged(msgspec.to_builtins(base), current_names(patch), _MERGED), SessionFields, "session")
+    found = _merged(msgspec.to_builtins(base), current_names(patch), _MERGED)
+    if found.get("type") == "transcription":
+        _leave_out_turns(found)
+    merged = read(found, SessionFields, "session")
     if len(msgspec.json.encode(merged)) > MAX_SESSION_BYTES:
         raise InvalidValue(f"the session must not exceed {MAX_SESSION_BYTES} bytes", param="session")
     return merged
@@ -263,6 +277,15 @@ def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], groups: Mapping[s
         if value is None or isinstance(value, Mapping):  # null leaves the group as it is
             merged[name] = _merged(base.get(name, {}), value or {}, inner)
     return merged
+
+
+def _leave_out_turns(session: dict[str, Any]) -> None:
+    """Set ``turn_detection`` to null for a model that has none, unless the client has set it."""
+    given = session.get("audio", {}).get("input", {}) if isinstance(session.get("audio", {}), Mapping) else None
+    transcription = given.get("transcription") if isinstance(given, Mapping) else None
+    model = transcription.get("model") if isinstance(transcription, Mapping) else None
+    if isinstance(given, dict) and isinstance(model, str) and model.startswith(_WITHOUT_TURNS):
+        given.setdefault("turn_detection", None)
 
 
 def read_response(fields: Mapping[str, Any]) -> ResponseFields:
@@ -280,14 +303,14 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
     if detection is not None and not session.answers_turns:
         detection["interrupt_response"] = False  # a turn must not cut short the transcript of the turn before
     input_audio = _format(given.format, "session.audio.input.format")
-    language = given.transcription.language if given.transcription else None
-    known = primary_subtag(str(language or "")) in abilities.languages
-    input_audio["language"] = language if known else None  # it is detected
+    heard = given.transcription or TranscriptionFields()
+    input_audio |= _spoken(heard, abilities.languages)
     input_audio["echo"] = given.echo
     if abilities.cleans_audio:  # else it has no effect: OpenAI's clients may set it unasked
         input_audio["noise_reduction"] = given.noise_reduction.type if given.noise_reduction else None
     if abilities.keywords:
-        input_audio["prompt"] = (given.transcription.prompt or None) if given.transcription else None
+        input_audio["prompt"] = heard.prompt or None
+        input_audio["keywords"] = heard.keywords or None
     return {
         "instructions": session.instructions,
         "modalities": modalities(session.output_modalities, abilities),
@@ -301,6 +324,7 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
         "tool_choice": tool_choice(session.tool_choice),
         "sampling": sampling(session, abilities),
         "task": None if session.answers_turns else "transcribe",
+        "history": False if session.dictates else None,
         "tool_filler": False if session.tool_filler is None else session.tool_filler,
         "idle_prompt": _idle_prompt(None if session.transcribes_only else given.turn_detection),
     }
@@ -315,6 +339,19 @@ def _idle_prompt(wanted: TurnDetectionFields | None) -> dict[str, Any]:
         raise InvalidValue(f"{place} is supported with server_vad only", param=place)
     seconds = wanted.idle_timeout_ms / 1000
     return {"after_sec": seconds, "text": IDLE_TEXT.format(seconds=seconds)}
+
+
+def _spoken(heard: TranscriptionFields, known: frozenset[str]) -> dict[str, Any]:
+    """Return ``language`` and ``languages`` of ``input_audio``: those of the client that are known here.
+
+    Without any, the language is detected.
+    """
+    named: list[Any] = [heard.language] if heard.language else heard.languages or []
+    tags = dict.fromkeys(one for one in named if isinstance(one, str))
+    languages = [one for one in tags if primary_subtag(one) in known]
+    if len(languages) == 1:
+        return {"language": languages[0], "languages": None}
+    return {"language": None, "languages": languages or None}
 
 
 def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> dict[str, Any]:
@@ -464,6 +501,19 @@ def _shown_noise(wanted: NoiseReductionFields | None, config: SessionConfig) -> 
         return None
     strength = None if wanted is None else wanted.strength
     return {"type": kind} if strength is None else {"type": kind, "strength": strength}
+
+
+def beta_transcription_session(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the session object of a transcription session in the form of the beta version."""
+    given = shown["audio"]["input"]
+    encodings = {name: beta for beta, name in _BETA_FORMATS.items()}
+    return {
+        **{name: value for name, value in shown.items() if name not in ("audio", "type")},
+        "input_audio_format": encodings[given["format"]["type"]],
+        "input_audio_transcription": given["transcription"],
+        "input_audio_noise_reduction": given["noise_reduction"],
+        "turn_detection": given["turn_detection"],
+    }
 
 
 def shown_audio_output(config: SessionConfig) -> dict[str, Any]:

@@ -108,8 +108,17 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
+from omni_ws.service.conversation.messages import InputHeard
 from omni_ws.service.failure import new_id, unexpected
-from omni_ws.service.listening.workers import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark, SpeechWorkers
+from omni_ws.service.listening.workers import (
+    AudioPiece,
+    Item,
+    ListeningQueue,
+    ListeningSettings,
+    Mark,
+    Reached,
+    SpeechWorkers,
+)
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 if TYPE_CHECKING:
@@ -283,6 +292,10 @@ class TurnListener:
         if not self._busy and self._ready:
             self._pump()
 
+    def mark(self) -> None:
+        """Send InputHeard once all input so far has been judged. Only while ``stream.diverting``."""
+        self.put(Reached(partial(self._owner.outbox.put_nowait, InputHeard())))
+
     def cancel(self) -> None:
         """Drop the text, images and ends of input that wait; audio before this point opens no request."""
         self._cancels += 1
@@ -390,6 +403,8 @@ class TurnListener:
                 self._end_input(None)
             case ListeningSettings():
                 self._next = item
+            case Reached(call=call):
+                call()
             case Mark.CANCEL:
                 self._cancels -= 1
                 self._drop_undecided()

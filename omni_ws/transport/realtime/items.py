@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from sys import getsizeof
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -308,6 +310,8 @@ def messages_of(items: Iterable[Item]) -> Iterator[Message]:
 
 # Spoken turns.
 
+_WORD: Final = re.compile(r"\s*\S+")
+
 
 @dataclass(slots=True, eq=False)
 class Turn:
@@ -333,6 +337,9 @@ class Turn:
     transcript: list[str] = field(default_factory=list)
     #: The language of the latest piece (RFC 5646), if it was detected.
     language: str | None = None
+    #: The words of the newest interim text of the piece that is being recognised, and how many of them were told.
+    newest: list[str] = field(default_factory=list)
+    told: int = 0
 
     @property
     def text(self) -> str:
@@ -342,10 +349,22 @@ class Turn:
         """Note that the engine has begun to work on the request."""
         self.started = True
 
-    def hear(self, text: str, *, language: str | None) -> None:
-        """Add a settled piece of the transcript."""
+    def preview(self, text: str) -> str:
+        """Take an interim text of the next piece, and return the words that are told now.
+
+        Those are told with which two texts in a row begin, but for the last word, which may be a part of one.
+        """
+        before, self.newest = self.newest, _words(text)
+        stable = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, self.newest[:-1], strict=False)))
+        told, self.told = self.told, max(self.told, stable)
+        return "".join(self.newest[told : self.told])
+
+    def hear(self, text: str, *, language: str | None) -> str:
+        """Add a settled piece of the transcript, and return its words after those that were told."""
         self.transcript.append(text)
         self.language = language or self.language
+        told, self.told, self.newest = self.told, 0, []
+        return "".join(_words(text)[told:]) if told else text
 
     def end(self, at_ms: int) -> None:
         """Note when the speech ended, in ms of the input."""
@@ -367,6 +386,11 @@ class Turn:
         self.item.content[0]["transcript"] = self.text
 
 
+def _words(text: str) -> list[str]:
+    """Return the words of a text, each with the white space before it."""
+    return _WORD.findall(text)
+
+
 class SavedTurn(Struct, kw_only=True):
     """A Turn in a form that can be written to bytes, with the number of its Item."""
 
@@ -380,6 +404,8 @@ class SavedTurn(Struct, kw_only=True):
     transcribed: bool
     transcript: list[str]
     language: str | None = None
+    newest: list[str] = []
+    told: int = 0
 
     @classmethod
     def of(cls, turn: Turn, items: Numbered[Item]) -> SavedTurn:

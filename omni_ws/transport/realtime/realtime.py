@@ -34,10 +34,11 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnknownType,
 )
-from omni_ws.service.conversation.messages import SavedError, ServerMessage
+from omni_ws.service.conversation.messages import InputHeard, SavedError, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.dictation import AfterAudio, Dictation, SavedDictation
 from omni_ws.transport.realtime.effects import Effects
 from omni_ws.transport.realtime.items import (
     ConversationItems,
@@ -70,6 +71,7 @@ from omni_ws.wire.realtime_events import (
 from omni_ws.wire.realtime_session import (
     RealtimeAbilities,
     SessionFields,
+    beta_transcription_session,
     merged_session,
     read_response,
     response_config,
@@ -94,6 +96,8 @@ _FIELDS: Final = {
     "sampling.temperature": "temperature",
     "input_audio.sample_rate": "audio.input.format.rate",
     "input_audio.prompt": "audio.input.transcription.prompt",
+    "input_audio.keywords": "audio.input.transcription.keywords",
+    "input_audio.languages": "audio.input.transcription.languages",
     "input_audio.echo": "audio.input.echo",
     "input_audio.noise_reduction": "audio.input.noise_reduction.type",
     "output_audio.sample_rate": "audio.output.format.rate",
@@ -147,6 +151,8 @@ class SavedRealtime(Struct, kw_only=True, tag="realtime"):
     deferred: list[tuple[dict[str, Any], str | None]]
     #: Events that wait for images.
     waiting: list[dict[str, Any]] = []
+    dictation: SavedDictation | None = None
+    after_audio: list[tuple[str, str | None]] = []
 
 
 class RealtimeDialect:
@@ -189,6 +195,10 @@ class RealtimeDialect:
         self._audio = bytearray()
         self._audio_share = Share(account)
         self._audio_limit = limit
+        self._dictation = Dictation(conversation)
+        self._after_audio = AfterAudio(conversation, self._end_audio)
+        #: Whether turn detection has committed a turn since the client's last commit.
+        self._just_committed = False
         #: The turn that is the input of each open request, by request id.
         self._turns: dict[str, Turn] = {}
         #: The turn that is being spoken.
@@ -234,6 +244,7 @@ class RealtimeDialect:
         self._conversation.followed = self._engine_changed
         self._conversation.unasked.idled = self._idled
         if self._goes_on:
+            self._after_audio.wait_again()
             return []
         created = {"session": self._session_object(), **created_fields(self._session_id)}
         return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
@@ -253,10 +264,8 @@ class RealtimeDialect:
                 self.append(read(fields.get("audio"), bytes, "audio"), now)
             case "session.update" | "transcription_session.update":
                 self._update_session(fields)
-            case "input_audio_buffer.commit":
-                self._commit_audio()
-            case "input_audio_buffer.clear":
-                self._clear_audio()
+            case "input_audio_buffer.commit" | "input_audio_buffer.clear" as kind:
+                self._after_audio.put(kind, optional_id(fields.get("event_id"), "event_id"))
             case "output_audio_buffer.clear":
                 self._clear_output()
             case "conversation.item.create":
@@ -301,6 +310,8 @@ class RealtimeDialect:
                 yield from self._speech_started(audio_ms, request_id)
             case SpeechStoppedFrame(audio_ms=audio_ms):
                 yield from self._speech_stopped(audio_ms)
+            case InputHeard():
+                self._after_audio.go_on()
             case OmniError(request_id=None):
                 self._reported = message
                 yield self.error(message)
@@ -332,6 +343,7 @@ class RealtimeDialect:
         input_of = {request_id: turns.number(turn) for request_id, turn in self._turns.items()}
         late = {request_id: turns.number(turn) for request_id, turn in self._late.items()}
         speaking = None if self._speaking is None else turns.number(self._speaking)
+        dictation = self._dictation.saved(turns)
         return SavedRealtime(
             conversation_id=self._conversation_id,
             session=self._session,
@@ -346,6 +358,8 @@ class RealtimeDialect:
             deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
             waiting=self._images.waiting,
             items=items.found,
+            dictation=dictation,
+            after_audio=[*self._after_audio.waiting],
         )
 
     def _restore(self, saved: SavedRealtime) -> None:
@@ -367,6 +381,9 @@ class RealtimeDialect:
         self._deferred_share.resize(sum(memory_of(fields) for fields, _ in saved.deferred))
         for event in saved.waiting:
             self._images.holds(event, now=self._now())
+        self._after_audio.waiting += saved.after_audio
+        if saved.dictation is not None:
+            self._dictation.restore(saved.dictation, turns)
 
     # the session
 
@@ -398,13 +415,24 @@ class RealtimeDialect:
             return
         self._session = session
         self._effects.apply(session)
+        if self._dictates and self._audio:
+            waiting = InputChunk(Modality.AUDIO, bytes(self._audio))
+            self._drop_audio()
+            self._dictate(waiting, self._now())
+        elif not self._dictates:
+            self._dictation.clear()
         if self._detects_turns:
             self._drop_audio()
         elif detected and self._speaking is not None:  # no silence will end it
             self._conversation.finish()
             self._send(self._commit(self._speaking))
         warnings = self._effects.warnings({**event, "session": patch}, session)
-        self._send([{"type": "session.updated", "session": self._session_object(), **warnings}])
+        shown = self._session_object()
+        if event["type"] == "session.update":
+            self._send([{"type": "session.updated", "session": shown, **warnings}])
+        else:
+            beta = beta_transcription_session(shown)
+            self._send([{"type": "transcription_session.updated", "session": beta, **warnings}])
 
     def _config(self, session: SessionFields) -> dict[str, Any]:
         config = session_config(session, abilities_of(self._factory))
@@ -430,6 +458,9 @@ class RealtimeDialect:
         if self._detects_turns:
             self._conversation.receive_chunk(chunk, now=now)
             return
+        if self._dictates:
+            self._dictate(chunk, now)
+            return
         self._conversation.note_given()
         size = len(self._audio) + len(chunk.payload)
         if size > self._audio_limit:
@@ -437,30 +468,63 @@ class RealtimeDialect:
         self._audio_share.resize(size)
         self._audio += chunk.payload
 
+    @property
+    def _dictates(self) -> bool:
+        """Whether audio is transcribed as it arrives, and an utterance ends where the client commits it."""
+        return self._session.transcribes_only and not self._detects_turns
+
+    def _dictate(self, chunk: InputChunk, now: float) -> None:
+        turn = self._dictation.append(chunk, now)
+        if turn is not None and turn.item.request_id is not None:
+            self._turns[turn.item.request_id] = turn
+
+    def _end_audio(self, kind: str, event_id: str | None) -> None:
+        """Handle a commit or a clear, once all audio before it is heard."""
+        try:
+            if kind == "input_audio_buffer.commit":
+                self._commit_audio()
+            else:
+                self._clear_audio()
+        except InvalidRequest as error:
+            self._send([self.error(error, event_id=event_id)])
+
     def _commit_audio(self) -> None:
+        just_committed, self._just_committed = self._just_committed, False
         if self._detects_turns:
             turn = self._speaking
             if turn is None or turn.committed or turn.cleared:
+                if just_committed and self._session.transcribes_only:
+                    return  # a client that detects turns itself, and was slower: its audio is committed
                 raise _empty_buffer()
             turn.end(turn.end_ms or turn.start_ms)
             self._conversation.finish()
             self._send(self._commit(turn))
             return
+        if self._dictates:
+            self._commit_dictation()
+            return
         if not self._audio:
             raise _empty_buffer()
         audio = InputChunk(Modality.AUDIO, bytes(self._audio))
-        session = self._session
-        kept = () if session.transcribes_only else (audio,)
-        turn = Turn(spoken_item(*kept), session.answers_turns, end_ms=self._duration_ms(len(audio.payload)))
+        turn = Turn(spoken_item(audio), self._session.answers_turns, end_ms=self._duration_ms(len(audio.payload)))
         self._drop_audio()
         self._send(self._commit(turn))
-        if session.transcribes_only:
-            config = self._conversation.configuration.effective
-            self._bind(turn, self._conversation.respond([audio], config, input_kept=False, answer_kept=False))
+
+    def _commit_dictation(self) -> None:
+        dictation, turn = self._dictation, self._dictation.turn
+        if turn is None:
+            raise _empty_buffer()
+        turn.end(self._duration_ms(dictation.size))
+        self._send(self._commit(turn))
+        ended, error = dictation.ended, dictation.error
+        dictation.finish()
+        if ended:
+            self._send(self._transcribed(turn, error, failed=turn.item.request_id is None))
 
     def _clear_audio(self) -> None:
-        turn = self._speaking
+        turn, self._just_committed = self._speaking, False
         self._conversation.spoken.dismiss(rest_untold=True)
+        self._dictation.clear()
         if self._detects_turns and turn is not None and not turn.committed:
             turn.clear()
             if turn.item.request_id is not None:
@@ -522,6 +586,7 @@ class RealtimeDialect:
             return
         turn.end(audio_ms)
         yield {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_ms, "item_id": turn.item.item_id}
+        self._just_committed = self._just_committed or not turn.committed
         yield from self._commit(turn)
         if turn.item.request_id is None:  # no request will transcribe it
             yield from self._transcribed(turn)
@@ -568,8 +633,10 @@ class RealtimeDialect:
             self._items.heard(turn.item, turn.text)
 
     def _transcript(self, turn: Turn, chunk: OutputChunk) -> Iterator[Event]:
-        text = chunk.text
-        turn.hear(text, language=heard_language(chunk.hearing))
+        if chunk.interim:
+            text = turn.preview(chunk.text) if self._dictates else ""
+        else:
+            text = turn.hear(chunk.text, language=heard_language(chunk.hearing))
         if self._session.wants_transcripts and text and not turn.cleared:
             yield _transcription(turn, "delta", delta=text)
 
@@ -589,7 +656,8 @@ class RealtimeDialect:
         else:
             seconds = max(0, turn.end_ms - turn.start_ms) / 1000
             usage = {"type": "duration", "seconds": seconds}
-            told = {} if turn.language is None else {"language": turn.language}
+            code = turn.language
+            told: dict[str, Any] = {} if code is None else {"language": code, "languages": [{"code": code}]}
             yield _transcription(turn, "completed", transcript=turn.text, usage=usage, **told)
 
     # items
@@ -793,7 +861,7 @@ class RealtimeDialect:
             return
         turn = self._turns.get(request_id)
         if chunk.modality is OutputModality.TRANSCRIPT:
-            if turn is not None and not chunk.interim:
+            if turn is not None:
                 yield from self._transcript(turn, chunk)
             return
         if turn is not None:
@@ -814,6 +882,10 @@ class RealtimeDialect:
             final = replace(final, finish_reason=FinishReason.ERROR)
         turn = self._turns.get(request_id)
         follows = turn is not None and final.words is WordsKnown.NOT_YET
+        if turn is not None and turn is self._dictation.turn:  # before its commit
+            del self._turns[request_id]
+            self._dictation.end(error)
+            return
         if turn is not None:
             if follows:
                 self._late[request_id] = turn
@@ -850,7 +922,8 @@ def _naming(place: str) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         if error.param is not None and not error.param.startswith(f"{place}."):
-            error.about(param=f"{place}.{_FIELDS.get(error.param, error.param)}")
+            name, bracket, rest = error.param.partition("[")
+            error.about(param=f"{place}.{_FIELDS.get(name, name)}{bracket}{rest}")
         raise
 
 
