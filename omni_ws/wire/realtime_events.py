@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, MAX_ID_CHARACTERS, InputChunk, Modality, Usage
 from omni_ws.core.json_values import check_values
+from omni_ws.core.quota import memory_of
 from omni_ws.errors import (
     Busy,
     EngineError,
@@ -166,6 +167,12 @@ class CallOutputFields(Struct, frozen=True, kw_only=True):
     output: Any = None
 
 
+ItemKind: TypeAlias = Literal[
+    *("message", "function_call", "function_call_output"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+]
+
+
 @dataclass(slots=True, kw_only=True)
 class Item:
     """One item of a conversation.
@@ -175,7 +182,7 @@ class Item:
     """
 
     item_id: str
-    kind: Literal["message", "function_call", "function_call_output"] = "message"
+    kind: ItemKind = "message"
     role: str = ""
     status: str = "completed"
     content: list[dict[str, Any]] = field(default_factory=list)
@@ -186,6 +193,8 @@ class Item:
     chunks: list[InputChunk] = field(default_factory=list)
     #: The request to which it belongs, if any.
     request_id: str | None = None
+    #: The fields of an item of MCP, as clients see them.
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -195,6 +204,7 @@ class Item:
             ITEM_OVERHEAD_BYTES
             + sum(map(getsizeof, (self.text, self.call_id, self.name, *texts)))
             + PART_OVERHEAD_BYTES * len(self.content)
+            + (memory_of(self.extra) if self.extra else 0)
             + sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in self.chunks)
         )
 
@@ -229,6 +239,8 @@ class Item:
                 return {**common, "role": self.role, "content": [dict(part) for part in self.content]}
             case "function_call":
                 return {**common, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+            case kind if self.extra:
+                return {"id": self.item_id, "type": kind, **self.extra}
         return {**common, "call_id": self.call_id, "output": self.text}
 
 

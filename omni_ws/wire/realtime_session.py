@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.realtime_events import MAX_METADATA, read
 from omni_ws.wire.session_config import SessionConfig, converted
 
@@ -419,12 +420,20 @@ def sampling(fields: CommonFields, abilities: RealtimeAbilities) -> dict[str, An
 
 
 def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
-    """Convert flat tools to the form of the chat API. Raises UnsupportedParameter unless all are functions."""
+    """Convert flat tools to the form of the chat API; entries of MCP servers stay as they are.
+
+    Raises UnsupportedParameter for all others.
+    """
     found = []
     for index, one in enumerate(wanted or ()):
+        if is_mcp(one):
+            found.append(dict(one))
+            continue
         if one.get("type") != "function":
             place = f"tools[{index}].type"
-            raise UnsupportedParameter(f"{place}: tools other than functions are not supported", param=place)
+            raise UnsupportedParameter(
+                f"{place}: tools other than functions and MCP servers are not supported", param=place
+            )
         flat = {name: value for name, value in one.items() if name != "type"}
         found.append(dict(one) if "function" in one else {"type": "function", "function": flat})
     return found

@@ -54,6 +54,7 @@ from omni_ws.transport.realtime.items import (
     messages_of,
     spoken_item,
 )
+from omni_ws.transport.realtime.mcp_items import McpItems
 from omni_ws.transport.realtime.url_images import UrlImages
 from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.openai_fields import object_field
@@ -190,6 +191,15 @@ class RealtimeDialect:
         self._session = bound
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
+        self._mcp = McpItems(
+            conversation.configuration.mcp,
+            self._items,
+            conversation.ledger,
+            send=lambda events: self._send(events),
+            may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
+            answer=lambda: self._respond({"type": "response.create", "response": {}}, in_conversation=True),
+            forget=lambda request_id: self._responses.pop(request_id, None),
+        )
         self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
@@ -229,6 +239,7 @@ class RealtimeDialect:
         else:
             self._conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
             self._conversation.configure(self._config(self._session))
+            self._session = self._mcp.kept(self._session)
         self._effects.apply(self._session)
         self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
 
@@ -328,6 +339,7 @@ class RealtimeDialect:
         """Release all bytes that are charged to the session."""
         self._items.close()
         self._images.close()
+        self._mcp.close()
         for response in self._responses.values():
             response.close()
         self._drop_audio()
@@ -353,7 +365,7 @@ class RealtimeDialect:
             input_of=input_of,
             late=late,
             speaking=speaking,
-            responses=[response.saved(items) for response in self._responses.values()],
+            responses=[one.saved(items) for key, one in self._responses.items() if not self._mcp.is_held(key)],
             errors={request_id: SavedError.of(error) for request_id, error in self._errors.items()},
             deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
             waiting=self._images.waiting,
@@ -389,7 +401,7 @@ class RealtimeDialect:
 
     def _session_object(self) -> dict[str, Any]:
         config = self._conversation.configuration.effective
-        return session_object(self._session, config, session_id=self._session_id)
+        return self._mcp.shown(session_object(self._session, config, session_id=self._session_id))
 
     def _engine_changed(self, config: SessionConfig) -> None:
         """Tell the client that the engine has become another one, with the settings that are in effect now."""
@@ -413,7 +425,7 @@ class RealtimeDialect:
             # Elsewhere EngineOverloaded ends a session. This one goes on with its old settings.
             self._refuse(error, event)
             return
-        self._session = session
+        self._session = self._mcp.kept(session)
         self._effects.apply(session)
         if self._dictates and self._audio:
             waiting = InputChunk(Modality.AUDIO, bytes(self._audio))
@@ -625,6 +637,7 @@ class RealtimeDialect:
         if not turn.answered:
             self._wait_for_response(turn, chunk.request_id)
             self._respond_deferred()
+        self._mcp.flush()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
         """Make a transcribed turn a pending item, which waits for ``response.create``, in place of its request."""
@@ -663,6 +676,9 @@ class RealtimeDialect:
     # items
 
     def _create_item(self, fields: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        if fields.get("type") == "mcp_approval_response":
+            self._mcp.approve(optional_id(fields.get("id"), "item.id") or new_id("item_"), fields)
+            return
         after = self._items.place_of(optional_id(event.get("previous_item_id"), "previous_item_id"))
         item = read_item(fields, new_id("item_"))
         if self._items.get(item.item_id) is not None:
@@ -803,6 +819,7 @@ class RealtimeDialect:
             raise RealtimeRefusal("response_cancel_not_active", message)
         response.cancel()
         self._conversation.cancel(response.request_id)
+        self._mcp.cancel(response)
 
     # responses
 
@@ -825,6 +842,8 @@ class RealtimeDialect:
 
         Without ``config`` the request is that of a spoken turn, with all pending items as its context.
         """
+        if in_conversation:
+            yield from self._mcp.release()
         if config is None:
             self._items.seen()
             config = self._conversation.configuration_of(request_id)
@@ -844,6 +863,7 @@ class RealtimeDialect:
             add=self._items.add if in_conversation else None,
             metadata=metadata,
             account=self._conversation.account,
+            server_call=self._mcp.item_of if in_conversation else lambda call_id, name: None,
         )
         return response
 
@@ -899,11 +919,15 @@ class RealtimeDialect:
         self._turns.pop(request_id, None)
         if (response := self._responses.get(request_id)) is not None:
             yield from response.finish(final, error)
-            del self._responses[request_id]
             self._items.have_grown(response.items)
+            if response.waits:
+                yield from self._mcp.hold(response)
+            else:
+                del self._responses[request_id]
         self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
         if turn is not None and not turn.answered:
             self._respond_deferred()
+        self._mcp.flush()
 
 
 def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
