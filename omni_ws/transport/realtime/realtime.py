@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
-
-from msgspec import Struct
 
 from omni_ws.core.chunks import (
     AudioFormat,
@@ -38,15 +35,14 @@ from omni_ws.service.conversation.messages import InputHeard, SavedError, Server
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.realtime.dictation import AfterAudio, Dictation, SavedDictation
+from omni_ws.transport.realtime.dictation import AfterAudio, Dictation
 from omni_ws.transport.realtime.effects import Effects
+from omni_ws.transport.realtime.field_names import naming
 from omni_ws.transport.realtime.items import (
     ConversationItems,
     Event,
     Numbered,
     RealtimeResponse,
-    SavedItems,
-    SavedResponse,
     SavedTurn,
     Turn,
     as_input,
@@ -55,6 +51,7 @@ from omni_ws.transport.realtime.items import (
     spoken_item,
 )
 from omni_ws.transport.realtime.mcp_items import McpItems
+from omni_ws.transport.realtime.saved import SavedRealtime
 from omni_ws.transport.realtime.url_images import UrlImages
 from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.openai_fields import object_field
@@ -88,28 +85,6 @@ from omni_ws.wire.server_frames import (
 )
 from omni_ws.wire.session_config import SessionConfig
 
-#: The path of each field of ``session_config`` in OpenAI's session object, for errors.
-_FIELDS: Final = {
-    "voice": "audio.output.voice",
-    "speed": "audio.output.speed",
-    "modalities": "output_modalities",
-    "sampling.max_tokens": "max_output_tokens",
-    "sampling.temperature": "temperature",
-    "input_audio.sample_rate": "audio.input.format.rate",
-    "input_audio.prompt": "audio.input.transcription.prompt",
-    "input_audio.keywords": "audio.input.transcription.keywords",
-    "input_audio.languages": "audio.input.transcription.languages",
-    "input_audio.echo": "audio.input.echo",
-    "input_audio.noise_reduction": "audio.input.noise_reduction.type",
-    "output_audio.sample_rate": "audio.output.format.rate",
-    "idle_prompt": "audio.input.turn_detection.idle_timeout_ms",
-    "output_audio.format": "audio.output.format.type",
-    "task": "audio.input.turn_detection.create_response",
-    **{
-        f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
-        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response", "eagerness", "duck")
-    },
-}
 #: Responses that may wait for the transcript of a turn.
 MAX_DEFERRED: Final = 4
 
@@ -129,31 +104,6 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
         temperature="temperature" in sampling,
         max_tokens="max_tokens" in sampling,
     )
-
-
-class SavedRealtime(Struct, kw_only=True, tag="realtime"):
-    """The state of a RealtimeDialect, besides its conversation, in a form that can be written to bytes."""
-
-    conversation_id: str
-    session: SessionFields
-    #: All items and all turns; other fields refer to them by their indices here.
-    items: list[Item]
-    turns: list[SavedTurn]
-    conversation: SavedItems
-    #: Audio that is not committed.
-    audio: bytes
-    #: The turns that are the input of open requests, and those of ended requests whose transcript is incomplete, by
-    #: request id; and the turn that is being spoken.
-    input_of: dict[str, int]
-    late: dict[str, int]
-    speaking: int | None
-    responses: list[SavedResponse]
-    errors: dict[str, SavedError]
-    deferred: list[tuple[dict[str, Any], str | None]]
-    #: Events that wait for images.
-    waiting: list[dict[str, Any]] = []
-    dictation: SavedDictation | None = None
-    after_audio: list[tuple[str, str | None]] = []
 
 
 class RealtimeDialect:
@@ -191,15 +141,7 @@ class RealtimeDialect:
         self._session = bound
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
-        self._mcp = McpItems(
-            conversation.configuration.mcp,
-            self._items,
-            conversation.ledger,
-            send=lambda events: self._send(events),
-            may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
-            answer=lambda: self._respond({"type": "response.create", "response": {}}, in_conversation=True),
-            forget=lambda request_id: self._responses.pop(request_id, None),
-        )
+        self._mcp = self._new_mcp_items()
         self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
@@ -232,6 +174,17 @@ class RealtimeDialect:
         except BaseException:
             self.close()
             raise
+
+    def _new_mcp_items(self) -> McpItems:
+        return McpItems(
+            self._conversation.configuration.mcp,
+            self._items,
+            self._conversation.ledger,
+            send=lambda events: self._send(events),
+            may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
+            answer=lambda: self._respond({"type": "response.create", "response": {}}, in_conversation=True),
+            forget=lambda request_id: self._responses.pop(request_id, None),
+        )
 
     def _start(self, saved: SavedRealtime | None) -> None:
         if saved is not None:
@@ -416,7 +369,7 @@ class RealtimeDialect:
         detected, before = self._detects_turns, self._settings_share.size
         try:
             self._settings_share.resize(beyond_ordinary(memory_of(session)))
-            with _naming("session"):
+            with naming("session"):
                 self._conversation.configure(self._config(session))
         except OmniError as error:
             self._settings_share.force(before)
@@ -756,7 +709,7 @@ class RealtimeDialect:
 
     def _respond(self, event: Mapping[str, Any], *, in_conversation: bool) -> None:
         """Begin a response to its own ``input``; without one to the pending items, or else to the instructions."""
-        with _naming("response"):
+        with naming("response"):
             response = read_response(event["response"])
             patch = {"task": None, **response_config(response, abilities_of(self._factory))}
             patch = {name: value for name, value in patch.items() if name not in self._media}
@@ -937,18 +890,6 @@ def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
         "content_index": 0,
         **fields,
     }
-
-
-@contextmanager
-def _naming(place: str) -> Iterator[None]:
-    """Inside the block, let errors name the field as OpenAI does, in ``place``: ``session`` or ``response``."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param is not None and not error.param.startswith(f"{place}."):
-            name, bracket, rest = error.param.partition("[")
-            error.about(param=f"{place}.{_FIELDS.get(name, name)}{bracket}{rest}")
-        raise
 
 
 def _empty_buffer() -> RealtimeRefusal:
