@@ -78,7 +78,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "mcp": "omni_ws.service.mcp.client",
     "mcp_types": "omni_ws.service.mcp.client",
     "httpx2": "omni_ws.service.mcp.client",
-    "httpcore": "omni_ws.transport.routes.media_fetch",
+    "httpcore": "omni_ws.transport.http.media_fetch",
     "cryptography": "omni_ws.tools.lan_certificate",
     "segno": "omni_ws.tools.lan",
     "opentelemetry": "omni_ws.service.observing.tracing",

@@ -275,8 +275,8 @@ class HttpConfig(Section):
         "Folder whose files chat requests may use as images, audio or video; unset: none."
     )
     media_domains: tuple[Text, ...] = setting(
-        "Hosts from which images, audio and video of chat requests may be fetched, by https unless the entry begins "
-        "with http://; private addresses only if listed as such or by network (10.0.0.0/8).",
+        "Hosts from which images, audio and video of chat requests and Realtime sessions may be fetched, by https "
+        "unless the entry begins with http://; private addresses only if listed as such or by network (10.0.0.0/8).",
         (),
     )
     media_timeout_sec: Seconds = setting("Time in which all media of a request have to be fetched.", 20)

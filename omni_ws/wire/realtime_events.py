@@ -51,6 +51,13 @@ _MUST_BE: Final = {
 #: For error messages: what certain fields must be, by their names, if more than the type is to be said.
 _TEXTS: Final = {
     "role": "{path} must be system, user or assistant",
+    "audio.input.turn_detection.idle_timeout_ms": "{path} must be a number from 5000 to 30000",
+    "audio.output.speed": "{path} must be a number from 0.25 to 1.5",
+    "reasoning.effort": "{path} must be minimal, low, medium, high or xhigh",
+    "parallel_tool_calls": "{path} must be true or false",
+    "truncation.retention_ratio": "{path} must be a number from 0 to 1",
+    "truncation.token_limits.post_instructions": "{path} must be a whole number, 1 or more",
+    "truncation": "{path} must be auto, disabled or an object of the type retention_ratio",
     "output_modalities": "output_modalities must be a list of text or audio",
     "tools": "tools must be a list of objects",
     "input": "response.input must be a list of items",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from omni_ws.core.chunks import StartTrigger, Task, ToolCall
@@ -22,6 +22,8 @@ class Unasked:
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
         self._conversation = conversation
         self._results = results
+        #: Called with the text of ``idle_prompt`` when it is due, in place of saying it.
+        self.idled: Callable[[str], None] | None = None
         self._remarks = Remarks(results.done)
         #: The request of the latest filler.
         self._filler: str | None = None
@@ -103,7 +105,9 @@ class Unasked:
             return
         config, own = conversation.configuration.effective, conversation.configuration.rules.tool_filler
         remark = self._remarks.due(config, language=self._language(config), filler=own, now=now)
-        if remark is not None:
+        if remark is not None and remark.why is StartTrigger.IDLE and self.idled is not None:
+            self.idled(remark.text)
+        elif remark is not None:
             request_id = conversation.say(remark)
             self._filler = request_id if remark.why is StartTrigger.FILLER else self._filler
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from sys import getsizeof
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -26,7 +28,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.failure import new_id
-from omni_ws.wire.realtime_events import Item, error_fields, item_event, usage_fields
+from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_fields, item_event, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
 
@@ -37,6 +39,8 @@ Event: TypeAlias = dict[str, Any]
 
 #: Items that a client may refer to by id; the oldest items make room for new ones.
 MAX_ITEMS: Final = 1024
+#: In place of the id of an item: the beginning of the conversation.
+ROOT: Final = "root"
 
 
 T = TypeVar("T")
@@ -105,13 +109,48 @@ class ConversationItems:
             self._forget(next(iter(self._items)))
         return previous
 
-    def create(self, item: Item) -> str | None:
-        """Append an item that the client creates, and add it to the history. Returns and raises what ``add`` does."""
+    def place_of(self, previous_id: str | None) -> str | None:
+        """Return ``previous_item_id`` for ``create``. Raises RealtimeRefusal for the id of no item."""
+        if previous_id in (None, ROOT) or previous_id in self._items:
+            return previous_id
+        raise RealtimeRefusal(
+            "item_create_invalid_previous_item_id", "there is no item of this id", param="previous_item_id"
+        )
+
+    def create(self, item: Item, *, after: str | None = None) -> str | None:
+        """Add an item that the client creates, also to the history. Returns and raises what ``add`` does.
+
+        It comes ``after`` the item of this id, or after ``ROOT``; with None, at the end.
+        """
+        last = next(reversed(self._items), None)
         previous = self.add(item)
+        if after is not None and last is not None and after != last:
+            self._move(item, None if after == ROOT else after)
+            return None if after == ROOT else after
         if item.role == "assistant" or item.kind == "function_call":
             self.seen()
         self._remember(item)
         return previous
+
+    def _move(self, item: Item, after: str | None) -> None:
+        """Move the last item behind ``after``, or to the beginning: there it is pending if all behind it are."""
+        items = [one for one in self._items.values() if one is not item]
+        index = 0 if after is None else 1 + next(i for i, one in enumerate(items) if one.item_id == after)
+        if any(not one.chunks for one in items[index:]):
+            item.take_chunks()
+            self._charge(item)
+        elif item.role == "assistant" or item.kind == "function_call":
+            for one in items[:index]:
+                one.take_chunks()
+                self._charge(one)
+        following = items[index]
+        items.insert(index, item)
+        self._items = {one.item_id: one for one in items}
+        self._find_pending()
+        answer = following.role == "assistant" or following.kind == "function_call"
+        before = following.request_id or following.item_id
+        self._ledger.place(messages_of([item]), item_id=item.item_id, before=(before, answer))
+        self._ledger.weigh()
 
     def pending(self) -> list[Item]:
         """Return the items that no response has answered, in order."""
@@ -283,6 +322,8 @@ def messages_of(items: Iterable[Item]) -> Iterator[Message]:
 
 # Spoken turns.
 
+_WORD: Final = re.compile(r"\s*\S+")
+
 
 @dataclass(slots=True, eq=False)
 class Turn:
@@ -308,6 +349,9 @@ class Turn:
     transcript: list[str] = field(default_factory=list)
     #: The language of the latest piece (RFC 5646), if it was detected.
     language: str | None = None
+    #: The words of the newest interim text of the piece that is being recognised, and how many of them were told.
+    newest: list[str] = field(default_factory=list)
+    told: int = 0
 
     @property
     def text(self) -> str:
@@ -317,10 +361,22 @@ class Turn:
         """Note that the engine has begun to work on the request."""
         self.started = True
 
-    def hear(self, text: str, *, language: str | None) -> None:
-        """Add a settled piece of the transcript."""
+    def preview(self, text: str) -> str:
+        """Take an interim text of the next piece, and return the words that are told now.
+
+        Those are told with which two texts in a row begin, but for the last word, which may be a part of one.
+        """
+        before, self.newest = self.newest, _words(text)
+        stable = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, self.newest[:-1], strict=False)))
+        told, self.told = self.told, max(self.told, stable)
+        return "".join(self.newest[told : self.told])
+
+    def hear(self, text: str, *, language: str | None) -> str:
+        """Add a settled piece of the transcript, and return its words after those that were told."""
         self.transcript.append(text)
         self.language = language or self.language
+        told, self.told, self.newest = self.told, 0, []
+        return "".join(_words(text)[told:]) if told else text
 
     def end(self, at_ms: int) -> None:
         """Note when the speech ended, in ms of the input."""
@@ -342,6 +398,11 @@ class Turn:
         self.item.content[0]["transcript"] = self.text
 
 
+def _words(text: str) -> list[str]:
+    """Return the words of a text, each with the white space before it."""
+    return _WORD.findall(text)
+
+
 class SavedTurn(Struct, kw_only=True):
     """A Turn in a form that can be written to bytes, with the number of its Item."""
 
@@ -355,6 +416,8 @@ class SavedTurn(Struct, kw_only=True):
     transcribed: bool
     transcript: list[str]
     language: str | None = None
+    newest: list[str] = []
+    told: int = 0
 
     @classmethod
     def of(cls, turn: Turn, items: Numbered[Item]) -> SavedTurn:

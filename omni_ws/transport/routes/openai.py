@@ -34,6 +34,7 @@ from omni_ws.service.sessions.shared_counts import SPOKEN_ANSWERS, WorkerGroup
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
+from omni_ws.transport.http.media_fetch import MediaReader
 from omni_ws.transport.recording.recordings import is_whole_json
 from omni_ws.transport.routes.generation import (
     GenerationRoutes,
@@ -42,7 +43,6 @@ from omni_ws.transport.routes.generation import (
     is_file,
     is_streaming_input,
 )
-from omni_ws.transport.routes.media_fetch import MediaReader
 from omni_ws.transport.routes.sole_request import (
     AnswerSource,
     InputSource,

@@ -302,6 +302,13 @@ async def test_a_label_alone_keeps_a_server(reference: McpUnderTest) -> None:
         assert engine.requests[-1].tools == ()
 
 
+async def test_the_model_is_told_what_a_server_is_for(reference: McpUnderTest) -> None:
+    async with session(reference, reference.tool(server_description="for sums")) as (client, engine):
+        await client.say("hello")
+        await client.respond()
+        assert engine.requests[-1].tools[0]["function"]["description"] == "Add two numbers.\n(for sums)"
+
+
 async def test_names_do_not_collide_with_functions(reference: McpUnderTest) -> None:
     own = {"type": "function", "name": "sums__add", "parameters": {"type": "object", "properties": {}}}
     async with session(reference, own, reference.tool(allowed_tools={"read_only": True})) as (client, engine):
