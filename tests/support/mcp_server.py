@@ -16,7 +16,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from support.part_engines import ActingEngine
 from support.patience import PATIENCE_SEC
 
-from omni_ws.core.chunks import FinishReason, InputChunk, ToolCallFragment, Usage
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
 
 #: A credential that must be found nowhere.
@@ -144,7 +144,8 @@ class CallingEngine(ActingEngine):
         self.inputs.append(taken)
         names = [tool["function"]["name"] for tool in request.tools]
         told = [chunk.payload.decode() for chunk in taken if chunk.tool_call_id is not None]
-        text = b"\n".join(chunk.payload for chunk in taken if chunk.tool_call_id is None).decode()
+        texts = [chunk for chunk in taken if chunk.modality is Modality.TEXT and chunk.tool_call_id is None]
+        text = b"\n".join(chunk.payload for chunk in texts).decode()
         lines = self.lines(told) or text.splitlines()
         wanted = [line.split(" ", 2)[1:] for line in lines if line.startswith("call ")]
         for number, (end, *arguments) in enumerate(wanted):

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.inline_workers import inline, loud, quiet
 from support.live_server import live_server
 from support.mcp_server import SECRET, CallingEngine, McpUnderTest, mcp_server
 from support.native_client import native_client
@@ -185,6 +186,23 @@ async def test_while_a_tool_hangs_other_things_are_answered(reference: McpUnderT
         )
         await client.say("hello")
         assert text_of(await client.respond()) == "hello"
+
+
+async def test_speech_is_answered_while_a_tool_hangs(reference: McpUnderTest) -> None:
+    """The response with the call is done as another one begins, and the call goes on."""
+    allowed = {"mcp_servers": (reference.host,)}
+    async with live_server(CallingEngine(), realtime=allowed) as server, realtime_client(inline(server)) as client:
+        await client.update(output_modalities=["text"], tools=[reference.tool()])
+        await client.until("mcp_list_tools.completed")
+        await client.say("call hang")
+        await client.send("response.create")
+        await client.until("response.mcp_call.in_progress")
+        await client.append(quiet(96, khz=24) + loud(320, khz=24) + quiet(640, khz=24))
+        held = await client.response()
+        assert (held["status"], held["output"][0]["type"]) == ("completed", "mcp_call")
+        assert not client.seen("response.mcp_call.failed")
+        assert (await client.response())["status"] == "completed"  # to the speech
+        assert not client.seen("response.mcp_call.failed")
 
 
 @pytest.mark.parametrize(("size", "fits"), [(256 * 1024, True), (256 * 1024 + 1, False)])
