@@ -64,11 +64,16 @@ class RequestWarning(Struct, frozen=True):
     error: OmniError
 
 
+class InputHeard(Struct, frozen=True):
+    """All input before a position has been heard, and what that led to was sent: see ``TurnListener.mark``."""
+
+
 ServerMessage: TypeAlias = (
     OutputChunk
     | FinalChunk
     | OmniError
     | RequestWarning
+    | InputHeard
     | ResponseStartedFrame
     | SessionCreatedFrame
     | SessionUpdatedFrame
@@ -86,7 +91,9 @@ ServerMessage: TypeAlias = (
 #: Messages with a ``sequence_id``, by which a client acknowledges what it has received.
 OUTPUTS: Final = frozenset({OutputChunk, FinalChunk})
 #: Messages that concern one connection only, and are not sent again over the next.
-OF_THE_MOMENT: Final = frozenset({InputAckFrame, PongFrame, BackchannelFrame, SessionClosingFrame, SessionCreatedFrame})
+OF_THE_MOMENT: Final = frozenset(
+    {InputHeard, InputAckFrame, PongFrame, BackchannelFrame, SessionClosingFrame, SessionCreatedFrame}
+)
 
 #: Bytes of a message besides its content: the frame around it.
 MESSAGE_OVERHEAD_BYTES: Final = 128

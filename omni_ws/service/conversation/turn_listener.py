@@ -109,8 +109,17 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineOverloaded, OmniError
+from omni_ws.service.conversation.messages import InputHeard
 from omni_ws.service.failure import new_id, unexpected
-from omni_ws.service.listening.workers import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark, SpeechWorkers
+from omni_ws.service.listening.workers import (
+    AudioPiece,
+    Item,
+    ListeningQueue,
+    ListeningSettings,
+    Mark,
+    Reached,
+    SpeechWorkers,
+)
 from omni_ws.wire.session_config import TurnDetectionConfig
 
 if TYPE_CHECKING:
@@ -289,6 +298,10 @@ class TurnListener:
         if not self._busy and self._ready:
             self._pump()
 
+    def mark(self) -> None:
+        """Send InputHeard once all input so far has been judged. Only while ``stream.diverting``."""
+        self.put(Reached(partial(self._owner.outbox.put_nowait, InputHeard())))
+
     def cancel(self) -> None:
         """Drop the text, images and ends of input that wait; audio before this point opens no request."""
         self._cancels += 1
@@ -319,10 +332,15 @@ class TurnListener:
                 self._set_state(ListeningState.SILENCE)
                 self._afresh = True
 
+    @property
+    def audio_ms(self) -> int:
+        """How much audio was judged since turn detection was first switched on."""
+        return self._offset_ms + round(self._judged_ms)
+
     def saved(self) -> SavedListening:
         """Return the state. It has the audio that belongs to no request yet, for another listener to judge again."""
         ring = [] if self._ring is None else self._ring.chunks
-        audio_ms = self._offset_ms + round(self._judged_ms)
+        audio_ms = self.audio_ms
         if (onset := self._owner.spoken.onset) is not None:
             ring = [*onset.audio, *ring]
             audio_ms -= onset.audio_length_ms
@@ -391,6 +409,8 @@ class TurnListener:
                 self._end_input(None)
             case ListeningSettings():
                 self._next = item
+            case Reached(call=call):
+                call()
             case Mark.CANCEL:
                 self._cancels -= 1
                 self._drop_undecided()

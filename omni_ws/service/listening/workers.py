@@ -164,6 +164,13 @@ class Mark(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """A position in the input: ``call`` is called once all audio before it has been judged."""
+
+    call: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class ListeningSettings:
     """Settings of turn detection, and the default audio format. ``turns`` is None while turn detection is off.
 
@@ -177,7 +184,7 @@ class ListeningSettings:
 
 
 #: Input, settings that apply from here on, a mark, or None for an end of input without a chunk.
-Item: TypeAlias = InputChunk | ListeningSettings | Mark | None
+Item: TypeAlias = InputChunk | ListeningSettings | Mark | Reached | None
 
 
 @dataclass(frozen=True, slots=True)

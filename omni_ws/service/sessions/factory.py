@@ -36,8 +36,11 @@ from omni_ws.service.conversation.configuration import (
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ConversationLimits
 from omni_ws.service.conversation.output_log import OutputLog, StoredBytes
+from omni_ws.service.conversation.server_results import ServerResults
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
+from omni_ws.service.mcp.client import McpReach
+from omni_ws.service.mcp.servers import ToolServers
 from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
@@ -103,6 +106,7 @@ class SessionFactory:
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self._has_stood_in = False
         self.media_room = MediaRoom(self.budget)
+        self._mcp_reach = McpReach(config.realtime) if config.realtime.mcp_servers else None
         self.observers = Observers()
         self.observers.add(
             Accounts(self.metrics, log_content=config.log_content), every_chunk=False, every_output=False
@@ -204,9 +208,17 @@ class SessionFactory:
             speech_workers=self.speech_workers if listens else None,
             observed=observed,
         )
+        self._allow_mcp(conversation, readers=stored is not None)
         kind = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         self.conversations[conversation] = kind
         return conversation
+
+    def _allow_mcp(self, conversation: Conversation, *, readers: bool) -> None:
+        """Let the client name MCP servers, if the operator lists any; not where ``readers`` poll the answer."""
+        if self._mcp_reach is not None and not readers:
+            mcp = ToolServers(self._mcp_reach, apply=lambda tools: conversation.configuration.offer({"tools": tools}))
+            mcp.keeper = ServerResults(conversation)
+            conversation.configuration.mcp = mcp
 
     def _engine_changed(self) -> None:
         """Have the open sessions follow the engine, whose capabilities may have changed."""

@@ -15,10 +15,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.part_engines import RetortEngine, WordEngine
 from support.reined_engine import ReinedEngine, Reins
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import OutputChunk
+from omni_ws.engine.base import Engine
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.errors import InvalidRequest, OmniError, SessionNotFound, ShuttingDown
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.sessions.factory import SessionFactory
@@ -35,11 +38,12 @@ GOING = ShuttingDown("the server is shutting down")
 #: Passes of the event loop after which nothing is left to be done.
 SETTLED = 80
 STEPS = 70
+SHORT = {"type": "retention_ratio", "retention_ratio": 0.4, "token_limits": {"post_instructions": 16}}
 
 
 class Server:
-    def __init__(self, reins: Reins) -> None:
-        self.engine = ReinedEngine(reins)
+    def __init__(self, reins: Reins, engine: Engine | None = None) -> None:
+        self.engine = engine or ReinedEngine(reins)
         self.factory = SessionFactory(self.engine, ServerConfig(engine=EngineName.FAKE))
         self.sessions = Sessions(self.factory, origin="realtime", grace=0, any_model=True, survive=True)
 
@@ -157,7 +161,9 @@ class Wandering:
         role = self._rng.choice(["user", "user", "user", "system", "assistant"])
         part = "output_text" if role == "assistant" else "input_text"
         content = [{"type": part, "text": f"{role} {len(self._received)} "}]
-        self._do("conversation.item.create", item={"type": "message", "role": role, "content": content})
+        previous = self._rng.choice([None, None, None, "root", self._item()])
+        item = {"type": "message", "role": role, "content": content}
+        self._do("conversation.item.create", item=item, previous_item_id=previous)
 
     def _respond(self) -> None:
         response: dict[str, Any] = {"metadata": {"number": str(len(self._received))}}
@@ -189,6 +195,8 @@ class Wandering:
             "instructions": f"be {len(self._received)}",
             "max_output_tokens": self._rng.choice([100, "inf"]),
             "output_modalities": [self._rng.choice(["text", "audio"])],
+            "truncation": self._rng.choice(["auto", "disabled", SHORT]),
+            "parallel_tool_calls": self._rng.choice([True, False, None]),
         }
         self._do("session.update", session=session)
 
@@ -277,6 +285,46 @@ async def test_what_is_unknown_here_ends_the_session_and_leaves_nothing() -> Non
     await second.stop()
 
 
+async def test_dictation_goes_on() -> None:
+    """What is dictated was heard in part: the words that were told are not told again."""
+    place, received = "conversation.item.input_audio_transcription.", list[Event]()
+    dictates = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+    first, second = (Server(Reins(), ComposedEngine(RetortEngine(), asr=WordEngine())) for _ in range(2))
+    await first.engine.start()
+    await second.engine.start()
+
+    async def hear(client: Caller, *words: str) -> None:
+        for word in words:
+            client.dialect.receive({"type": "input_audio_buffer.append", "audio": _as_audio(word)}, now=0)
+            for _ in range(SETTLED):
+                await asyncio.sleep(0)
+
+    session, client = first.sessions.open(None), Caller(received)
+    client.come(session, RealtimeDialect(session, first.factory, msgspec.convert(dictates, SessionFields)))
+    await hear(client, "go", "forward", "ten")
+    data = first.sessions.save(session)
+    client.received = []
+    client.go()
+    session, client = second.sessions.restore(data, None), Caller(received)
+    client.come(session, restored_dialect(session, second.factory))
+    await hear(client, "meters")
+    client.dialect.receive({"type": "input_audio_buffer.commit"}, now=0)
+    for _ in range(SETTLED):
+        await asyncio.sleep(0)
+    assert received[-1]["transcript"] == "go forward ten meters"
+    assert received[-1]["usage"]["seconds"] == 1.2
+    deltas = [event["delta"] for event in received if event["type"] == f"{place}delta"]
+    assert "".join(deltas) == "go forward ten meters"
+    assert len(deltas) > 1
+    await first.stop()
+    await second.stop()
+
+
+def _as_audio(word: str) -> str:
+    """300 ms at 24 kHz in which a WordEngine hears a word."""
+    return base64.b64encode(word.encode().ljust(14_400)).decode()
+
+
 async def test_an_utterance_of_vllms_dialect_goes_on() -> None:
     first, second = Server(Reins()), Server(Reins())
     await first.engine.start()
@@ -292,4 +340,26 @@ async def test_an_utterance_of_vllms_dialect_goes_on() -> None:
     client.come(session, goes_on)
     assert client.received == []
     assert goes_on.saved() == SavedVllm(transcribes=True, hears=True, text=["so "])
+    await second.stop()
+
+
+async def test_an_event_that_waits_for_its_image_goes_on() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    session, client = first.sessions.open(None), Caller([])
+    client.come(session, RealtimeDialect(session, first.factory, SessionFields()))
+    image = {"type": "input_image", "image_url": "https://images.example/a.png"}
+    item = {"type": "message", "role": "user", "content": [image]}
+    client.dialect.receive({"type": "conversation.item.create", "item": item, "event_id": "mine"}, now=0)
+    data = first.sessions.save(session)
+    client.go()
+    restored, other = second.sessions.restore(data, None), Caller([])
+    other.come(restored, restored_dialect(restored, second.factory))
+    for _ in range(SETTLED):
+        await asyncio.sleep(0)
+    (refused,) = other.received
+    assert (refused["error"]["event_id"], refused["error"]["code"]) == ("mine", "unsupported_parameter")
+    other.go()
+    await first.stop()
     await second.stop()
