@@ -58,7 +58,7 @@ class Texts(FrameProcessor):
 
 async def main() -> None:
     logger.remove()
-    logger.add(sys.stderr, level="DEBUG")
+    logger.add(sys.stderr, level="INFO")
     detection = {"type": "server_vad", "silence_duration_ms": SILENCE_MS} if WHO == "server" else False
     service = OpenAIRealtimeSTTService(
         api_key="not-needed",
