@@ -297,7 +297,7 @@ async def test_an_engine_that_can_expect_nothing_is_told_nothing() -> None:
         await commit(client, "c")
         assert "languages" not in await client.until(PLACE + "completed")
     (request,) = engine.requests
-    assert (request.expected, request.language, request.languages) == ("", None, set())
+    assert (request.expected, request.language, request.languages) == ("", None, frozenset())
 
 
 async def test_the_event_of_the_beta_is_answered_in_its_form() -> None:

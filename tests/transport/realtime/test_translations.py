@@ -45,7 +45,7 @@ _EVENTS: dict[str, Any] = {
     for kind in get_args(one.model_fields["type"].annotation)
 }
 #: Voices of two languages, which say of themselves what they speak.
-VOICES = {"voice_languages": {"tone": "en", "bell": "es"}}
+VOICES: dict[str, Any] = {"voice_languages": {"tone": "en", "bell": "es"}}
 
 loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
@@ -225,9 +225,9 @@ async def test_a_session_ends_when_it_expires(monkeypatch: pytest.MonkeyPatch) -
     ("parts", "lacks"),
     [
         (EchoEngine(), "a recogniser that knows languages"),
-        (ComposedEngine(RulesEngine(), asr=Ears(), tts=ToneEngine(**VOICES)), "start the server with --llm URL"),
+        (engine(llm=RulesEngine()), "start the server with --llm URL"),
         (ComposedEngine(RetortEngine(), asr=Ears()), "start the server with --tts"),
-        (ComposedEngine(RetortEngine(), asr=Ears(), tts=ToneEngine(voice_languages={"tone": "it"})), "--languages"),
+        (engine(voice_languages={"tone": "it"}), "--languages"),
     ],
 )
 async def test_what_cannot_translate_says_what_it_lacks(parts: Engine, lacks: str) -> None:
