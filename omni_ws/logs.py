@@ -21,6 +21,10 @@ QUIETED_LOGGERS: Final[dict[str, int]] = {
     "websockets": logging.ERROR,
     # A line for each request to an upstream, health checks included.
     "httpx": logging.WARNING,
+    # They log URLs of MCP servers, what is sent to them and, as errors, tracebacks with both.
+    "mcp": logging.CRITICAL,
+    "httpx2": logging.CRITICAL,
+    "httpcore2": logging.CRITICAL,
     # A malformed form is reported to its client.
     "python_multipart": logging.ERROR,
 }

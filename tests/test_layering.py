@@ -75,7 +75,10 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "grpc": "omni_ws.transport",
     "aiortc": "omni_ws.transport.webrtc",
     "httpx": "omni_ws.engine.remote",
-    "httpcore": "omni_ws.transport.routes.media_fetch",
+    "mcp": "omni_ws.service.mcp.client",
+    "mcp_types": "omni_ws.service.mcp.client",
+    "httpx2": "omni_ws.service.mcp.client",
+    "httpcore": "omni_ws.transport.http.media_fetch",
     "cryptography": "omni_ws.tools.lan_certificate",
     "segno": "omni_ws.tools.lan",
     "opentelemetry": "omni_ws.service.observing.tracing",
@@ -88,7 +91,7 @@ CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.
 
 #: The folders of a floor that has wings: each imports from those before it, never from one behind.
 WINGS = {
-    "omni_ws.service": ("recording", "observing", "listening", "conversation", "sessions", "tokens"),
+    "omni_ws.service": ("recording", "observing", "listening", "mcp", "conversation", "sessions", "tokens"),
     "omni_ws.transport": (
         *("http", "recording", "native", "realtime", "webrtc", "telephony", "routes", "mode_b", "grpc_salience"),
     ),
@@ -287,7 +290,7 @@ def test_importing_the_server_loads_nothing_heavy() -> None:
     """One after the other, in one process: what none of them loads, all of them do not."""
     modules = ("omni_ws.engine.base", "omni_ws.cli", "omni_ws.fronts", "omni_ws.server")
     heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
-    heavy += ["opentelemetry"]
+    heavy += ["opentelemetry", "mcp", "httpx2"]
     program = f"""
 import importlib, sys
 for module in {modules}:

@@ -275,8 +275,8 @@ class HttpConfig(Section):
         "Folder whose files chat requests may use as images, audio or video; unset: none."
     )
     media_domains: tuple[Text, ...] = setting(
-        "Hosts from which images, audio and video of chat requests may be fetched, by https unless the entry begins "
-        "with http://; private addresses only if listed as such or by network (10.0.0.0/8).",
+        "Hosts from which images, audio and video of chat requests and Realtime sessions may be fetched, by https "
+        "unless the entry begins with http://; private addresses only if listed as such or by network (10.0.0.0/8).",
         (),
     )
     media_timeout_sec: Seconds = setting("Time in which all media of a request have to be fetched.", 20)
@@ -493,6 +493,23 @@ class WebrtcConfig(Section):
         return servers
 
 
+class RealtimeConfig(Section):
+    """MCP servers, whose tools this server calls for the model: over the Realtime API, natively, and in chats."""
+
+    mcp_servers: tuple[Text, ...] = setting(
+        "Hosts of MCP servers that clients may name, by https unless the entry begins with http://; private addresses "
+        "only if listed as such or by network (10.0.0.0/8). Needs the extra `mcp`; unset: none.",
+        (),
+    )
+    mcp_timeout_sec: Seconds = setting("Time that an MCP server has to list its tools, and for each call.", 30)
+
+    @field_validator("mcp_servers")
+    @classmethod
+    def _check_mcp_servers(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        MediaDomains(entries)
+        return entries
+
+
 class GrpcConfig(Section):
     """The gRPC token service."""
 
@@ -629,6 +646,7 @@ class ServerConfig(Section):
     remote: RemoteConfig = RemoteConfig()
     telephony: TelephonyConfig = TelephonyConfig()
     webrtc: WebrtcConfig = WebrtcConfig()
+    realtime: RealtimeConfig = RealtimeConfig()
     grpc: GrpcConfig = GrpcConfig()
     profiler: ProfilerConfig = ProfilerConfig()
     plugins: dict[str, dict[str, Any]] = setting(

@@ -236,7 +236,7 @@ def _joined(first: Message, second: Message) -> Message:
 #: The history keeps this multiple of what a request sees, so that a truncation brings earlier turns back.
 KEPT_MULTIPLE: Final = 2
 #: What a request sees is shortened by this share of its limit at a time.
-_STRIDE: Final = 0.25
+STRIDE: Final = 0.25
 #: The requests that the history remembers by id, with or without items; as many ids of truncated requests besides.
 MAX_REQUESTS: Final = 1 << 14
 #: The most bytes of speech of one request, and of a history. At 25 tokens a second a history of 4096 tokens takes 5 MB
@@ -319,6 +319,7 @@ class HistoryState(msgspec.Struct, kw_only=True):
     """The contents of a HistoryItems, for serialisation."""
 
     max_tokens: int
+    stride: float = STRIDE
     items: list[HistoryItem]
     left_behind: int
     made: int
@@ -354,6 +355,7 @@ class HistoryItems:
         "_results",
         "_seen",
         "_speech_bytes",
+        "_stride",
         "_text_bytes",
         "_tokens",
         "_truncated",
@@ -364,6 +366,7 @@ class HistoryItems:
 
     def __init__(self, max_tokens: int, budget: ByteBudget) -> None:
         self.max_tokens = max_tokens
+        self._stride = STRIDE
         #: The bytes of speech, with their overhead.
         self.held_bytes = 0
         self.budget = budget
@@ -413,6 +416,18 @@ class HistoryItems:
             first += 1
         seen = map(_MESSAGE_OF, items[given:])
         return (*map(_MESSAGE_OF, items[first:given]), *in_order(chain(seen, more), answering=answering))
+
+    def keep_within(self, max_tokens: int, *, stride: float = STRIDE) -> None:
+        """Let a request see up to ``max_tokens`` from now on, and shorten that by the share ``stride`` at a time."""
+        if (max_tokens, stride) != (self.max_tokens, self._stride):
+            self.max_tokens, self._stride = max_tokens, stride
+            self._seek()
+            self._make_room()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a request that is answered now does not see the whole conversation."""
+        return self._seen.first > 0
 
     def sees_call(self, call_id: str) -> bool:
         """Return whether a request that is answered now sees the call with this id."""
@@ -471,6 +486,23 @@ class HistoryItems:
         self._advance_seen()
         self._make_room()
 
+    def insert(self, messages: Iterable[Message], *, item_id: str, before: str, answer: bool) -> None:
+        """Add a client's item before the question that the request or item ``before`` left, or before its ``answer``.
+
+        Nothing is added before what the history has forgotten.
+        """
+        if (place := self._places.get(before)) is None:
+            return
+        self._places[item_id] = place
+        first, end = self._range(place)
+        those = (i for i in range(first, end) if self._items[i].request_id == before)
+        index = next((i for i in those if not answer or self._items[i].role == "assistant"), end)
+        for message in filter(lambda one: one.says_something, messages):
+            self._insert(index, self._new_item(message, item_id, place, counted=False))
+            index += 1
+        self._seek()
+        self._make_room()
+
     def revise(self, request_id: str, message: Message) -> bool:
         """Replace the message of this role that a request left. Return False if the request is forgotten.
 
@@ -479,7 +511,8 @@ class HistoryItems:
         if (place := self._places.get(request_id)) is None:
             return False
         first, end = self._range(place)
-        index = next((one for one in range(first, end) if self._items[one].role == message.role), None)
+        own = [one for one in range(first, end) if self._items[one].request_id == request_id]
+        index = next((one for one in own if self._items[one].role == message.role), None)
         if index is not None and message.says_something:
             item = self._items[index]
             changed = replace(
@@ -492,7 +525,7 @@ class HistoryItems:
         elif index is not None:
             self._drop(index, index + 1)
         elif message.says_something:
-            answers = [one for one in range(first, end) if self._items[one].role == "assistant"]
+            answers = [one for one in own if self._items[one].role == "assistant"]
             behind = end if message.role == "assistant" else next(iter(answers), end)
             self._insert(behind, self._new_item(message, request_id, place, counted=False))
         self._seek()
@@ -531,7 +564,7 @@ class HistoryItems:
         stay: list[HistoryItem] = []
         go: list[HistoryItem] = []
         for item in self._items[start:end]:
-            (go if item.place in places and item.role in roles else stay).append(item)
+            (go if item.request_id in request_ids and item.role in roles else stay).append(item)
         self._let_go(go)
         self._items[start:end] = stay
         self._seek()
@@ -546,6 +579,7 @@ class HistoryItems:
         """Return the whole history in the form that ``restored`` takes."""
         return HistoryState(
             max_tokens=self.max_tokens,
+            stride=self._stride,
             items=list(self._items),
             left_behind=self._left_behind,
             made=self._made,
@@ -565,6 +599,7 @@ class HistoryItems:
         return new
 
     def _restore(self, state: HistoryState) -> None:
+        self._stride = state.stride
         for item in state.items:
             self._insert(len(self._items), item)
             if item.message.speech is not None:
@@ -634,7 +669,7 @@ class HistoryItems:
     def _seen_tokens(self) -> int:
         """The tokens that a request may see: all, less as many whole steps as are needed to fit ``max_tokens``."""
         total = self._left_behind + self._tokens
-        stride = max(1, int(self.max_tokens * _STRIDE))
+        stride = max(1, int(self.max_tokens * self._stride))
         strides = max(0, math.ceil((total - self.max_tokens) / stride))
         return total - strides * stride
 

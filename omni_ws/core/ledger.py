@@ -561,8 +561,16 @@ class Ledger:
             call_id in entry.results for entry in self._entries.values() if not entry.finished
         )
 
-    def place(self, messages: Iterable[Message], *, item_id: str | None = None) -> None:
-        """Add messages that belong to no request, after all requests so far: a client's item, or an earlier history."""
+    def place(
+        self, messages: Iterable[Message], *, item_id: str | None = None, before: tuple[str, bool] | None = None
+    ) -> None:
+        """Add messages that belong to no request: a client's item, or an earlier history.
+
+        They come after all requests so far, or ``before`` one: its id, and whether before its answer only.
+        """
+        if item_id is not None and before is not None:
+            self.history.insert(messages, item_id=item_id, before=before[0], answer=before[1])
+            return
         if item_id is not None:
             self.history.open(item_id)
         self.history.add(messages, request_id=item_id)

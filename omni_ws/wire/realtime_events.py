@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, MAX_ID_CHARACTERS, InputChunk, Modality, Usage
 from omni_ws.core.json_values import check_values
+from omni_ws.core.quota import memory_of
 from omni_ws.errors import (
     Busy,
     EngineError,
@@ -50,6 +51,13 @@ _MUST_BE: Final = {
 #: For error messages: what certain fields must be, by their names, if more than the type is to be said.
 _TEXTS: Final = {
     "role": "{path} must be system, user or assistant",
+    "audio.input.turn_detection.idle_timeout_ms": "{path} must be a number from 5000 to 30000",
+    "audio.output.speed": "{path} must be a number from 0.25 to 1.5",
+    "reasoning.effort": "{path} must be minimal, low, medium, high or xhigh",
+    "parallel_tool_calls": "{path} must be true or false",
+    "truncation.retention_ratio": "{path} must be a number from 0 to 1",
+    "truncation.token_limits.post_instructions": "{path} must be a whole number, 1 or more",
+    "truncation": "{path} must be auto, disabled or an object of the type retention_ratio",
     "output_modalities": "output_modalities must be a list of text or audio",
     "tools": "tools must be a list of objects",
     "input": "response.input must be a list of items",
@@ -159,6 +167,12 @@ class CallOutputFields(Struct, frozen=True, kw_only=True):
     output: Any = None
 
 
+ItemKind: TypeAlias = Literal[
+    *("message", "function_call", "function_call_output"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+]
+
+
 @dataclass(slots=True, kw_only=True)
 class Item:
     """One item of a conversation.
@@ -168,7 +182,7 @@ class Item:
     """
 
     item_id: str
-    kind: Literal["message", "function_call", "function_call_output"] = "message"
+    kind: ItemKind = "message"
     role: str = ""
     status: str = "completed"
     content: list[dict[str, Any]] = field(default_factory=list)
@@ -179,6 +193,8 @@ class Item:
     chunks: list[InputChunk] = field(default_factory=list)
     #: The request to which it belongs, if any.
     request_id: str | None = None
+    #: The fields of an item of MCP, as clients see them.
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -188,6 +204,7 @@ class Item:
             ITEM_OVERHEAD_BYTES
             + sum(map(getsizeof, (self.text, self.call_id, self.name, *texts)))
             + PART_OVERHEAD_BYTES * len(self.content)
+            + (memory_of(self.extra) if self.extra else 0)
             + sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in self.chunks)
         )
 
@@ -222,6 +239,8 @@ class Item:
                 return {**common, "role": self.role, "content": [dict(part) for part in self.content]}
             case "function_call":
                 return {**common, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+            case kind if self.extra:
+                return {"id": self.item_id, "type": kind, **self.extra}
         return {**common, "call_id": self.call_id, "output": self.text}
 
 

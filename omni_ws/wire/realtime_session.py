@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.realtime_events import MAX_METADATA, read
 from omni_ws.wire.session_config import SessionConfig, converted
 
@@ -45,8 +46,19 @@ _MERGED: Final[Mapping[str, Any]] = {"audio": {"input": {}, "output": {}}}
 _WITHOUT_TURNS: Final = ("gpt-realtime-whisper", "gpt-live-transcribe")
 #: The most bytes of a session object as JSON; it is kept as long as the session.
 MAX_SESSION_BYTES: Final = 1 << 20
+#: OpenAI's limits on ``idle_timeout_ms``, and on ``speed``.
+MIN_IDLE_MS: Final = 5_000
+MAX_IDLE_MS: Final = 30_000
+MIN_SPEED: Final = 0.25
+MAX_SPEED: Final = 1.5
+#: The voices do not speak more slowly: so does a session that asks for less.
+MIN_VOICE_SPEED: Final = 0.5
 #: The silence that ends a turn, by ``eagerness``, if no model judges the pauses.
 _EAGERNESS_SILENCE_MS: Final = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
+
+
+#: What the model is told in place of the silence that ``idle_timeout_ms`` ends.
+IDLE_TEXT: Final = "(The user has said nothing for {seconds:g} seconds.)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +125,16 @@ class TurnDetectionFields(Struct, frozen=True, kw_only=True, omit_defaults=True)
     eagerness: Any = None
     create_response: Any = None
     interrupt_response: Any = None
+    idle_timeout_ms: Annotated[float, Meta(ge=MIN_IDLE_MS, le=MAX_IDLE_MS)] | None = None
     #: Not a field of OpenAI's: whether an answer goes on while it is not known whether speech interrupts it.
     duck: Any = None
 
 
 class NoiseReductionFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The object ``audio.input.noise_reduction``."""
+    """The object ``audio.input.noise_reduction``. ``strength`` is only shown."""
 
     type: Any = None
+    strength: Any = None
 
 
 class InputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,7 +152,7 @@ class OutputFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     format: FormatFields | str | None = None
     voice: Any = None
-    speed: Any = None
+    speed: Annotated[float, Meta(ge=MIN_SPEED, le=MAX_SPEED)] | None = None
 
 
 class AudioFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -146,6 +160,25 @@ class AudioFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     input: InputFields = InputFields()
     output: OutputFields = OutputFields()
+
+
+class ReasoningFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The object ``reasoning``."""
+
+    effort: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class TokenLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The object ``truncation.token_limits``."""
+
+    post_instructions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+
+
+class RetentionRatio(Struct, frozen=True, kw_only=True, tag="retention_ratio", tag_field="type"):
+    """A ``truncation`` to ``retention_ratio`` times the limit."""
+
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)]
+    token_limits: TokenLimits | None = None
 
 
 class CommonFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -157,6 +190,8 @@ class CommonFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_choice: Any = None
     max_output_tokens: Any = None
     temperature: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningFields | None = None
 
 
 class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,6 +199,11 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
 
     type: Any = None
     audio: AudioFields = AudioFields()
+    truncation: Literal["auto", "disabled"] | RetentionRatio | None = None
+    #: These are only shown.
+    include: Any = None
+    tracing: Any = None
+    prompt: Any = None
     #: An extension: whether the server says that a tool still works.
     tool_filler: Any = None
 
@@ -198,6 +238,7 @@ class SessionFields(CommonFields, frozen=True, kw_only=True, omit_defaults=True)
 class ResponseOutput(Struct, frozen=True):
     """The object ``audio.output`` of a response."""
 
+    format: FormatFields | str | None = None
     voice: Any = None
 
 
@@ -275,7 +316,7 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
         "instructions": session.instructions,
         "modalities": modalities(session.output_modalities, abilities),
         "voice": _voice(output.voice),
-        "speed": output.speed,
+        "speed": output.speed and max(output.speed, MIN_VOICE_SPEED),
         "input_audio": input_audio,
         "output_audio": _format(output.format, "session.audio.output.format"),
         "turn_detection": detection,
@@ -286,8 +327,19 @@ def session_config(session: SessionFields, abilities: RealtimeAbilities) -> dict
         "task": None if session.answers_turns else "transcribe",
         "history": False if session.dictates else None,
         "tool_filler": False if session.tool_filler is None else session.tool_filler,
-        "idle_prompt": {"after_sec": 0},
+        "idle_prompt": _idle_prompt(None if session.transcribes_only else given.turn_detection),
     }
+
+
+def _idle_prompt(wanted: TurnDetectionFields | None) -> dict[str, Any]:
+    """Return ``idle_prompt`` of a ``session_config``; its text is for the model. Raises InvalidValue."""
+    if wanted is None or wanted.idle_timeout_ms is None:
+        return {"after_sec": 0}
+    if wanted.type == "semantic_vad":
+        place = "session.audio.input.turn_detection.idle_timeout_ms"
+        raise InvalidValue(f"{place} is supported with server_vad only", param=place)
+    seconds = wanted.idle_timeout_ms / 1000
+    return {"after_sec": seconds, "text": IDLE_TEXT.format(seconds=seconds)}
 
 
 def _spoken(heard: TranscriptionFields, known: frozenset[str]) -> dict[str, Any]:
@@ -313,6 +365,8 @@ def response_config(response: ResponseFields, abilities: RealtimeAbilities) -> d
         config["modalities"] = modalities(response.output_modalities, abilities)
     if output is not None and output.voice is not None:
         config["voice"] = _voice(output.voice)
+    if output is not None and output.format is not None:
+        config["output_audio"] = _format(output.format, "response.audio.output.format")
     if response.tools is not None:
         config["tools"] = tools(response.tools)
     if response.tool_choice is not None:
@@ -366,12 +420,20 @@ def sampling(fields: CommonFields, abilities: RealtimeAbilities) -> dict[str, An
 
 
 def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
-    """Convert flat tools to the form of the chat API. Raises UnsupportedParameter unless all are functions."""
+    """Convert flat tools to the form of the chat API; entries of MCP servers stay as they are.
+
+    Raises UnsupportedParameter for all others.
+    """
     found = []
     for index, one in enumerate(wanted or ()):
+        if is_mcp(one):
+            found.append(dict(one))
+            continue
         if one.get("type") != "function":
             place = f"tools[{index}].type"
-            raise UnsupportedParameter(f"{place}: tools other than functions are not supported", param=place)
+            raise UnsupportedParameter(
+                f"{place}: tools other than functions and MCP servers are not supported", param=place
+            )
         flat = {name: value for name, value in one.items() if name != "type"}
         found.append(dict(one) if "function" in one else {"type": "function", "function": flat})
     return found
@@ -405,7 +467,7 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
     shown_input = {
         "format": _shown_format(config.input_audio.format, config.input_audio.sample_rate),
         "transcription": msgspec.to_builtins(session.audio.input.transcription),
-        "noise_reduction": None if (kind := config.input_audio.noise_reduction) is UNSET else {"type": kind},
+        "noise_reduction": _shown_noise(session.audio.input.noise_reduction, config),
         "turn_detection": _shown_detection(
             config, creates=session.answers_turns, interrupts=session.interrupts_answers
         ),
@@ -417,7 +479,7 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
         "object": "realtime.session",
         "id": session_id,
         "expires_at": None,
-        "include": None,
+        "include": session.include,
     }
     if session.transcribes_only:
         return {**shown, "object": "realtime.transcription_session", "audio": {"input": shown_input}}
@@ -430,15 +492,24 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
         "tools": [{"type": "function", **one["function"]} for one in config.tools],
         "tool_choice": _shown_choice(config.tool_choice),
         "max_output_tokens": "inf" if limit is None else limit,
-        "tracing": None,
-        "truncation": "auto",
-        "prompt": None,
+        "tracing": session.tracing,
+        "truncation": msgspec.to_builtins(session.truncation or "auto"),
+        "prompt": session.prompt,
+        **({} if session.parallel_tool_calls is None else {"parallel_tool_calls": session.parallel_tool_calls}),
+        **({} if session.reasoning is None else {"reasoning": msgspec.to_builtins(session.reasoning)}),
         **({} if session.tool_filler is None else {"tool_filler": config.tool_filler}),
         "audio": {
             "input": shown_input,
             "output": {**shown_audio_output(config), "speed": config.speed},
         },
     }
+
+
+def _shown_noise(wanted: NoiseReductionFields | None, config: SessionConfig) -> dict[str, Any] | None:
+    if (kind := config.input_audio.noise_reduction) is UNSET:
+        return None
+    strength = None if wanted is None else wanted.strength
+    return {"type": kind} if strength is None else {"type": kind, "strength": strength}
 
 
 def beta_transcription_session(shown: Mapping[str, Any]) -> dict[str, Any]:
@@ -487,7 +558,7 @@ def _shown_detection(config: SessionConfig, *, creates: bool, interrupts: bool) 
         "threshold": detection.threshold,
         "prefix_padding_ms": round(detection.prefix_padding_ms),
         "silence_duration_ms": round(detection.silence_ms),
-        "idle_timeout_ms": None,
+        "idle_timeout_ms": round(1000 * config.idle_prompt.after_sec) or None if config.idle_prompt else None,
     }
 
 

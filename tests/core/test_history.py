@@ -117,6 +117,65 @@ def test_what_was_said_can_turn_out_to_be_less() -> None:
     assert [message.text for message in history.messages()][:2] == ["again", "one"]
 
 
+def test_less_may_be_seen_and_in_other_steps() -> None:
+    history = HistoryItems(100, ByteBudget(1 << 20))
+    seen: dict[float, list[int]] = {}
+    for stride in (0.75, 0.0):
+        history.keep_within(40, stride=stride)
+        seen[stride] = []
+        for number in range(40):
+            turn(history, f"req_{stride}_{number}", "a b", "c d")
+            seen[stride].append(sum(len(message.text.split()) for message in history.messages()))
+    assert (min(seen[0.75][10:]), max(seen[0.75])) == (12, 40)
+    assert set(seen[0.0]) == {40}
+    assert HistoryItems.restored(history.state(), ByteBudget(1 << 20)).messages() == history.messages()
+    assert history.is_cut
+    history.keep_within(100)
+    assert sum(len(message.text.split()) for message in history.messages()) > 40
+
+
+def test_whether_a_request_sees_the_whole_conversation() -> None:
+    history = HistoryItems(8, ByteBudget(1 << 20))
+    history.keep_within(8, stride=0)
+    turn(history, "req_1", "a b", "c d")
+    turn(history, "req_2", "a b", "c d")
+    assert not history.is_cut
+    turn(history, "req_3", "a", "c")
+    assert history.is_cut
+    history.remove("req_2")
+    assert not history.is_cut
+
+
+def test_an_item_is_put_before_a_question_or_its_answer() -> None:
+    history = HistoryItems(100, ByteBudget(1 << 20))
+    turn(history, "req_1", "one", "two")
+    history.open("req_2")
+
+    def insert(text: str, before: str, *, answer: bool = False, role: str = "user") -> None:
+        history.insert([Message(role, text)], item_id=text, before=before, answer=answer)
+
+    insert("system", "req_1", role="system")
+    insert("also", "req_1", answer=True)
+    insert("later", "req_2")
+    insert("more", "req_2")
+    insert("lost", "unknown")
+    insert("", "req_1")
+    history.add([Message("user", "three"), Message("assistant", "four")], request_id="req_2")
+    assert [item.message.text for item in history.items] == [
+        "system", "one", "also", "two", "later", "more", "three", "four"
+    ]  # fmt: skip
+    history.revise("req_1", Message("user", "One"))
+    history.revise("req_2", Message("assistant", "Four"))
+    history.remove("req_1", roles={"user"})
+    history.remove("later", "nothing")
+    assert [item.message.text for item in history.items] == ["system", "also", "two", "more", "three", "Four"]
+    insert("first", "system")
+    assert [item.message.text for item in history.items][:2] == ["first", "system"]
+    assert HistoryItems.restored(history.state(), ByteBudget(1 << 20)).items == history.items
+    assert history.truncate("req_2") == 3
+    assert [item.message.text for item in history.items] == ["first", "system", "also", "two"]
+
+
 # items
 
 

@@ -28,6 +28,8 @@ from omni_ws.errors import (
 )
 from omni_ws.installing import install_command
 from omni_ws.service.listening.workers import ListeningSettings
+from omni_ws.service.mcp.servers import ToolServers
+from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.openai_fields import check_tools
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,
@@ -116,6 +118,8 @@ class Configuration:
 
     def __init__(self, rules: ConfigurationRules, account: ByteBudget | None = None) -> None:
         self.rules = rules
+        #: The MCP servers of the session; None if the operator allows none, or it is no session.
+        self.mcp: ToolServers | None = None
         self._account = account
         #: By ``id()`` of each configuration in use: a weak reference to it, and the bytes that it is charged with.
         self._charged: dict[int, tuple[weakref.ref[SessionConfig], int]] = {}
@@ -128,11 +132,33 @@ class Configuration:
         Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, and PayloadTooLarge or
         EngineOverloaded if there is no memory for it. Nothing is changed then.
         """
+        change, given = None, patch.get("tools")
+        self._check_mcp(given)
+        if self.mcp is not None and "tools" in patch and (change := self.mcp.change(given)) is not None:
+            patch = {**patch, "tools": change.tools}
+        resolved = self.offer(patch)
+        if self.mcp is not None and change is not None:
+            self.mcp.commit(change)
+        return resolved
+
+    def offer(self, patch: Mapping[str, Any]) -> SessionConfig:
+        """Do as ``apply`` does, for tools of which all are functions."""
         wanted = self._merged(patch)
         resolved = self._resolve(wanted)
         self._charge(resolved, memory_of((resolved, wanted)))
         self._wanted, self.effective = wanted, resolved
         return resolved
+
+    def _check_mcp(self, tools: Any) -> None:
+        """Raise UnsupportedParameter for MCP servers among ``tools`` if there cannot be any."""
+        index = next((at for at, one in enumerate(tools) if is_mcp(one)), None) if isinstance(tools, list) else None
+        if index is None:
+            return
+        if self.mcp is None:
+            message = "MCP servers may not be used here (the operator can allow hosts with realtime.mcp_servers)"
+            raise UnsupportedParameter(message, param=f"tools[{index}].type")
+        if not self.rules.capabilities.tools:
+            raise UnsupportedParameter("tools are not supported by this engine", param="tools")
 
     def follow(self, rules: ConfigurationRules) -> SessionConfig:
         """Apply other rules, as the engine has become another one, and return the effective configuration.
@@ -164,6 +190,9 @@ class Configuration:
 
     def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
         """Return the configuration that ``apply`` would return, without applying it. Raises what ``apply`` raises."""
+        self._check_mcp(patch.get("tools"))
+        if self.mcp is not None and "tools" in patch:
+            patch = {**patch, "tools": self.mcp.expanded(patch["tools"])}
         config = self._resolve(self._merged(patch))
         changed = {
             name: value for name in FIELDS if (value := getattr(config, name)) is not getattr(self.effective, name)
@@ -173,8 +202,13 @@ class Configuration:
 
     @property
     def wanted(self) -> Mapping[str, Any]:
-        """All fields that the client has set. A new Configuration to which they are applied has the same result."""
-        return self._wanted
+        """All fields that the client has set, but its MCP servers.
+
+        A new Configuration to which they are applied has the same result.
+        """
+        if self.mcp is None or "tools" not in self._wanted:
+            return self._wanted
+        return {**self._wanted, "tools": self.mcp.without(self._wanted["tools"])}
 
     def names_voice(self, config: SessionConfig) -> bool:
         """Whether the client chose the voice of ``config``: not if it left it open, or named one that is not here."""
@@ -185,6 +219,8 @@ class Configuration:
 
     def close(self) -> None:
         """Refund all that is charged, and charge nothing from now on. Idempotent."""
+        if self.mcp is not None:
+            self.mcp.close()
         charged, self._charged, account, self._account = self._charged, {}, self._account, None
         if account is not None:
             account.give(sum(size for _, size in charged.values()))

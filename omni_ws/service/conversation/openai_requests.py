@@ -70,6 +70,8 @@ def prepare_answer(
         raise UnsupportedParameter("tools are not supported by this engine", param=request.tools_at)
     if request.role not in capabilities.input_roles:
         raise InvalidValue("the last message must have role user or tool", param=request.role_at)
+    if conversation.configuration.mcp and request.answer.choices > 1:
+        raise UnsupportedParameter("several answers are not supported with MCP servers", param="n")
     options = checked_options(conversation, request.answer)
     conversation.answer_with(replace(options, input_role=request.role, thought=True, read_whole=read_whole))
     conversation.ledger.place(history)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from omni_ws.core.chunks import InputChunk, ToolCall
@@ -29,10 +29,12 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
-    __slots__ = ("_joined", "_ledger", "_waiting", "_withdrawn")
+    __slots__ = ("_joined", "_ledger", "_waiting", "_withdrawn", "reserved")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        #: Whether the server itself makes a call, or waits for its approval: no client gives its result.
+        self.reserved: Callable[[str], bool] = lambda call_id: False
         #: Calls whose results were taken and wait for their place.
         self._waiting: dict[str, None] = {}
         #: By call id, the input that the call's result has joined, until the ledger knows the result.
@@ -47,6 +49,12 @@ class ToolResults:
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
+        if self.reserved(call_id):
+            raise SessionConflict(
+                f"the tool call {call_id[:64]!r} is made by the server",
+                param="tool_call_id",
+                sequence_id=chunk.sequence_id,
+            )
         if not self._ledger.knows_call(call_id):
             raise SessionConflict(
                 f"the tool call {call_id[:64]!r} is not in the history of this session",

@@ -326,10 +326,15 @@ class TurnListener:
                 self._set_state(ListeningState.SILENCE)
                 self._afresh = True
 
+    @property
+    def audio_ms(self) -> int:
+        """How much audio was judged since turn detection was first switched on."""
+        return self._offset_ms + round(self._judged_ms)
+
     def saved(self) -> SavedListening:
         """Return the state. It has the audio that belongs to no request yet, for another listener to judge again."""
         ring = [] if self._ring is None else self._ring.chunks
-        audio_ms = self._offset_ms + round(self._judged_ms)
+        audio_ms = self.audio_ms
         if (onset := self._owner.spoken.onset) is not None:
             ring = [*onset.audio, *ring]
             audio_ms -= onset.audio_length_ms

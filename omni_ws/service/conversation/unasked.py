@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from omni_ws.core.chunks import StartTrigger, Task
+from omni_ws.core.chunks import StartTrigger, Task, ToolCall
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.service.conversation.remarks import Remarks
 from omni_ws.service.conversation.request import Request
@@ -21,9 +22,16 @@ class Unasked:
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
         self._conversation = conversation
         self._results = results
+        #: Called with the text of ``idle_prompt`` when it is due, in place of saying it.
+        self.idled: Callable[[str], None] | None = None
         self._remarks = Remarks(results.done)
         #: The request of the latest filler.
         self._filler: str | None = None
+        results.reserved = self._is_made_here
+
+    def _is_made_here(self, call_id: str) -> bool:
+        mcp = self._conversation.configuration.mcp
+        return mcp is not None and mcp.has(call_id)
 
     def note_quiet(self, now: float) -> None:
         """Note whether anybody speaks, or an answer is due, and if not, since when."""
@@ -47,11 +55,36 @@ class Unasked:
         if request.remark is not None and request.error is not None:
             self._remarks.stop_fillers()
         calls, config, conversation = request.tool_calls, request.config, self._conversation
+        self._call_servers(request)
         if not calls or not request.answerable or not request.entry.answer_kept or conversation.stream.single_request:
             return
         wanted = config.tool_filler and conversation.configuration.rules.tool_filler != ""
         if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
             self._remarks.call([call.id for call in calls], spoken=request.entry.sent_ms > 0)
+
+    def _call_servers(self, request: Request) -> None:
+        """Have the calls of MCP tools made that an answer has ended with.
+
+        In a single request, whose client gets the calls of its own functions to answer, only if there are none of those.
+        """
+        mcp, calls = self._conversation.configuration.mcp, request.tool_calls
+        if not mcp:
+            return
+        if request.remark is None and not request.session.received.tool_results:
+            mcp.new_turn()
+        if not calls or not request.answerable or not request.entry.answer_kept:
+            return
+        if self._conversation.stream.single_request and not all(mcp.find(call.name) for call in calls):
+            return
+        mcp.make(request.request_id, calls)
+        self._results.withdraw(call for call in calls if mcp.find(call.name) and not mcp.has(call.id))
+
+    def _withdraw(self, calls: Iterable[ToolCall]) -> None:
+        """Want no results of these calls any more, and give up those that are being made."""
+        calls = tuple(calls)
+        self._results.withdraw(calls)
+        if mcp := self._conversation.configuration.mcp:
+            mcp.drop(call.id for call in calls)
 
     def get_timer(self) -> float | None:
         """Return when ``speak`` may have something to say; None if nothing depends on time."""
@@ -68,7 +101,9 @@ class Unasked:
             return
         config, own = conversation.configuration.effective, conversation.configuration.rules.tool_filler
         remark = self._remarks.due(config, language=self._language(config), filler=own, now=now)
-        if remark is not None:
+        if remark is not None and remark.why is StartTrigger.IDLE and self.idled is not None:
+            self.idled(remark.text)
+        elif remark is not None:
             request_id = conversation.say(remark)
             self._filler = request_id if remark.why is StartTrigger.FILLER else self._filler
 
@@ -91,7 +126,7 @@ class Unasked:
         if filler is not None and (stopped or conversation.ledger.stop(filler, now)):
             self._remarks.stop_fillers()
         if named is not None:
-            self._results.withdraw(named.tool_calls)
+            self._withdraw(named.tool_calls)
         elif request_id is not None and not conversation.ledger.stop(request_id, now):
             entry = conversation.ledger.find(request_id)
-            self._results.withdraw(() if entry is None else entry.tool_calls)
+            self._withdraw(() if entry is None else entry.tool_calls)

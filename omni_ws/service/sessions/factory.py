@@ -36,8 +36,11 @@ from omni_ws.service.conversation.configuration import (
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ConversationLimits
 from omni_ws.service.conversation.output_log import OutputLog, StoredBytes
+from omni_ws.service.conversation.server_results import ServerResults
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
+from omni_ws.service.mcp.client import McpReach
+from omni_ws.service.mcp.servers import ToolServers
 from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
@@ -103,6 +106,7 @@ class SessionFactory:
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self._has_stood_in = False
         self.media_room = MediaRoom(self.budget)
+        self._mcp_reach = McpReach(config.realtime) if config.realtime.mcp_servers else None
         self.observers = Observers()
         self.observers.add(
             Accounts(self.metrics, log_content=config.log_content), every_chunk=False, every_output=False
@@ -191,9 +195,12 @@ class SessionFactory:
         identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
+        configuration = self.configuration(
+            output_formats, any_model=any_model, single_request=single_request, account=account
+        )
         conversation = Conversation(
             self.engine,
-            self.configuration(output_formats, any_model=any_model, single_request=single_request, account=account),
+            configuration,
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body, survives=survives),
             budget=account,
@@ -204,6 +211,9 @@ class SessionFactory:
             speech_workers=self.speech_workers if listens else None,
             observed=observed,
         )
+        if self._mcp_reach is not None and stored is None:
+            configuration.mcp = ToolServers(self._mcp_reach, apply=lambda tools: configuration.offer({"tools": tools}))
+            configuration.mcp.keeper = ServerResults(conversation)
         kind = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         self.conversations[conversation] = kind
         return conversation

@@ -28,7 +28,7 @@ from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.failure import new_id
-from omni_ws.wire.realtime_events import Item, error_fields, item_event, usage_fields
+from omni_ws.wire.realtime_events import Item, RealtimeRefusal, error_fields, item_event, usage_fields
 from omni_ws.wire.realtime_session import shown_audio_output
 from omni_ws.wire.session_config import SessionConfig
 
@@ -39,6 +39,8 @@ Event: TypeAlias = dict[str, Any]
 
 #: Items that a client may refer to by id; the oldest items make room for new ones.
 MAX_ITEMS: Final = 1024
+#: In place of the id of an item: the beginning of the conversation.
+ROOT: Final = "root"
 
 
 T = TypeVar("T")
@@ -107,13 +109,48 @@ class ConversationItems:
             self._forget(next(iter(self._items)))
         return previous
 
-    def create(self, item: Item) -> str | None:
-        """Append an item that the client creates, and add it to the history. Returns and raises what ``add`` does."""
+    def place_of(self, previous_id: str | None) -> str | None:
+        """Return ``previous_item_id`` for ``create``. Raises RealtimeRefusal for the id of no item."""
+        if previous_id in (None, ROOT) or previous_id in self._items:
+            return previous_id
+        raise RealtimeRefusal(
+            "item_create_invalid_previous_item_id", "there is no item of this id", param="previous_item_id"
+        )
+
+    def create(self, item: Item, *, after: str | None = None) -> str | None:
+        """Add an item that the client creates, also to the history. Returns and raises what ``add`` does.
+
+        It comes ``after`` the item of this id, or after ``ROOT``; with None, at the end.
+        """
+        last = next(reversed(self._items), None)
         previous = self.add(item)
+        if after is not None and last is not None and after != last:
+            self._move(item, None if after == ROOT else after)
+            return None if after == ROOT else after
         if item.role == "assistant" or item.kind == "function_call":
             self.seen()
         self._remember(item)
         return previous
+
+    def _move(self, item: Item, after: str | None) -> None:
+        """Move the last item behind ``after``, or to the beginning: there it is pending if all behind it are."""
+        items = [one for one in self._items.values() if one is not item]
+        index = 0 if after is None else 1 + next(i for i, one in enumerate(items) if one.item_id == after)
+        if any(not one.chunks for one in items[index:]):
+            item.take_chunks()
+            self._charge(item)
+        elif item.role == "assistant" or item.kind == "function_call":
+            for one in items[:index]:
+                one.take_chunks()
+                self._charge(one)
+        following = items[index]
+        items.insert(index, item)
+        self._items = {one.item_id: one for one in items}
+        self._find_pending()
+        answer = following.role == "assistant" or following.kind == "function_call"
+        before = following.request_id or following.item_id
+        self._ledger.place(messages_of([item]), item_id=item.item_id, before=(before, answer))
+        self._ledger.weigh()
 
     def pending(self) -> list[Item]:
         """Return the items that no response has answered, in order."""
@@ -164,6 +201,13 @@ class ConversationItems:
         self._charge(item)
         self._find_pending()
 
+    def told(self, item: Item, result: InputChunk) -> None:
+        """Make a call that the server has made a pending item, with its result."""
+        item.wait([result])
+        self._remember(item)
+        self._charge(item)
+        self._find_pending()
+
     def feed(self) -> Iterator[InputChunk]:
         """Remove the pending items with images, and yield their input chunks, which join the turn being spoken."""
         shown = [item for item in self.pending() if any(one.modality is Modality.IMAGE for one in item.chunks)]
@@ -189,7 +233,9 @@ class ConversationItems:
     def delete(self, item: Item) -> None:
         """Delete an item from the conversation and from the history."""
         answer = {"assistant"}
-        if item.request_id is None:
+        if item.extra and item.request_id is not None:
+            pass  # of MCP: the history keeps the call with its result
+        elif item.request_id is None:
             self._ledger.remove(item.item_id)
         elif item.role == "assistant" or item.kind == "function_call":
             self._ledger.remove(item.request_id, roles=answer)
@@ -269,6 +315,9 @@ def messages_of(items: Iterable[Item]) -> Iterator[Message]:
                 yield Message("assistant", "", tool_calls=(ToolCall(item.call_id, item.name, item.text),))
             case "function_call_output":
                 yield Message("tool", item.text, tool_call_id=item.call_id)
+            case "mcp_call" | "mcp_approval_response":  # the answer that made the call has it in the history
+                for chunk in item.chunks:
+                    yield Message("tool", chunk.payload.decode(), tool_call_id=item.call_id)
 
 
 # Spoken turns.
@@ -427,7 +476,8 @@ class SavedResponse(Struct, kw_only=True):
 class RealtimeResponse:
     """A response of the Realtime API: renders one answer as events, from ``response.created`` to ``response.done``.
 
-    The answer's message and its function calls are items. ``add`` puts each of them into the conversation, and returns
+    The answer's message and its calls are items; ``server_call`` makes those of calls that the server makes, by the call's
+    id and its name. ``add`` puts each of them into the conversation, and returns
     the id of the item before it; it is None for a response beside the conversation.
     """
 
@@ -440,6 +490,7 @@ class RealtimeResponse:
         account: ByteBudget,
         add: Callable[[Item], str | None] | None,
         metadata: Mapping[str, str] | None = None,
+        server_call: Callable[[str, str], Item | None] = lambda call_id, name: None,
     ) -> None:
         self.response_id = new_id("resp_")
         self.request_id = request_id
@@ -454,6 +505,9 @@ class RealtimeResponse:
         self._outputs: list[_Output] = []
         self._message: _Output | None = None
         self._calls: dict[int, _Output] = {}
+        self._server_call = server_call
+        #: The response as it will be done, once the calls that the server makes are over; None before its end.
+        self._ended: dict[str, Any] | None = None
         #: Charged for the text of the answer so far.
         self._share = Share(account)
 
@@ -533,24 +587,24 @@ class RealtimeResponse:
     def _call(self, fragment: ToolCallFragment) -> Iterator[Event]:
         output = self._calls.get(fragment.index)
         if output is None:
-            item = Item(
-                item_id=new_id("item_"),
-                kind="function_call",
-                status="in_progress",
-                call_id=fragment.id or new_id("call_"),
-                name=fragment.name or "",
-                request_id=self.request_id,
+            call_id, name = fragment.id or new_id("call_"), fragment.name or ""
+            item = self._server_call(call_id, name) or Item(
+                item_id=new_id("item_"), kind="function_call", status="in_progress", call_id=call_id, name=name
             )
+            item.request_id = self.request_id
             output = self._calls[fragment.index] = self._open(item)
             yield from self._added(output)
         if fragment.arguments:
             self._say(output, fragment.arguments)
-            yield {
-                "type": "response.function_call_arguments.delta",
-                **self._place(output),
-                "call_id": output.item.call_id,
-                "delta": fragment.arguments,
-            }
+            if output.item.kind == "mcp_call":
+                yield {"type": "response.mcp_call_arguments.delta", **self._place(output), "delta": fragment.arguments}
+            elif output.item.kind == "function_call":
+                yield {
+                    "type": "response.function_call_arguments.delta",
+                    **self._place(output),
+                    "call_id": output.item.call_id,
+                    "delta": fragment.arguments,
+                }
 
     def _say(self, output: _Output, text: str) -> None:
         output.text.append(text)
@@ -586,24 +640,62 @@ class RealtimeResponse:
     # the end
 
     def finish(self, final: FinalChunk, error: OmniError | None) -> Iterator[Event]:
-        """Render the end of the response: the last events of its items, then ``response.done``."""
+        """Render the end of the response: the last events of its items, then ``response.done``.
+
+        If it ``waits`` for calls of MCP tools, their last events and ``response.done`` follow: ``call_over``, ``done``.
+        """
         status, reason = _STATUS[final.finish_reason], "max_output_tokens"
         if CONTENT_FILTER in final.foreign_reasons:
             status, reason = "incomplete", CONTENT_FILTER
-        for output in self._outputs:
-            ended = self._end_message if output is self._message else self._end_call
-            yield from ended(output, "completed" if status == "completed" else "incomplete")
-            yield self._item_event("done", output)
-            if self.in_conversation:
-                yield item_event("done", output.item, previous=self._previous.get(output.item.item_id))
-        yield {
-            "type": "response.done",
-            "response": {
-                **self._shown(status),
-                "status_details": self._details(status, reason, error),
-                "usage": usage_fields(final.usage),
-            },
+        self._ended = {
+            "status": status,
+            "status_details": self._details(status, reason, error),
+            "usage": usage_fields(final.usage),
         }
+        for output in self._outputs:
+            if output.item.kind in ("mcp_call", "mcp_approval_request"):
+                output.item.extra["arguments"] = "".join(output.text)
+            if output.item.kind == "mcp_call":
+                yield from self._begin_call(output, made=status == "completed")
+                if status == "completed":
+                    continue
+            elif output.item.kind != "mcp_approval_request":
+                ended = self._end_message if output is self._message else self._end_call
+                yield from ended(output, "completed" if status == "completed" else "incomplete")
+            yield from self._item_done(output)
+        if not self.waits:
+            yield from self.done()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has ended but for calls of MCP tools, which the server makes."""
+        ended = self._ended is not None and self._ended["status"] == "completed"
+        return ended and any(output.item.kind == "mcp_call" for output in self._outputs)
+
+    def _begin_call(self, output: _Output, *, made: bool) -> Iterator[Event]:
+        arguments = output.item.extra["arguments"]
+        yield {"type": "response.mcp_call_arguments.done", **self._place(output), "arguments": arguments}
+        if made:
+            place = {"item_id": output.item.item_id, "output_index": output.index}
+            yield {"type": "response.mcp_call.in_progress", **place}
+
+    def call_over(self, item: Item, kind: Literal["completed", "failed"]) -> Iterator[Event]:
+        """Render the end of a call of an MCP tool."""
+        output = next(one for one in self._outputs if one.item is item)
+        yield {"type": f"response.mcp_call.{kind}", "item_id": item.item_id, "output_index": output.index}
+        yield from self._item_done(output)
+
+    def _item_done(self, output: _Output) -> Iterator[Event]:
+        yield self._item_event("done", output)
+        if self.in_conversation:
+            yield item_event("done", output.item, previous=self._previous.get(output.item.item_id))
+
+    def done(self) -> Iterator[Event]:
+        """Render ``response.done``, after ``finish``."""
+        ended = dict(self._ended or {})
+        if self.waits and self._cancel_reason == "client_cancelled":
+            ended |= {"status": "cancelled", "status_details": self._details("cancelled", "", None)}
+        yield {"type": "response.done", "response": {**self._shown(ended.get("status", "failed")), **ended}}
         self.close()  # the items are charged with what they say
 
     def _end_message(self, output: _Output, status: str) -> Iterator[Event]:

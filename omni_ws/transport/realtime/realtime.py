@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
-
-from msgspec import Struct
 
 from omni_ws.core.chunks import (
     AudioFormat,
@@ -37,14 +35,14 @@ from omni_ws.service.conversation.messages import InputHeard, SavedError, Server
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.transport.realtime.dictation import AfterAudio, Dictation, SavedDictation
+from omni_ws.transport.realtime.dictation import AfterAudio, Dictation
+from omni_ws.transport.realtime.effects import Effects
+from omni_ws.transport.realtime.field_names import naming
 from omni_ws.transport.realtime.items import (
     ConversationItems,
     Event,
     Numbered,
     RealtimeResponse,
-    SavedItems,
-    SavedResponse,
     SavedTurn,
     Turn,
     as_input,
@@ -52,6 +50,9 @@ from omni_ws.transport.realtime.items import (
     messages_of,
     spoken_item,
 )
+from omni_ws.transport.realtime.mcp_items import McpItems
+from omni_ws.transport.realtime.saved import SavedRealtime
+from omni_ws.transport.realtime.url_images import UrlImages
 from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import (
@@ -84,26 +85,6 @@ from omni_ws.wire.server_frames import (
 )
 from omni_ws.wire.session_config import SessionConfig
 
-#: The path of each field of ``session_config`` in OpenAI's session object, for errors.
-_FIELDS: Final = {
-    "voice": "audio.output.voice",
-    "speed": "audio.output.speed",
-    "modalities": "output_modalities",
-    "sampling.max_tokens": "max_output_tokens",
-    "sampling.temperature": "temperature",
-    "input_audio.sample_rate": "audio.input.format.rate",
-    "input_audio.prompt": "audio.input.transcription.prompt",
-    "input_audio.keywords": "audio.input.transcription.keywords",
-    "input_audio.languages": "audio.input.transcription.languages",
-    "input_audio.echo": "audio.input.echo",
-    "input_audio.noise_reduction": "audio.input.noise_reduction.type",
-    "output_audio.sample_rate": "audio.output.format.rate",
-    "task": "audio.input.turn_detection.create_response",
-    **{
-        f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
-        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response", "eagerness", "duck")
-    },
-}
 #: Responses that may wait for the transcript of a turn.
 MAX_DEFERRED: Final = 4
 
@@ -123,29 +104,6 @@ def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
         temperature="temperature" in sampling,
         max_tokens="max_tokens" in sampling,
     )
-
-
-class SavedRealtime(Struct, kw_only=True, tag="realtime"):
-    """The state of a RealtimeDialect, besides its conversation, in a form that can be written to bytes."""
-
-    conversation_id: str
-    session: SessionFields
-    #: All items and all turns; other fields refer to them by their indices here.
-    items: list[Item]
-    turns: list[SavedTurn]
-    conversation: SavedItems
-    #: Audio that is not committed.
-    audio: bytes
-    #: The turns that are the input of open requests, and those of ended requests whose transcript is incomplete, by
-    #: request id; and the turn that is being spoken.
-    input_of: dict[str, int]
-    late: dict[str, int]
-    speaking: int | None
-    responses: list[SavedResponse]
-    errors: dict[str, SavedError]
-    deferred: list[tuple[dict[str, Any], str | None]]
-    dictation: SavedDictation | None = None
-    after_audio: list[tuple[str, str | None]] = []
 
 
 class RealtimeDialect:
@@ -183,10 +141,13 @@ class RealtimeDialect:
         self._conversation = conversation
         self._media = media or {}
         self._factory = factory
+        self._effects = Effects(conversation, self._media)
+        self._images = UrlImages(factory.config.http, account, self._handle, self._refuse, session.end)
         #: The session object as the client has set it.
         self._session = bound
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
+        self._mcp = self._new_mcp_items()
         self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
@@ -210,15 +171,31 @@ class RealtimeDialect:
         conversation.keeps_configurations = True
         self._goes_on = saved is not None
         try:
-            if saved is not None:
-                self._restore(saved)
-            else:
-                conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
-                conversation.configure(self._config(bound))
-            self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
+            self._start(saved)
         except BaseException:
             self.close()
             raise
+
+    def _new_mcp_items(self) -> McpItems:
+        return McpItems(
+            self._conversation.configuration.mcp,
+            self._items,
+            self._conversation.ledger,
+            send=lambda events: self._send(events),
+            may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
+            answer=lambda: self._respond({"type": "response.create", "response": {}}, in_conversation=True),
+            forget=lambda request_id: self._responses.pop(request_id, None),
+        )
+
+    def _start(self, saved: SavedRealtime | None) -> None:
+        if saved is not None:
+            self._restore(saved)
+        else:
+            self._conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
+            self._conversation.configure(self._config(self._session))
+            self._session = self._mcp.kept(self._session)
+        self._effects.apply(self._session)
+        self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
 
     def connect(
         self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
@@ -230,13 +207,23 @@ class RealtimeDialect:
         """
         self._send, self._output_cleared = send, output_cleared
         self._conversation.followed = self._engine_changed
+        self._conversation.unasked.idled = self._idled
         if self._goes_on:
             self._after_audio.wait_again()
             return []
-        return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
+        created = {"session": self._session_object(), **created_fields(self._session_id)}
+        return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
-        """Handle one event of the client, which arrived at the time ``now``."""
+        """Handle one event of the client, which arrived at the time ``now``, or let it wait for its images."""
+        if not self._images.holds(fields, now=now):
+            self._handle(fields, now)
+
+    def _refuse(self, error: OmniError, event: Mapping[str, Any]) -> None:
+        event_id = event.get("event_id")
+        self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
+
+    def _handle(self, fields: Mapping[str, Any], now: float) -> None:
         match fields["type"]:
             case "input_audio_buffer.append":
                 self.append(read(fields.get("audio"), bytes, "audio"), now)
@@ -247,7 +234,7 @@ class RealtimeDialect:
             case "output_audio_buffer.clear":
                 self._clear_output()
             case "conversation.item.create":
-                self._create_item(object_field(fields, "item"))
+                self._create_item(object_field(fields, "item"), fields)
             case "conversation.item.retrieve":
                 item = self._known_item(fields, "retrieve")
                 self._send([{"type": "conversation.item.retrieved", "item": item.shown()}])
@@ -259,7 +246,8 @@ class RealtimeDialect:
                 self._truncate_item(self._known_item(fields, "truncate"), fields)
             case "response.create":
                 response = object_field(fields, "response")
-                self._create_response(response, optional_id(fields.get("event_id"), "event_id"))
+                fields = {**fields, "response": response}
+                self._create_response(fields, optional_id(fields.get("event_id"), "event_id"))
             case "response.cancel":
                 self._cancel_response(optional_id(fields.get("response_id"), "response_id"))
             case kind:
@@ -304,6 +292,8 @@ class RealtimeDialect:
     def close(self) -> None:
         """Release all bytes that are charged to the session."""
         self._items.close()
+        self._images.close()
+        self._mcp.close()
         for response in self._responses.values():
             response.close()
         self._drop_audio()
@@ -329,9 +319,10 @@ class RealtimeDialect:
             input_of=input_of,
             late=late,
             speaking=speaking,
-            responses=[response.saved(items) for response in self._responses.values()],
+            responses=[one.saved(items) for key, one in self._responses.items() if not self._mcp.is_held(key)],
             errors={request_id: SavedError.of(error) for request_id, error in self._errors.items()},
             deferred=[(dict(fields), event_id) for fields, event_id in self._deferred],
+            waiting=self._images.waiting,
             items=items.found,
             dictation=dictation,
             after_audio=[*self._after_audio.waiting],
@@ -354,6 +345,8 @@ class RealtimeDialect:
         self._errors = {request_id: error.restored() for request_id, error in saved.errors.items()}
         self._deferred = [*saved.deferred]
         self._deferred_share.resize(sum(memory_of(fields) for fields, _ in saved.deferred))
+        for event in saved.waiting:
+            self._images.holds(event, now=self._now())
         self._after_audio.waiting += saved.after_audio
         if saved.dictation is not None:
             self._dictation.restore(saved.dictation, turns)
@@ -362,7 +355,7 @@ class RealtimeDialect:
 
     def _session_object(self) -> dict[str, Any]:
         config = self._conversation.configuration.effective
-        return session_object(self._session, config, session_id=self._session_id)
+        return self._mcp.shown(session_object(self._session, config, session_id=self._session_id))
 
     def _engine_changed(self, config: SessionConfig) -> None:
         """Tell the client that the engine has become another one, with the settings that are in effect now."""
@@ -377,17 +370,17 @@ class RealtimeDialect:
         detected, before = self._detects_turns, self._settings_share.size
         try:
             self._settings_share.resize(beyond_ordinary(memory_of(session)))
-            with _naming("session"):
+            with naming("session"):
                 self._conversation.configure(self._config(session))
         except OmniError as error:
             self._settings_share.force(before)
             if not isinstance(error, EngineOverloaded):
                 raise
             # Elsewhere EngineOverloaded ends a session. This one goes on with its old settings.
-            event_id = event.get("event_id")
-            self._send([self.error(error, event_id=event_id if isinstance(event_id, str) else None)])
+            self._refuse(error, event)
             return
-        self._session = session
+        self._session = self._mcp.kept(session)
+        self._effects.apply(session)
         if self._dictates and self._audio:
             waiting = InputChunk(Modality.AUDIO, bytes(self._audio))
             self._drop_audio()
@@ -399,11 +392,13 @@ class RealtimeDialect:
         elif detected and self._speaking is not None:  # no silence will end it
             self._conversation.finish()
             self._send(self._commit(self._speaking))
+        warnings = self._effects.warnings({**event, "session": patch}, session)
         shown = self._session_object()
         if event["type"] == "session.update":
-            self._send([{"type": "session.updated", "session": shown}])
+            self._send([{"type": "session.updated", "session": shown, **warnings}])
         else:
-            self._send([{"type": "transcription_session.updated", "session": beta_transcription_session(shown)}])
+            beta = beta_transcription_session(shown)
+            self._send([{"type": "transcription_session.updated", "session": beta, **warnings}])
 
     def _config(self, session: SessionFields) -> dict[str, Any]:
         config = session_config(session, abilities_of(self._factory))
@@ -562,6 +557,20 @@ class RealtimeDialect:
         if turn.item.request_id is None:  # no request will transcribe it
             yield from self._transcribed(turn)
 
+    def _idled(self, note: str) -> None:
+        """Respond to a silence of ``idle_timeout_ms`` after the last response: ``note`` tells the model of it."""
+        heard = self._conversation.listener
+        end_ms = 0 if heard is None else heard.audio_ms
+        config = self._conversation.configuration.with_patch({"task": None})
+        if (idle := config.idle_prompt) is None or not self._conversation.queue.opened or self._effects.overflow:
+            return
+        turn = Turn(spoken_item(), answered=True, start_ms=max(0, end_ms - round(1000 * idle.after_sec)), end_ms=end_ms)
+        silence = {"audio_start_ms": turn.start_ms, "audio_end_ms": end_ms, "item_id": turn.item.item_id}
+        self._send([{"type": "input_audio_buffer.timeout_triggered", **silence}, *self._commit(turn)])
+        self._send(self._transcribed(turn))
+        chunk = InputChunk(Modality.TEXT, note.encode())
+        self._send(self._begin(self._conversation.respond([chunk], config, input_kept=False), config))
+
     # transcripts
 
     @property
@@ -582,6 +591,7 @@ class RealtimeDialect:
         if not turn.answered:
             self._wait_for_response(turn, chunk.request_id)
             self._respond_deferred()
+        self._mcp.flush()
 
     def _wait_for_response(self, turn: Turn, request_id: str) -> None:
         """Make a transcribed turn a pending item, which waits for ``response.create``, in place of its request."""
@@ -619,15 +629,21 @@ class RealtimeDialect:
 
     # items
 
-    def _create_item(self, fields: Mapping[str, Any]) -> None:
+    def _create_item(self, fields: Mapping[str, Any], event: Mapping[str, Any]) -> None:
+        if fields.get("type") == "mcp_approval_response":
+            self._mcp.approve(optional_id(fields.get("id"), "item.id") or new_id("item_"), fields)
+            return
+        after = self._items.place_of(optional_id(event.get("previous_item_id"), "previous_item_id"))
         item = read_item(fields, new_id("item_"))
         if self._items.get(item.item_id) is not None:
             raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
         for chunk in item.chunks:
             self._conversation.configuration.check_chunk(chunk)
-        previous = self._items.create(item)
+        previous = self._items.create(item, after=after)
         self._conversation.note_given()
-        self._send([item_event("added", item, previous=previous), item_event("done", item, previous=previous)])
+        added = item_event("added", item, previous=previous)
+        warnings = self._effects.warnings(event, self._session)
+        self._send([{**added, **warnings}, item_event("done", item, previous=previous)])
         if self._speaking is not None and self._speaking.answered and not self._speaking.committed:
             self._feed()
 
@@ -662,11 +678,12 @@ class RealtimeDialect:
 
     # what the client asks for
 
-    def _create_response(self, fields: Mapping[str, Any], event_id: str | None) -> None:
+    def _create_response(self, event: Mapping[str, Any], event_id: str | None) -> None:
+        fields: Mapping[str, Any] = event["response"]
         if self._session.transcribes_only:
             raise InvalidValue("a transcription session has no responses", param="type")
         if fields.get("conversation") == "none":
-            self._respond(fields, in_conversation=False)
+            self._respond(event, in_conversation=False)
         elif self._find_response() is not None:
             raise RealtimeRefusal(
                 "conversation_already_has_active_response", "the conversation already has an active response"
@@ -674,10 +691,10 @@ class RealtimeDialect:
         elif self._transcribing:
             if len(self._deferred) >= MAX_DEFERRED:
                 raise InvalidValue("too many responses are waiting", param="type")
-            self._deferred_share.resize(self._deferred_share.size + memory_of(fields))
-            self._deferred.append((fields, event_id))
+            self._deferred_share.resize(self._deferred_share.size + memory_of(event))
+            self._deferred.append((event, event_id))
         else:
-            self._respond(fields, in_conversation=True)
+            self._respond(event, in_conversation=True)
 
     def _respond_deferred(self) -> None:
         """Create the responses that waited, if no turn is left to be transcribed."""
@@ -685,36 +702,42 @@ class RealtimeDialect:
             return
         deferred, self._deferred = self._deferred, []
         self._deferred_share.resize(0)
-        for fields, event_id in deferred:
+        for event, event_id in deferred:
             try:
-                self._create_response(fields, event_id)
+                self._create_response(event, event_id)
             except OmniError as error:
                 self._send([self.error(error, event_id=event_id)])
 
-    def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
+    def _respond(self, event: Mapping[str, Any], *, in_conversation: bool) -> None:
         """Begin a response to its own ``input``; without one to the pending items, or else to the instructions."""
-        with _naming("response"):
-            response = read_response(fields)
+        with naming("response"):
+            response = read_response(event["response"])
             patch = {"task": None, **response_config(response, abilities_of(self._factory))}
+            patch = {name: value for name, value in patch.items() if name not in self._media}
             config = self._conversation.configuration.with_patch(patch)
         items: list[Item] = []
         context: tuple[Message, ...] | None = None
         chunks: list[InputChunk] = []
         if response.input is not None:
             context, chunks = self._own_input(response.input)
+        elif overflow := self._effects.overflow:
+            raise overflow
         elif in_conversation:
             items, chunks = self._items.take_pending()
         if not chunks:
             instructions = patch.pop("instructions", None) or self._session.instructions or ""
             chunks = [InputChunk(Modality.TEXT, instructions.encode())]
             config = self._conversation.configuration.with_patch(patch)
-        request_id = self._conversation.respond(
-            chunks, config, input_kept=bool(items), answer_kept=in_conversation, context=context
-        )
+        with self._effects.answering(response):
+            request_id = self._conversation.respond(
+                chunks, config, input_kept=bool(items), answer_kept=in_conversation, context=context
+            )
         if items:
             self._items.asked(items, request_id)
-            self._bind_audio(items, request_id)
-        self._send(self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation))
+            self._bind_audio(items, request_id, chunks)
+        warnings = self._effects.warnings(event, self._session)
+        begun = self._begin(request_id, config, metadata=response.metadata, in_conversation=in_conversation)
+        self._send({**event, **warnings} if event["type"] == "response.created" else event for event in begun)
 
     def _own_input(self, given: Iterable[Mapping[str, Any]]) -> tuple[tuple[Message, ...], list[InputChunk]]:
         """Split a response's own ``input`` into context and the chunks to answer: those after the last answer in it."""
@@ -735,11 +758,12 @@ class RealtimeDialect:
             asked -= 1
         return tuple(messages_of(items[:asked])), list(as_input(items[asked:]))
 
-    def _bind_audio(self, items: Iterable[Item], request_id: str) -> None:
-        """Bind the last item with audio to the request: the request's transcript is that of this audio."""
+    def _bind_audio(self, items: Iterable[Item], request_id: str, chunks: Iterable[InputChunk]) -> None:
+        """Bind the last item with audio to the request: the request's transcript is that of its audio in ``chunks``."""
         spoken = [item for item in items if any(part["type"] == "input_audio" for part in item.content)]
         if spoken:
-            self._bind(Turn(spoken[-1], answered=True, committed=True), request_id)
+            ms = self._duration_ms(sum(len(one.payload) for one in chunks if one.modality is Modality.AUDIO))
+            self._bind(Turn(spoken[-1], answered=True, committed=True, end_ms=ms), request_id)
 
     def _cancel_response(self, response_id: str | None) -> None:
         response = self._find_response(response_id)
@@ -749,6 +773,7 @@ class RealtimeDialect:
             raise RealtimeRefusal("response_cancel_not_active", message)
         response.cancel()
         self._conversation.cancel(response.request_id)
+        self._mcp.cancel(response)
 
     # responses
 
@@ -771,9 +796,14 @@ class RealtimeDialect:
 
         Without ``config`` the request is that of a spoken turn, with all pending items as its context.
         """
+        if in_conversation:
+            yield from self._mcp.release()
         if config is None:
             self._items.seen()
             config = self._conversation.configuration_of(request_id)
+            if overflow := self._effects.overflow:
+                self._errors[request_id] = overflow
+                self._conversation.cancel(request_id)
         response = self._open_response(request_id, config, metadata=metadata, in_conversation=in_conversation)
         yield from response.begin()
 
@@ -787,6 +817,7 @@ class RealtimeDialect:
             add=self._items.add if in_conversation else None,
             metadata=metadata,
             account=self._conversation.account,
+            server_call=self._mcp.item_of if in_conversation else lambda call_id, name: None,
         )
         return response
 
@@ -821,6 +852,8 @@ class RealtimeDialect:
     def _final(self, final: FinalChunk) -> Iterator[Event]:
         request_id = final.request_id
         error = self._errors.pop(request_id, None)
+        if isinstance(error, RealtimeRefusal):  # it was cancelled for that
+            final = replace(final, finish_reason=FinishReason.ERROR)
         turn = self._turns.get(request_id)
         follows = turn is not None and final.words is WordsKnown.NOT_YET
         if turn is not None and turn is self._dictation.turn:  # before its commit
@@ -840,11 +873,15 @@ class RealtimeDialect:
         self._turns.pop(request_id, None)
         if (response := self._responses.get(request_id)) is not None:
             yield from response.finish(final, error)
-            del self._responses[request_id]
             self._items.have_grown(response.items)
+            if response.waits:
+                yield from self._mcp.hold(response)
+            else:
+                del self._responses[request_id]
         self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
         if turn is not None and not turn.answered:
             self._respond_deferred()
+        self._mcp.flush()
 
 
 def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
@@ -854,18 +891,6 @@ def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
         "content_index": 0,
         **fields,
     }
-
-
-@contextmanager
-def _naming(place: str) -> Iterator[None]:
-    """Inside the block, let errors name the field as OpenAI does, in ``place``: ``session`` or ``response``."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param is not None and not error.param.startswith(f"{place}."):
-            name, bracket, rest = error.param.partition("[")
-            error.about(param=f"{place}.{_FIELDS.get(name, name)}{bracket}{rest}")
-        raise
 
 
 def _empty_buffer() -> RealtimeRefusal:

@@ -35,7 +35,8 @@ from omni_ws.transport.native.connection import SoleConnection, SoleLink, Stream
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
-from omni_ws.transport.realtime.realtime import RealtimeDialect, SavedRealtime
+from omni_ws.transport.realtime.realtime import RealtimeDialect
+from omni_ws.transport.realtime.saved import SavedRealtime
 from omni_ws.transport.realtime.translation import TranslationDialect
 from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded

@@ -24,7 +24,9 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.exchange import ExchangeRecording, HttpExchange
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.wire.mcp_servers import scrubbed
 from omni_ws.wire.recording import RecordingKind
+from omni_ws.wire.streaming_body import FORM_TYPE
 
 # HTTP requests.
 
@@ -37,16 +39,27 @@ _HEADERS: Final = (
     "x-streaming-input",
     "last-event-id",
 )
+CHAT_PATH: Final = "/v1/chat/completions"
 #: Paths whose requests are each recorded in a file of its own. Requests of Mode B are recorded with their session.
 _SINGLE: Final = frozenset(
     {
-        "/v1/chat/completions",
+        CHAT_PATH,
         "/v1/completions",
         "/v1/audio/speech",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
     }
 )
+
+
+def is_whole_json(request: HttpRequest) -> bool:
+    """Return whether the headers say that the body is one object of JSON, and not input that is still arriving.
+
+    Such a body is recorded when it is complete, without the credentials of MCP servers in it.
+    """
+    live = (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1")
+    kinds = ("", "application/json") if request.content_length is None else ("", "application/json", FORM_TYPE)
+    return not live and request.content_type in kinds
 
 
 class HttpRecordings:
@@ -105,7 +118,8 @@ class HttpRecordings:
             return
         connection = recording.connection()
         connection.requested(request.method, _request_target(request), _headers(request))
-        exchange.record(RecordedExchange(self, connection, session))
+        whole = request.path == CHAT_PATH and is_whole_json(request)
+        exchange.record(RecordedExchange(self, connection, session, whole=whole))
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
         """Return the recording of a session, for a WebSocket that reads its answer; None if there is none."""
@@ -161,16 +175,31 @@ class _Session:
 class RecordedExchange(ExchangeRecording):
     """The ExchangeRecording that records one exchange."""
 
-    def __init__(self, recordings: HttpRecordings, connection: ConnectionRecording, session: _Session | None) -> None:
+    def __init__(
+        self,
+        recordings: HttpRecordings,
+        connection: ConnectionRecording,
+        session: _Session | None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """``whole``: see ``is_whole_json``."""
+        #: The body so far, if it is recorded as a whole.
+        self._body: list[bytes] | None = [] if whole else None
         self._recordings = recordings
         self._connection = connection
         self._session = session
         self._is_whole = False
 
     def read(self, data: bytes) -> None:
-        if data:
+        if data and self._body is not None:
+            self._body.append(data)
+        elif data:
             self._connection.received(data)
         else:
+            if self._body:
+                self._connection.received(scrubbed(b"".join(self._body)))
+                self._body.clear()
             self._connection.input_ended()
 
     def begun(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
@@ -285,7 +314,10 @@ class _RecordedReceiver:
         return getattr(self._receiver, name)
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        self._recording.received(bytes(data), is_text=is_text)
+        message = bytes(data)
+        if is_text or message[:64].lstrip()[:1] == b"{":  # the Realtime API also takes JSON in binary messages
+            message = scrubbed(message)
+        self._recording.received(message, is_text=is_text)
         self._receive_message(data, is_text=is_text)
 
 

@@ -34,6 +34,8 @@ from omni_ws.service.sessions.shared_counts import SPOKEN_ANSWERS, WorkerGroup
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Router
 from omni_ws.transport.http.exchange import FormPart, HttpExchange, read_form
+from omni_ws.transport.http.media_fetch import MediaReader
+from omni_ws.transport.recording.recordings import is_whole_json
 from omni_ws.transport.routes.generation import (
     GenerationRoutes,
     encode_audio_file,
@@ -41,7 +43,6 @@ from omni_ws.transport.routes.generation import (
     is_file,
     is_streaming_input,
 )
-from omni_ws.transport.routes.media_fetch import MediaReader
 from omni_ws.transport.routes.sole_request import (
     AnswerSource,
     InputSource,
@@ -51,6 +52,7 @@ from omni_ws.transport.routes.sole_request import (
     collect_answer,
     write_raw_audio,
 )
+from omni_ws.wire.mcp_servers import is_mcp
 from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_requests import (
     TIMED_FORMATS,
@@ -172,6 +174,9 @@ class ChatRoutes(GenerationRoutes):
         streaming_input: bool = False,
     ) -> None:
         streamed = streaming_input if request.stream is None else request.stream
+        tools = request.patch.fields.get("tools")
+        if isinstance(tools, list) and any(map(is_mcp, tools)) and not is_whole_json(exchange.request):
+            raise UnsupportedParameter("MCP servers are for bodies of JSON that come whole", param="tools")
         session, target = self.open_session(
             exchange,
             request.patch,

@@ -24,6 +24,7 @@ from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.hang_up import Deadline, PeerGone
 from omni_ws.transport.http.request import error_object
+from omni_ws.transport.routes.chained_answer import ChainedAnswer
 from omni_ws.wire import server_frames
 from omni_ws.wire.openai_responses import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
@@ -60,6 +61,9 @@ class SoleRequest(Attachment):
         #: Outputs taken and not yet marked as written; collected only while observers listen to outputs.
         self._unwritten: list[AnyOutput] = []
         self._input_room = asyncio.Event()
+        mcp = conversation.configuration.mcp
+        #: None without MCP servers.
+        self._chain = ChainedAnswer(conversation, mcp) if mcp else None
         conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
@@ -105,13 +109,17 @@ class SoleRequest(Attachment):
         if stream.gap_since is not None:
             raise stream.gap_error()
         self.conversation.finish()
-        self.conversation.close()
+        if self._chain is None:
+            self.conversation.close()
 
     @asynccontextmanager
     async def running(self, source: InputSource) -> AsyncIterator[None]:
-        """Run the conversation, fed by ``source``, until the block ends."""
-        tasks = [asyncio.create_task(self._guard(self.conversation.run), name="request over http: answers")]
+        """Run the conversation, fed by ``source``, until the block ends. Raises InvalidValue if an MCP server fails."""
+        tasks: list[asyncio.Task[None]] = []
         try:
+            if mcp := self.conversation.configuration.mcp:
+                await mcp.listed()
+            tasks.append(asyncio.create_task(self._guard(self.conversation.run), name="request over http: answers"))
             feed: Callable[[], Awaitable[None]] | None = None
             if callable(source):
                 feed = partial(source, self)
@@ -161,6 +169,10 @@ class SoleRequest(Attachment):
     def take(self) -> ServerMessage | None:
         """Return the next message; None if there is none yet. Raises the error that ended the answer."""
         message = self._outbox.take()
+        if self._chain is not None:
+            while message is not None and (passed := self._chain.passes(message)) is None:
+                message = self._outbox.take()
+            message = None if message is None else passed
         if message is None:
             return None
         if isinstance(message, OmniError):
@@ -191,7 +203,7 @@ class SoleRequest(Attachment):
 
     def write_now(self, output: OutputChunk) -> bool:
         waiting, writer = self._waiting, self._meanwhile
-        if waiting is None or writer is None or waiting.done():
+        if waiting is None or writer is None or waiting.done() or self._chain is not None:
             return False
         try:
             if not writer.write_now(output):

@@ -176,6 +176,15 @@ async def test_a_secret_opens_sessions_with_its_settings(presented: Any) -> None
                     assert connection.subprotocol == "realtime"
 
 
+async def test_a_session_with_the_settings_of_a_secret_begins_with_its_warnings() -> None:
+    async with live_server(keys=KEYS) as server:
+        value = await secret(server, ONE, session={"tracing": "auto", "instructions": "Be brief."})
+        async with realtime(server, **bearing(value)) as connection:
+            event = orjson.loads(await connection.recv())
+            assert (event["type"], event["session"]["tracing"]) == ("session.created", "auto")
+            assert [one["param"] for one in event["warnings"]] == ["session.tracing"]
+
+
 async def test_without_keys_a_secret_brings_its_settings() -> None:
     async with live_server() as server:
         value = await secret(server, session=BRIEF)

@@ -38,6 +38,7 @@ GOING = ShuttingDown("the server is shutting down")
 #: Passes of the event loop after which nothing is left to be done.
 SETTLED = 80
 STEPS = 70
+SHORT = {"type": "retention_ratio", "retention_ratio": 0.4, "token_limits": {"post_instructions": 16}}
 
 
 class Server:
@@ -160,7 +161,9 @@ class Wandering:
         role = self._rng.choice(["user", "user", "user", "system", "assistant"])
         part = "output_text" if role == "assistant" else "input_text"
         content = [{"type": part, "text": f"{role} {len(self._received)} "}]
-        self._do("conversation.item.create", item={"type": "message", "role": role, "content": content})
+        previous = self._rng.choice([None, None, None, "root", self._item()])
+        item = {"type": "message", "role": role, "content": content}
+        self._do("conversation.item.create", item=item, previous_item_id=previous)
 
     def _respond(self) -> None:
         response: dict[str, Any] = {"metadata": {"number": str(len(self._received))}}
@@ -192,6 +195,8 @@ class Wandering:
             "instructions": f"be {len(self._received)}",
             "max_output_tokens": self._rng.choice([100, "inf"]),
             "output_modalities": [self._rng.choice(["text", "audio"])],
+            "truncation": self._rng.choice(["auto", "disabled", SHORT]),
+            "parallel_tool_calls": self._rng.choice([True, False, None]),
         }
         self._do("session.update", session=session)
 
@@ -335,4 +340,26 @@ async def test_an_utterance_of_vllms_dialect_goes_on() -> None:
     client.come(session, goes_on)
     assert client.received == []
     assert goes_on.saved() == SavedVllm(transcribes=True, hears=True, text=["so "])
+    await second.stop()
+
+
+async def test_an_event_that_waits_for_its_image_goes_on() -> None:
+    first, second = Server(Reins()), Server(Reins())
+    await first.engine.start()
+    await second.engine.start()
+    session, client = first.sessions.open(None), Caller([])
+    client.come(session, RealtimeDialect(session, first.factory, SessionFields()))
+    image = {"type": "input_image", "image_url": "https://images.example/a.png"}
+    item = {"type": "message", "role": "user", "content": [image]}
+    client.dialect.receive({"type": "conversation.item.create", "item": item, "event_id": "mine"}, now=0)
+    data = first.sessions.save(session)
+    client.go()
+    restored, other = second.sessions.restore(data, None), Caller([])
+    other.come(restored, restored_dialect(restored, second.factory))
+    for _ in range(SETTLED):
+        await asyncio.sleep(0)
+    (refused,) = other.received
+    assert (refused["error"]["event_id"], refused["error"]["code"]) == ("mine", "unsupported_parameter")
+    other.go()
+    await first.stop()
     await second.stop()

@@ -69,6 +69,8 @@ async def test_an_answer_is_heard_and_not_sent_as_events() -> None:
     async with live_server(ScriptedEngine(SPOKEN)) as server, webrtc_call(server) as caller:
         session = await caller.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
         assert session["audio"]["output"]["format"] == {"type": "audio/pcm", "rate": 24_000}
+        (warning,) = caller.seen("session.updated")[-1]["warnings"]
+        assert (warning["code"], warning["param"]) == ("not_in_effect", "session.audio.output.format")
         await ask(caller)
         stopped = await caller.until("output_audio_buffer.stopped")
         (started,) = caller.seen("output_audio_buffer.started")

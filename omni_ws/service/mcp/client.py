@@ -1,0 +1,334 @@
+"""McpLink: the connection to one MCP server, over streamable HTTP or server-sent events, by the package ``mcp``.
+
+The rules are those for media by URL (``transport.http.media_fetch``), as a client names the server: the operator has
+to list its host (``realtime.mcp_servers``), the host is resolved once for a connection, which goes to that very
+address, the address is public or listed itself, redirects are not followed, and neither proxies nor credentials of the
+environment are used. What a server sends is bounded: the bytes of a response, and each event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from omni_ws.config.model import DEFAULT_PORTS, MediaDomains, RealtimeConfig
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.installing import install_command
+from omni_ws.wire.mcp_servers import McpServer
+
+if TYPE_CHECKING:
+    import httpx2
+    from mcp import ClientSession
+
+#: The most bytes of text that the model gets of a result.
+MAX_RESULT_BYTES: Final = 256 * 1024
+#: The most bytes of one HTTP response that is no stream of events, and of one event.
+MAX_RESPONSE_BYTES: Final = 1024 * 1024
+#: The most bytes of a stream of events that answers one call.
+MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
+#: Tools that are taken from one server, and pages of them.
+MAX_TOOLS: Final = 128
+_MAX_PAGES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """A tool of a server. ``schema`` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    annotations: Mapping[str, Any] | None = None
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether the server says that the tool changes nothing."""
+        return bool((self.annotations or {}).get("readOnlyHint"))
+
+
+class McpFailure(Exception):
+    """A failed listing or call. ``kind`` is OpenAI's: protocol_error, tool_execution_error or http_error."""
+
+    def __init__(self, kind: str, message: str, *, code: int | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.code = kind, message, code
+
+    def shown(self) -> dict[str, Any]:
+        """Return the error as clients see it."""
+        code = {} if self.kind == "tool_execution_error" else {"code": self.code or 0}
+        return {"type": self.kind, **code, "message": self.message}
+
+
+class McpReach:
+    """What this server may reach of MCP servers, and how long it waits for them.
+
+    ``tls`` is the context of https connections; None for the system's.
+    """
+
+    def __init__(self, config: RealtimeConfig, *, tls: ssl.SSLContext | None = None) -> None:
+        self.timeout_sec = config.mcp_timeout_sec
+        self._domains = MediaDomains(config.mcp_servers)
+        self._tls = tls
+
+    def check(self, server: McpServer, place: str = "tools") -> None:
+        """Raise UnsupportedParameter if a server may not be reached, and InvalidValue for a malformed URL."""
+        if importlib.util.find_spec("mcp") is None:
+            raise UnsupportedParameter(
+                f"MCP servers need the extra mcp on this server: {install_command('mcp')}", param=place
+            )
+        url = server.server_url or ""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
+        except ValueError:
+            raise InvalidValue("invalid server_url", param=place) from None
+        if parts.username is not None or parts.password is not None or parts.fragment:
+            raise InvalidValue("a server_url must have neither a user name nor a fragment", param=place)
+        if not url.isascii() or not url.isprintable() or " " in url:
+            raise InvalidValue("invalid server_url: percent-encode spaces and non-ASCII characters", param=place)
+        if not host or not self._domains.allow_url(parts.scheme, host, port):
+            origin = f"{parts.scheme}://{parts.netloc}"[:128]
+            raise UnsupportedParameter(
+                f"the MCP server {origin!r} may not be reached (the operator can allow hosts with "
+                "realtime.mcp_servers)",
+                param=place,
+            )
+
+    async def address(self, host: str, port: int) -> str:
+        """Resolve ``host`` to its first allowed address. Raises OSError if there is none."""
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)
+        for *_, address in found:
+            if self._domains.allow_address(str(address[0])):
+                return str(address[0])
+        raise OSError("the host has no allowed address")
+
+    def tls(self) -> ssl.SSLContext:
+        """Return the context of https connections."""
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+
+class McpLink:
+    """The connection to one server, which is opened when it is first used, and again after a failure.
+
+    A task of its own holds it, until ``close``.
+    """
+
+    def __init__(self, server: McpServer, reach: McpReach) -> None:
+        self._server = server
+        self._reach = reach
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[ClientSession] | None = None
+        #: The latest status of the server that was no success; None after a success.
+        self._status: int | None = None
+
+    async def tools(self) -> list[McpTool]:
+        """Return the tools of the server. Raises McpFailure."""
+        from mcp_types import PaginatedRequestParams
+
+        async def listed() -> list[McpTool]:
+            session, found, cursor = await self._session(), [], None
+            for _ in range(_MAX_PAGES):
+                page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+                for tool in page.tools:
+                    notes = (
+                        None
+                        if tool.annotations is None
+                        else tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True)
+                    )
+                    found.append(McpTool(tool.name, tool.description or "", tool.input_schema, notes))
+                if len(found) > MAX_TOOLS:
+                    raise McpFailure("protocol_error", f"the server has more than {MAX_TOOLS} tools")
+                if (cursor := page.next_cursor) is None:
+                    return found
+            raise McpFailure("protocol_error", f"the server lists its tools on more than {_MAX_PAGES} pages")
+
+        return await self._guarded(listed)
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Call a tool, and return its result as text. Raises McpFailure, also for a result that is an error."""
+
+        async def called() -> str:
+            session = await self._session()
+            result = await session.call_tool(name, arguments)
+            text = _text_of(result.content, result.structured_content)
+            if len(text.encode()) > MAX_RESULT_BYTES:
+                raise McpFailure("tool_execution_error", f"the result exceeds {MAX_RESULT_BYTES} bytes")
+            if result.is_error:
+                raise McpFailure("tool_execution_error", text or "the tool failed")
+            return text
+
+        return await self._guarded(called)
+
+    def close(self) -> None:
+        """Close the connection, and give up what waits for it. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+        self._task = self._ready = None
+
+    async def _guarded(self, work: Any) -> Any:
+        """Do ``work`` in the time allowed, and translate its errors; only an error of the tool leaves it connected."""
+        from mcp import MCPError
+
+        try:
+            async with asyncio.timeout(self._reach.timeout_sec):
+                return await work()
+        except McpFailure:
+            raise
+        except TimeoutError:
+            if self._ready is not None and not self._ready.done():
+                self.close()
+            message = f"the server did not answer within {self._reach.timeout_sec:g} s"
+            raise McpFailure("protocol_error", message) from None
+        except MCPError as error:
+            if self._status is not None:
+                status, self._status = self._status, None
+                self.close()
+                raise McpFailure("http_error", f"the server answered with status {status}", code=status) from None
+            if error.code == -32602:  # arguments that the tool does not take
+                raise McpFailure("protocol_error", error.message[:1024], code=error.code) from None
+            self.close()
+            raise McpFailure("protocol_error", error.message[:1024], code=error.code) from None
+        except Exception:
+            status, self._status = self._status, None
+            self.close()
+            if status is not None:
+                raise McpFailure("http_error", f"the server answered with status {status}", code=status) from None
+            # The reason would let clients explore the server's network.
+            raise McpFailure("protocol_error", "the server could not be reached, or sent no valid response") from None
+
+    async def _session(self) -> ClientSession:
+        if self._ready is None or self._task is None or self._task.done():
+            loop = asyncio.get_running_loop()
+            self._ready = loop.create_future()
+            self._task = loop.create_task(self._hold(self._ready), name=f"MCP server {self._server.server_label}")
+        return await asyncio.shield(self._ready)
+
+    async def _hold(self, ready: asyncio.Future[ClientSession]) -> None:
+        """Open the connection, tell ``ready``, and hold it until this task is cancelled."""
+        from mcp import ClientSession
+        from mcp.client.sse import sse_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        try:
+            async with AsyncExitStack() as stack:
+                url, client = self._server.server_url or "", await self._client()
+                if urlsplit(url).path.rstrip("/").endswith("/sse"):
+                    # The transport enters and closes the client.
+                    streams = await stack.enter_async_context(
+                        sse_client(url, httpx_client_factory=lambda **_: client, timeout=self._reach.timeout_sec)
+                    )
+                else:
+                    await stack.enter_async_context(client)
+                    # A server that hangs would hold the end of the session up with the request that takes leave.
+                    streams = await stack.enter_async_context(
+                        streamable_http_client(
+                            url, http_client=client, terminate_on_close=False, max_sse_event_size=MAX_RESPONSE_BYTES
+                        )
+                    )
+                session = await stack.enter_async_context(ClientSession(*streams))
+                await session.initialize()
+                if not ready.done():
+                    ready.set_result(session)
+                await asyncio.Event().wait()
+        except Exception as error:
+            _fail(ready, error)
+        finally:
+            _fail(ready, ConnectionError("the connection was given up"))
+
+    async def _client(self) -> httpx2.AsyncClient:
+        import httpx2
+
+        parts = urlsplit(self._server.server_url or "")
+        host = parts.hostname or ""
+        address = await self._reach.address(host, parts.port or DEFAULT_PORTS[parts.scheme])
+        timeout = self._reach.timeout_sec
+        return httpx2.AsyncClient(
+            headers={**self._server.request_headers, "Accept-Encoding": "identity"},
+            # Streams of events may be silent; each call has a time limit of its own.
+            timeout=httpx2.Timeout(timeout, read=None),
+            transport=_transport(self, host, address, self._reach.tls() if parts.scheme == "https" else None),
+            trust_env=False,
+            follow_redirects=False,
+            max_redirects=0,
+        )
+
+    def answered(self, status: int) -> None:
+        """Note the status of a response."""
+        self._status = None if status < 300 else status
+
+
+def _fail(ready: asyncio.Future[Any], error: Exception) -> None:
+    if not ready.done():
+        ready.set_exception(error)
+        ready.exception()  # nobody may wait any more
+
+
+def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | None) -> httpx2.AsyncBaseTransport:
+    """Return a transport that sends every request for ``host`` to ``address``, and bounds the responses."""
+    import httpx2
+
+    class _Bounded(httpx2.AsyncByteStream):
+        def __init__(self, stream: Any, limit: int | None) -> None:
+            self._stream, self._left = stream, limit
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for piece in self._stream:
+                if self._left is not None:
+                    self._left -= len(piece)
+                    if self._left < 0:
+                        raise httpx2.ReadError("the response is too long")
+                yield piece
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    class _ToAddress(httpx2.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            if request.url.host.strip("[]") != host:
+                raise httpx2.ConnectError("another host")
+            moved = httpx2.Request(
+                request.method,
+                request.url.copy_with(host=address),
+                headers=request.headers,  # with the Host of the URL
+                stream=request.stream,
+                extensions={**request.extensions, "sni_hostname": host},
+            )
+            response = await super().handle_async_request(moved)
+            link.answered(response.status_code)
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                await response.aclose()
+                raise httpx2.ReadError("a Content-Encoding that was not requested")
+            events = response.headers.get("content-type", "").startswith("text/event-stream")
+            limit = MAX_STREAM_BYTES if events else MAX_RESPONSE_BYTES
+            if events and request.method == "GET":  # as long as the session; each event is bounded
+                return response
+            response.stream = _Bounded(response.stream, limit)
+            return response
+
+    return _ToAddress(verify=tls if tls is not None else False, trust_env=False)
+
+
+def _text_of(content: list[Any], structured: Any) -> str:
+    """Return a result as the text for the model: its texts, else its structured content; other parts are named."""
+    parts = []
+    for one in content:
+        match one.type:
+            case "text":
+                parts.append(one.text)
+            case "resource" if getattr(one.resource, "text", None) is not None:
+                parts.append(one.resource.text)
+            case kind:
+                parts.append(f"[{getattr(one, 'mime_type', None) or kind}: not shown]")
+    if not parts and structured is not None:
+        return msgspec.json.encode(structured).decode()
+    return "\n".join(parts)

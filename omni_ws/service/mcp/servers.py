@@ -1,0 +1,476 @@
+"""ToolServers: the MCP servers of one session, what the model is offered of them, and the calls that it makes.
+
+**Tools.** The client's ``tools`` are split: functions stay in the configuration, and entries of MCP servers come here.
+A task lists the tools of each server; then they are in the configuration as functions, under names that no other tool
+has. So a request that opens before that does not have them.
+
+**Calls.** When an answer has ended with calls of such functions, a task makes each call that needs no approval. The
+owner of the session, a ``CallKeeper``, is told of each result, and gives it to the model as the result of a tool.
+
+**Credentials** are in the McpServer of the open connection and nowhere else: neither in the configuration nor in a
+saved session. A session that another server goes on with has no MCP servers until its client names them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from omni_ws.core.chunks import ToolCall
+from omni_ws.core.json_values import check_values
+from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnsupportedParameter
+from omni_ws.service.mcp.client import McpFailure, McpLink, McpReach, McpTool
+from omni_ws.wire.mcp_servers import McpServer, is_mcp, offered_name, read_servers, without_credentials
+from omni_ws.wire.openai_fields import MAX_TOOLS, check_depth
+
+#: The most calls that the server makes in one turn of the user; further ones fail at once.
+MAX_CALLS: Final = 8
+#: Rounds of further calls in one turn that are told the model; those of later rounds are dropped.
+MAX_REFUSED_ROUNDS: Final = 2
+#: Calls that may wait for approval; older ones are forgotten.
+MAX_ASKED: Final = 64
+#: Names that are known after the tools have changed, for answers that are still being made.
+_MAX_NAMES: Final = 1024
+
+TOO_MANY: Final = f"at most {MAX_CALLS} calls may be made in one turn: answer without further calls"
+
+
+class ListingState(Enum):
+    """Whether the tools of a server are known."""
+
+    PENDING = "pending"
+    LISTED = "listed"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class ToolServer:
+    """One MCP server of a session, with the tools that the model may call."""
+
+    settings: McpServer
+    link: McpLink
+    state: ListingState = ListingState.PENDING
+    tools: list[McpTool] = field(default_factory=list)
+    failure: McpFailure | None = None
+    listing: asyncio.Task[None] | None = None
+
+    @property
+    def label(self) -> str:
+        return self.settings.server_label
+
+    def became(self, state: ListingState, *, tools: Sequence[McpTool] = (), failure: McpFailure | None = None) -> None:
+        """Note how the listing ended."""
+        self.state, self.tools, self.failure = state, list(tools), failure
+
+    def configured(self, settings: McpServer) -> None:
+        """Take over other settings for the same URL and credentials."""
+        self.settings = settings
+
+    def allowed(self) -> list[McpTool]:
+        """Return the tools that the model may call."""
+        return [one for one in self.tools if self.settings.allows(one.name, reads_only=one.reads_only)]
+
+    def close(self) -> None:
+        """Close the connection to it."""
+        if self.listing is not None:
+            self.listing.cancel()
+        self.link.close()
+
+
+@dataclass(slots=True, eq=False)
+class McpCall:
+    """A call of a tool that the server makes. ``output`` and ``failure`` are None until it is over."""
+
+    call_id: str
+    request_id: str
+    label: str
+    tool: str
+    arguments: str
+    output: str | None = None
+    failure: McpFailure | None = None
+    #: Whether nobody wants the result any more: the model is not told.
+    dropped: bool = False
+
+    @property
+    def result(self) -> str:
+        """What the model is told."""
+        if self.failure is not None:
+            return msgspec.json.encode({"error": self.failure.message}).decode()
+        return self.output or ""
+
+    def ended(self, output: str | None, failure: McpFailure | None = None) -> None:
+        """Note how it ended."""
+        self.output, self.failure = output, failure
+
+
+class CallKeeper(Protocol):
+    """Whoever tells the client of MCP servers and calls, and gives results to the model."""
+
+    def listing(self, server: ToolServer) -> None:
+        """Note that the tools of a server are being listed, or that this has ended."""
+
+    def begun(self, call: McpCall) -> None:
+        """Note that a call is being made."""
+
+    def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
+        """Take the results of the calls of one answer, in order, when the last of them is over; none of dropped calls."""
+
+    def one_over(self, call: McpCall) -> None:
+        """Note that one call is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChange:
+    """A change of ``tools`` that was checked: the tools for the configuration, and the servers."""
+
+    tools: list[Any]
+    functions: list[Any]
+    servers: list[McpServer]
+    names: Mapping[str, tuple[ToolServer, McpTool]]
+
+
+class ToolServers:
+    """The MCP servers of one session.
+
+    ``approvals`` says whether the client can approve calls; if not, ``require_approval`` has to be "never".
+    """
+
+    def __init__(self, reach: McpReach, *, apply: Callable[[list[Any]], object], approvals: bool = False) -> None:
+        self._reach = reach
+        self.approvals = approvals
+        self.keeper: CallKeeper | None = None
+        #: Applies tools to the configuration of the session. Raises an InvalidRequest, or EngineOverloaded.
+        self._apply = apply
+        self._servers: dict[str, ToolServer] = {}
+        self._functions: list[Any] = []
+        self._names: dict[str, tuple[ToolServer, McpTool]] = {}
+        #: By request id, the calls of an answer that are not all over.
+        self._open: dict[str, list[McpCall]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        #: Calls that wait for approval, by call id.
+        self._asked: dict[str, McpCall] = {}
+        self._calls_in_turn = 0
+        self._refused_rounds = 0
+        self._closed = False
+
+    def __bool__(self) -> bool:
+        return bool(self._servers)
+
+    # tools
+
+    @property
+    def servers(self) -> Iterable[ToolServer]:
+        """The servers, in the client's order."""
+        return self._servers.values()
+
+    def change(self, tools: Any) -> ToolChange | None:
+        """Check new ``tools`` of the client; None if they need nothing of MCP. ``commit`` makes the change.
+
+        Raises an InvalidRequest that names the field.
+        """
+        given = tools if isinstance(tools, list) else []
+        if not self._servers and not any(map(is_mcp, given)):
+            return None
+        functions = [one for one in given if not is_mcp(one)]
+        wanted = read_servers(given, known=self._servers)
+        places = iter(f"tools[{index}]" for index, one in enumerate(given) if is_mcp(one))
+        for index, server in enumerate(wanted):
+            place = next(places)
+            if self._kept(server) is None:
+                self._reach.check(server, f"{place}.server_url")
+            elif server.server_url is None or server.authorization is None:
+                wanted[index] = self._completed(server)
+            if not self.approvals and server.require_approval != "never":
+                raise UnsupportedParameter(
+                    "calls cannot be approved here: require_approval has to be never", param=f"{place}.require_approval"
+                )
+        labels = {server.server_label for server in wanted if self._kept(server) is not None}
+        settings = {server.server_label: server for server in wanted}
+        listed = [one for one in self._servers.values() if one.label in labels and one.state is ListingState.LISTED]
+        names = self._named(functions, listed, settings)
+        return ToolChange([*functions, *map(_function, names, names.values())], functions, wanted, names)
+
+    def _kept(self, wanted: McpServer) -> ToolServer | None:
+        """Return the server of a label, if ``wanted`` has no other URL and no other credentials."""
+        known = self._servers.get(wanted.server_label)
+        if known is None:
+            return None
+        url = known.settings.server_url or ""
+        same = wanted.server_url in (None, url, without_credentials({"server_url": url})["server_url"])
+        return known if same and wanted.request_headers in ({}, known.settings.request_headers) else None
+
+    def _completed(self, wanted: McpServer) -> McpServer:
+        known = self._servers[wanted.server_label].settings
+        kept = {name: getattr(known, name) for name in ("server_url", "authorization", "headers")}
+        return msgspec.structs.replace(wanted, **kept)
+
+    def commit(self, change: ToolChange) -> None:
+        """Make a change: connect to new servers, and part from those that are no longer named."""
+        before, self._servers = self._servers, {}
+        self._functions = change.functions
+        for settings in change.servers:
+            known = before.get(settings.server_label)
+            if (
+                known is not None
+                and known.settings.request_headers == settings.request_headers
+                and (known.settings.server_url == settings.server_url)
+            ):
+                known.configured(settings)
+                self._servers[known.label] = before.pop(known.label)
+                continue
+            server = ToolServer(settings, McpLink(settings, self._reach))
+            self._servers[server.label] = server
+        for gone in before.values():
+            gone.close()
+        self._remember(change.names)
+        for server in self._servers.values():
+            if server.listing is None:
+                server.listing = asyncio.create_task(self._list(server), name=f"tools of {server.label}")
+
+    def _named(
+        self,
+        functions: Sequence[Any],
+        servers: Iterable[ToolServer],
+        settings: Mapping[str, McpServer] | None = None,
+    ) -> dict[str, tuple[ToolServer, McpTool]]:
+        """Return the tools of ``servers`` by the names under which they are offered."""
+        taken = {_name_of(one) for one in functions}
+        names: dict[str, tuple[ToolServer, McpTool]] = {}
+        for server in servers:
+            rules = server.settings if settings is None else settings[server.label]
+            for tool in server.tools:
+                if rules.allows(tool.name, reads_only=tool.reads_only):
+                    name = offered_name(server.label, tool.name, taken)
+                    taken.add(name)
+                    names[name] = server, tool
+        return names
+
+    def _remember(self, names: Mapping[str, tuple[ToolServer, McpTool]]) -> None:
+        for function in self._functions:
+            self._names.pop(_name_of(function), None)
+        self._names |= names
+        for old in [*self._names][:-_MAX_NAMES]:
+            del self._names[old]
+
+    async def _list(self, server: ToolServer) -> None:
+        self._tell_listing(server)
+        try:
+            tools = await server.link.tools()
+            for tool in tools:
+                _check_tool(tool)
+            server.became(ListingState.LISTED, tools=tools)
+            self._offer()
+        except McpFailure as failure:
+            server.became(ListingState.FAILED, failure=failure)
+        except OmniError as error:
+            server.became(ListingState.FAILED, failure=McpFailure("protocol_error", error.message))
+        self._tell_listing(server)
+
+    def _offer(self) -> None:
+        """Put the listed tools of all servers into the configuration. Raises what refuses them."""
+        listed = [one for one in self._servers.values() if one.state is ListingState.LISTED]
+        names = self._named(self._functions, listed)
+        if len(self._functions) + len(names) > MAX_TOOLS:
+            raise InvalidValue(f"there are more than {MAX_TOOLS} tools with those of MCP servers")
+        self._apply([*self._functions, *map(_function, names, names.values())])
+        self._remember(names)
+
+    def _tell_listing(self, server: ToolServer) -> None:
+        if self.keeper is not None and not self._closed and self._servers.get(server.label) is server:
+            self.keeper.listing(server)
+
+    async def listed(self) -> None:
+        """Wait until the tools of all servers are known. Raises InvalidValue if those of one are not."""
+        for server in [*self._servers.values()]:
+            if server.listing is not None:
+                await asyncio.wait([server.listing])
+            if server.state is ListingState.FAILED:
+                why = "" if server.failure is None else f": {server.failure.message}"
+                raise InvalidValue(f"the tools of the MCP server {server.label!r} are not known{why}", param="tools")
+
+    def expanded(self, tools: Any) -> Any:
+        """Return ``tools`` of one answer with the label of each server replaced by its tools.
+
+        Raises UnsupportedParameter for a server that the session does not have.
+        """
+        if not isinstance(tools, list) or not any(map(is_mcp, tools)):
+            return tools
+        found: list[Any] = []
+        for index, one in enumerate(tools):
+            if not is_mcp(one):
+                found.append(one)
+                continue
+            label = one.get("server_label")
+            if label not in self._servers or one.keys() - {"type", "server_label"}:
+                raise UnsupportedParameter(
+                    "an MCP server of one response has to be a server_label of the session, and nothing else",
+                    param=f"tools[{index}]",
+                )
+            found += [
+                _function(name, offered)
+                for name, offered in self._names.items()
+                if offered[0] is self._servers[label] and offered[1] in offered[0].allowed()
+            ]
+        return found
+
+    def without(self, tools: Sequence[Any]) -> list[Any]:
+        """Return tools of a configuration without those of MCP servers."""
+        return [one for one in tools if _name_of(one) not in self._names]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return the servers as the client sees them: without credentials."""
+        return [without_credentials(msgspec.to_builtins(one.settings)) for one in self._servers.values()]
+
+    # calls
+
+    def find(self, name: str | None) -> tuple[ToolServer, McpTool] | None:
+        """Return the server and the tool that are offered under ``name``; None for any other function."""
+        return self._names.get(name or "")
+
+    def asks(self, name: str) -> bool:
+        """Return whether a call under ``name`` has to be approved."""
+        server, tool = self._names[name]
+        return server.settings.asks(tool.name, reads_only=tool.reads_only)
+
+    def new_turn(self) -> None:
+        """Note that the user has asked something: calls are counted anew."""
+        self._calls_in_turn = self._refused_rounds = 0
+
+    def make(self, request_id: str, calls: Sequence[ToolCall]) -> None:
+        """Make the calls of an answer that has ended, as far as they are calls of MCP tools."""
+        ours = [(call, *offered) for call in calls if (offered := self.find(call.name)) is not None]
+        if not ours or self._closed:
+            return
+        if self._calls_in_turn >= MAX_CALLS:
+            self._refused_rounds += 1
+            if self._refused_rounds > MAX_REFUSED_ROUNDS:
+                return
+        found: list[McpCall] = []
+        for call, server, tool in ours:
+            made = McpCall(call.id, request_id, server.label, tool.name, call.arguments)
+            if self.asks(call.name):
+                self._asked[call.id] = made
+                continue
+            found.append(made)
+        for old in [*self._asked][:-MAX_ASKED]:
+            del self._asked[old]
+        if found:
+            self._begin(found)
+
+    def approve(self, call_id: str, *, approved: bool, reason: str | None) -> McpCall:
+        """Make a call that waited for approval; if it is not approved, the model is told so.
+
+        Raises KeyError if there is no such call.
+        """
+        call = self._asked.pop(call_id)
+        why = f": {reason}" if reason else ""
+        denied = None if approved else McpFailure("tool_execution_error", f"the user did not approve the call{why}")
+        self._begin([call], failure=denied)
+        return call
+
+    def _begin(self, calls: list[McpCall], *, failure: McpFailure | None = None) -> None:
+        self._open.setdefault(calls[0].request_id, []).extend(calls)
+        for call in calls:
+            self._calls_in_turn += failure is None
+            refusal = failure
+            if self._calls_in_turn > MAX_CALLS:
+                refusal = McpFailure("tool_execution_error", TOO_MANY)
+            if self.keeper is not None and failure is None:
+                self.keeper.begun(call)
+            work = self._call(call, refusal)
+            self._tasks[call.call_id] = asyncio.create_task(work, name=f"call of {call.label}")
+
+    async def _call(self, call: McpCall, refusal: McpFailure | None) -> None:
+        try:
+            if refusal is not None:
+                raise refusal
+            server = self._servers.get(call.label)
+            if server is None:
+                raise McpFailure("protocol_error", "the session has no such MCP server any more")
+            call.ended(await server.link.call(call.tool, _arguments(call.arguments)))
+        except McpFailure as failure:
+            call.ended(None, failure)
+        self._ended(call)
+
+    def _ended(self, call: McpCall) -> None:
+        self._tasks.pop(call.call_id, None)
+        calls = self._open.get(call.request_id, [])
+        if self.keeper is None or self._closed or call not in calls:
+            return
+        self.keeper.one_over(call)
+        if all(one.output is not None or one.failure is not None for one in calls):
+            del self._open[call.request_id]
+            self.keeper.over(call.request_id, [one for one in calls if not one.dropped])
+
+    def working(self, request_id: str) -> bool:
+        """Return whether calls of an answer are being made."""
+        return request_id in self._open
+
+    def has(self, call_id: str) -> bool:
+        """Return whether a call is being made, or waits for approval: nobody else may give its result."""
+        return call_id in self._tasks or call_id in self._asked
+
+    def drop(self, call_ids: Iterable[str]) -> None:
+        """Give up calls whose results nobody wants any more: the model is not told of them."""
+        for call_id in call_ids:
+            self._asked.pop(call_id, None)
+            task = self._tasks.get(call_id)
+            call = next((one for calls in self._open.values() for one in calls if one.call_id == call_id), None)
+            if task is None or call is None:
+                continue
+            task.cancel()
+            call.dropped = True
+            call.ended(None, McpFailure("tool_execution_error", "the call was cancelled"))
+            self._ended(call)
+
+    def close(self) -> None:
+        """End all connections and calls. Idempotent."""
+        self._closed, self.keeper = True, None
+        for task in self._tasks.values():
+            task.cancel()
+        for server in self._servers.values():
+            server.close()
+        for held in (self._servers, self._names, self._open, self._tasks, self._asked):
+            held.clear()
+
+
+def _name_of(tool: Any) -> str:
+    """Return the name of a function in the form of the chat API; "" for anything else, which is refused later."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def _function(name: str, offered: tuple[ToolServer, McpTool]) -> dict[str, Any]:
+    """Return a tool as a function in the form of the chat API."""
+    server, tool = offered
+    about = server.settings.server_description
+    text = tool.description if about is None else f"{tool.description}\n({about})".strip()
+    return {"type": "function", "function": {"name": name, "description": text, "parameters": dict(tool.schema)}}
+
+
+def _check_tool(tool: McpTool) -> None:
+    """Raise McpFailure for a tool that cannot be offered."""
+    try:
+        check_depth(tool.schema, "")
+    except InvalidValue as error:
+        raise McpFailure("protocol_error", f"the schema of a tool is {error.message}") from None
+    if not tool.name or len(tool.name) > 256 or len(tool.description) > 1 << 16:
+        raise McpFailure("protocol_error", "a tool has an invalid name or too long a description")
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Parse the arguments that the model has written. Raises McpFailure."""
+    try:
+        check_values(text or "{}")
+        found = msgspec.json.decode(text or "{}")
+    except (InvalidFrame, msgspec.DecodeError, UnicodeError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise McpFailure("tool_execution_error", "the arguments are no JSON object")
+    return found

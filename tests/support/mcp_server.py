@@ -1,0 +1,160 @@
+"""The reference MCP server of the package ``mcp`` in a thread, with a loop of its own, and an engine that calls tools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
+from support.part_engines import ActingEngine
+from support.patience import PATIENCE_SEC
+
+from omni_ws.core.chunks import FinishReason, InputChunk, ToolCallFragment, Usage
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
+
+#: A credential that must be found nowhere.
+SECRET = "sekrit-0f8a31c2"
+
+
+@dataclass
+class McpUnderTest:
+    """A running server. ``calls`` are the names of the tools that were called, ``headers`` those of their requests."""
+
+    port: int
+    path: str
+    calls: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    called: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def host(self) -> str:
+        """The entry of ``realtime.mcp_servers`` for it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return self.host + self.path
+
+    def tool(self, label: str = "sums", **fields: Any) -> dict[str, Any]:
+        """The entry of ``tools`` for it."""
+        return {
+            "type": "mcp",
+            "server_label": label,
+            "server_url": self.url,
+            "require_approval": "never",
+            **fields,
+        }
+
+
+def _tools(server: McpUnderTest) -> MCPServer[Any]:
+    made: MCPServer[Any] = MCPServer("reference")
+
+    def note(context: Context[Any], name: str) -> None:
+        server.calls.append(name)
+        request = context.request_context.request
+        if request is not None:
+            server.headers.append(dict(request.headers))
+        server.called.set()
+
+    @made.tool(annotations={"readOnlyHint": True})  # type: ignore[arg-type]
+    async def add(a: int, b: int, context: Context[Any]) -> str:
+        """Add two numbers."""
+        note(context, "add")
+        return str(a + b)
+
+    @made.tool()
+    async def fail(context: Context[Any]) -> str:
+        """Fail."""
+        note(context, "fail")
+        raise ValueError("the tool is broken")
+
+    @made.tool()
+    async def hang(context: Context[Any]) -> str:
+        """Never answer."""
+        note(context, "hang")
+        await asyncio.Event().wait()
+        return ""
+
+    @made.tool()
+    async def long(size: int, context: Context[Any]) -> str:
+        """Answer with a long text."""
+        note(context, "long")
+        return "x" * size
+
+    return made
+
+
+@contextlib.contextmanager
+def mcp_server(*, sse: bool = False) -> Iterator[McpUnderTest]:
+    """A server over streamable HTTP, or over server-sent events."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = McpUnderTest(listening.getsockname()[1], "/sse" if sse else "/mcp")
+        made, safe = _tools(server), TransportSecuritySettings(enable_dns_rebinding_protection=False)
+        app = made.sse_app(transport_security=safe) if sse else made.streamable_http_app(transport_security=safe)
+        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=0, lifespan="on")
+        running = uvicorn.Server(config)
+        started = threading.Event()
+
+        async def run() -> None:
+            running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+            serving = asyncio.create_task(running.serve([listening]))
+            while not running.started:
+                await asyncio.sleep(0.01)
+            started.set()
+            await serving
+
+        thread = threading.Thread(target=asyncio.run, args=(run(),), name="MCP server")
+        thread.start()
+        try:
+            assert started.wait(PATIENCE_SEC)
+            yield server
+        finally:
+            running.should_exit = running.force_exit = True
+            thread.join(PATIENCE_SEC)
+
+
+class CallingEngine(ActingEngine):
+    """Calls the tools that its input names, one a line: "call NAME ARGUMENTS"; tells results, and echoes the rest.
+
+    NAME is the end of the name under which the tool is offered.
+    """
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__("calling", **{"tools": True, **changes})
+        self.inputs: list[list[InputChunk]] = []
+
+    @property
+    def offered(self) -> list[str]:
+        """The names of the tools that the latest request had."""
+        return [tool["function"]["name"] for tool in self.requests[-1].tools]
+
+    def lines(self, told: list[str]) -> list[str]:
+        """Lines in place of those of the input, for these results of tools."""
+        return []
+
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+        taken = [chunk async for chunk in request.input]
+        self.inputs.append(taken)
+        names = [tool["function"]["name"] for tool in request.tools]
+        told = [chunk.payload.decode() for chunk in taken if chunk.tool_call_id is not None]
+        text = b"\n".join(chunk.payload for chunk in taken if chunk.tool_call_id is None).decode()
+        lines = self.lines(told) or text.splitlines()
+        wanted = [line.split(" ", 2)[1:] for line in lines if line.startswith("call ")]
+        for number, (end, *arguments) in enumerate(wanted):
+            name = next((one for one in names if one.endswith(end)), end)
+            call_id = f"call_{len(self.requests)}_{number}"
+            out.write(ToolCallOutput(ToolCallFragment(number, id=call_id, name=name)))
+            out.write(ToolCallOutput(ToolCallFragment(number, arguments="".join(arguments) or "{}")))
+        if wanted:
+            out.write(Finished(FinishReason.TOOL_CALLS, Usage(input_tokens=1, output_tokens=1)))
+            return
+        out.write(TextOutput("; ".join(told)[:200] if told else " ".join(lines)))
+        await out.drain()
+        out.write(Finished(FinishReason.STOP, Usage(input_tokens=1, output_tokens=1)))

@@ -1,0 +1,82 @@
+"""MCP tools in a native session: the server calls them, and the model tells the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.live_server import live_server
+from support.mcp_server import CallingEngine, McpUnderTest, mcp_server
+from support.native_client import NativeClient, native_client
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[McpUnderTest]:
+    with mcp_server() as server:
+        yield server
+
+
+async def have_tools(client: NativeClient, *tools: dict[str, Any]) -> dict[str, Any]:
+    """Configures the tools. Returns the configuration when they are listed."""
+    await client.configure(modalities=["text"], tools=list(tools))
+    updated: dict[str, Any] = await client.until("session_updated", "error")
+    return updated
+
+
+async def test_the_server_calls_a_tool_and_the_model_tells_the_result(reference: McpUnderTest) -> None:
+    engine = CallingEngine()
+    allowed = {"mcp_servers": (reference.host,)}
+    async with live_server(engine, realtime=allowed) as server, native_client(server) as client:
+        await have_tools(client, reference.tool())
+        await client.say('call add {"a": 2, "b": 3}')
+        call = await client.answer()
+        assert call.reason == "tool_calls"
+        assert (await client.answer()).text == "5"
+        assert engine.offered == ["sums__add", "sums__fail", "sums__hang", "sums__long"]
+        await client.say("thanks")
+        assert (await client.answer()).text == "thanks"
+        assert [one.role for one in engine.requests[-1].history] == ["user", "assistant", "tool", "assistant"]
+
+
+async def test_functions_of_the_client_are_awaited(reference: McpUnderTest) -> None:
+    look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    engine = CallingEngine()
+    async with live_server(engine, realtime={"mcp_servers": (reference.host,)}) as server:
+        async with native_client(server) as client:
+            await have_tools(client, look, reference.tool(allowed_tools=["add"]))
+            await client.say('call look\ncall add {"a": 2, "b": 3}')
+            calls = [chunk["id"] for chunk in (await client.answer()).chunks if "id" in chunk]
+            assert len(calls) == 2
+            await client.chunk("seen", role="tool", tool_call_id=calls[0])
+            told = (await client.answer()).text
+            assert sorted(told.split("; ")) == ["5", "seen"]
+            assert len(engine.requests) == 2
+
+
+async def test_a_client_does_not_give_the_result_of_the_servers_call(reference: McpUnderTest) -> None:
+    async with live_server(CallingEngine(), realtime={"mcp_servers": (reference.host,)}) as server:
+        async with native_client(server) as client:
+            await have_tools(client, reference.tool())
+            await client.say("call hang")
+            call = next(chunk["id"] for chunk in (await client.answer()).chunks if "id" in chunk)
+            await client.chunk("mine", role="tool", tool_call_id=call)
+            assert (await client.error())["code"] == "session_conflict"
+            await client.say("hello")  # the talk goes on
+            assert (await client.answer()).text == "hello"
+
+
+async def test_a_server_that_is_not_reached_is_an_error_of_the_session(reference: McpUnderTest) -> None:
+    async with live_server(CallingEngine(), realtime={"mcp_servers": (reference.host,)}) as server:
+        async with native_client(server) as client:
+            told = await have_tools(client, reference.tool(server_url=f"{reference.host}/nowhere"))
+            assert told["error"]["param"] == "tools"
+            await client.say("hello")
+            assert (await client.answer()).text == "hello"
+
+
+async def test_calls_cannot_be_approved_natively(reference: McpUnderTest) -> None:
+    async with live_server(CallingEngine(), realtime={"mcp_servers": (reference.host,)}) as server:
+        async with native_client(server) as client:
+            await client.send("session_config", tools=[reference.tool(require_approval="always")])
+            assert (await client.error())["param"] == "tools[0].require_approval"

@@ -1,0 +1,99 @@
+"""MCP tools in ``/v1/chat/completions``: one answer, whatever the server has called for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.event_stream import DONE, events_of
+from support.live_server import LiveServer, live_server
+from support.mcp_server import CallingEngine, McpUnderTest, mcp_server
+from support.raw_http import RawResponse, post
+
+PATH = "/v1/chat/completions"
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[McpUnderTest]:
+    with mcp_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def chatting(reference: McpUnderTest, **settings: Any) -> AsyncIterator[tuple[LiveServer, CallingEngine]]:
+    engine = CallingEngine(choices=True)
+    async with live_server(engine, realtime={"mcp_servers": (reference.host,), **settings}) as server:
+        yield server, engine
+
+
+async def ask(server: LiveServer, text: str, *tools: dict[str, Any], **body: Any) -> RawResponse:
+    messages = [{"role": "user", "content": text}]
+    return await post(server.port, PATH, {"messages": messages, "tools": list(tools), **body}, "Accept: application/json")
+
+
+async def test_an_answer_has_what_the_tools_returned(reference: McpUnderTest) -> None:
+    async with chatting(reference) as (server, engine):
+        response = await ask(server, 'call add {"a": 2, "b": 3}\ncall add {"a": 4, "b": 5}', reference.tool())
+        assert response.status == 200, response.body
+        choice = response.json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("5; 9", "stop")
+        assert "tool_calls" not in choice["message"]
+        assert response.json()["usage"]["total_tokens"] == 4
+        assert [one.role for one in engine.requests[-1].history] == ["user", "assistant"]
+
+
+async def test_an_answer_is_streamed(reference: McpUnderTest) -> None:
+    async with chatting(reference) as (server, _):
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        events = events_of(await ask(server, 'call add {"a": 2, "b": 3}', reference.tool(), **options))
+        assert events[-1] == DONE
+        chunks = [event.json() for event in events[:-1]]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert "".join(one["delta"].get("content") or "" for one in choices) == "5"
+        assert not any("tool_calls" in one["delta"] for one in choices)
+        assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["stop"]
+        assert chunks[-1]["usage"]["total_tokens"] == 4
+
+
+async def test_functions_of_the_client_are_for_the_client(reference: McpUnderTest) -> None:
+    called = len(reference.calls)
+    async with chatting(reference) as (server, _):
+        response = await ask(server, 'call add {"a": 2, "b": 3}\ncall look', reference.tool(), LOOK)
+        choice = response.json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert [one["function"]["name"] for one in choice["message"]["tool_calls"]] == ["look"]
+    assert len(reference.calls) == called
+
+
+@pytest.mark.parametrize(
+    ("changes", "body", "param"),
+    [
+        ({"require_approval": "always"}, {}, "tools[0].require_approval"),
+        ({"server_url": "http://127.0.0.1:1/mcp"}, {}, "tools[0].server_url"),
+        ({"connector_id": "connector_gmail", "server_url": None}, {}, "tools[0].connector_id"),
+        ({}, {"n": 2}, "n"),
+    ],
+)
+async def test_what_chats_refuse(
+    reference: McpUnderTest, changes: dict[str, Any], body: dict[str, Any], param: str
+) -> None:
+    async with chatting(reference) as (server, _):
+        response = await ask(server, "hello", reference.tool(**changes), **body)
+        assert (response.status, response.error["param"]) == (400, param)
+
+
+async def test_a_server_that_fails_fails_the_request(reference: McpUnderTest) -> None:
+    async with chatting(reference) as (server, _):
+        response = await ask(server, "hello", reference.tool(server_url=f"{reference.host}/nowhere"))
+        assert (response.status, response.error["param"]) == (400, "tools")
+        assert "'sums'" in response.error["message"]
+
+
+async def test_without_the_operators_list_there_are_none(reference: McpUnderTest) -> None:
+    async with live_server(CallingEngine()) as server:
+        response = await ask(server, "hello", LOOK, reference.tool())
+        assert (response.status, response.error["param"]) == (400, "tools[1].type")
+        assert "realtime.mcp_servers" in response.error["message"]
