@@ -28,7 +28,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.base import Engine
+from omni_ws.core.chunks import Hearing
+from omni_ws.engine.base import Engine, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
@@ -165,6 +166,19 @@ async def test_a_voice_of_the_language_speaks(
         await client.until("session.closed")
     (request,) = tts.requests
     assert (request.voice, request.speech_language) == (named, spoken)
+
+
+@pytest.mark.virtual_clock
+async def test_the_model_reads_what_was_said_and_nothing_about_it() -> None:
+    """Elsewhere it is told which language the user speaks; here that would be translated, too."""
+    llm = RetortEngine("good morning")
+    heard = TranscriptOutput("buenos días", hearing=Hearing("spanish"))
+    async with live_server(engine([heard], llm=llm)) as server, interpreter(inline(server)) as client:
+        await client.say(quiet(96) + loud(320) + quiet(640))
+        await client.send("session.close")
+        await client.until("session.closed")
+    assert b"".join(chunk.payload for chunk in llm.reads).decode() == "buenos días"
+    assert client.text("output") == "good morning"
 
 
 @pytest.mark.virtual_clock
