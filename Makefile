@@ -215,10 +215,11 @@ soak: $(VENV)/.ready-to-test ## conversations compared with what was said and pl
 	$(FROM_DISTRIBUTION)
 	@$(BIN)/python -m benchmarks soak $(or $(ARGS),--quick)
 
-$(OUTSIDE_VENV)/.ready: requirements/outside.txt requirements/outside.lock | $(BIN)/python
+$(OUTSIDE_VENV)/.ready: requirements/outside.txt requirements/outside-bare.txt requirements/outside.lock | $(BIN)/python
 	@echo 'installing third-party clients'
 	@$(BIN)/python -m venv $(OUTSIDE_VENV)
 	@$(INSTALL) $(OUTSIDE_VENV)/bin/python --requirement requirements/outside.txt --constraint requirements/outside.lock
+	@$(INSTALL) $(OUTSIDE_VENV)/bin/python --no-deps --requirement requirements/outside-bare.txt
 	@touch $@
 
 $(OUTSIDE_NODE)/.ready: requirements/outside-node.json

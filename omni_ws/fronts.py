@@ -9,6 +9,7 @@ from omni_ws.transport.mode_b.routes import ModeBRoutes
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes
 from omni_ws.transport.realtime.session import Realtime
+from omni_ws.transport.realtime.translations import Translations
 from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
 from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
@@ -30,6 +31,10 @@ def realtime(app: App) -> FrontEnd:
 
 def client_secrets(app: App) -> FrontEnd:
     return ClientSecretRoutes(app.sessions, app.authenticator, app.secrets)
+
+
+def translations(app: App) -> FrontEnd:
+    return Translations(app.sessions, app.authenticator, app.secrets)
 
 
 def webrtc(app: App) -> FrontEnd:

@@ -52,6 +52,7 @@ ROUTES = {
     "/v1/streaming_input/sessions/{id}/finish": {"post"},
     "/v1/streaming_input/sessions/{id}/result": {"get"},
     "/v1/realtime/client_secrets": {"post"},
+    "/v1/realtime/translations/client_secrets": {"post"},
     "/v1/realtime/calls": {"post"},
     "/v1/realtime/calls/{call_id}/hangup": {"post"},
     "/start_profile": {"post"},
@@ -61,7 +62,7 @@ ROUTES = {
 }
 
 #: Served on the same port, and described in asyncapi.yaml.
-NOT_HTTP = {"/v1/streaming_input": {"GET"}, "/v1/realtime": {"GET"}}
+NOT_HTTP = {"/v1/streaming_input": {"GET"}, "/v1/realtime": {"GET"}, "/v1/realtime/translations": {"GET"}}
 BODIES: dict[str, type[Struct]] = {
     "ClientSecretRequest": ClientSecretBody,
     "ChatRequest": ChatBody,

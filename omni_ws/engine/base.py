@@ -192,6 +192,9 @@ class AnswerOptions:
     spoken_form: bool = False
     #: Whether the transcript is in English, whatever language is spoken.
     translate: bool = False
+    #: The language (primary subtag of RFC 5646) of an answer that interprets what was said: it is spoken in that
+    #: language, and speech without words has no answer. "" for an answer in the language of the user.
+    interprets_into: str = ""
     #: Arguments of the model's chat template, such as ``enable_thinking``.
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Whether to report the model's reasoning, see ThoughtOutput.

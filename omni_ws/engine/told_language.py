@@ -23,7 +23,7 @@ _FIRST: Final = "en"
 def told_language(request: GenerationRequest, llm: Engine) -> GenerationRequest:
     """Return ``request`` with notes about the language for ``llm``, unless it hears, or reads ``heard_language``."""
     able = llm.capabilities
-    if able.reads_language or Modality.AUDIO in able.input_modalities:
+    if able.reads_language or Modality.AUDIO in able.input_modalities or request.options.interprets_into:
         return request
     history, told = _noted(request.history)
     source = _NotedInput(aiter(request.input), request.heard_language, told=told)

@@ -490,6 +490,9 @@ class LlmStage(_EngineStage):
 
     def _answer_silence(self) -> None:
         able, language = self._engine.capabilities, self._request.heard_language.now or "en"
+        if self._request.options.interprets_into:
+            self.finished = Finished(FinishReason.STOP, Usage())
+            return
         text = able.nothing_heard if language == "en" else able.nothing_heard_in.get(language, "")
         if text:
             self._send(TextOutput(text))
@@ -627,17 +630,21 @@ class TtsStage(_EngineStage):
         able = self._engine.capabilities
         voice = self._request.voice or next(iter(able.voices), "")
         reads, spoken_in = able.voice_languages.get(voice, ""), self._request.heard_language.now
+        if self._request.options.interprets_into:
+            return reads
         foreign = (
             spoken_in is not None and spoken_in not in able.speech_languages and spoken_in != primary_subtag(reads)
         )
         return "" if foreign else reads
 
     def _language_to_speak(self) -> str | None:
-        """Return the language that the user speaks, if the TTS speaks it; None for that of the voice.
+        """Return the language that the user speaks, or hears, if the TTS speaks it; None for that of the voice.
 
         A client that names both the voice and the language of the input has decided.
         """
         request = self._request
+        if into := request.options.interprets_into:
+            return into if into in self._engine.capabilities.speech_languages else None
         if request.voice_named and request.language is not None:
             return None
         spoken_in = request.heard_language.now

@@ -322,5 +322,5 @@ def _credited(model: str, encyclopedia: Encyclopedia | None) -> str:
 def is_plain(request: GenerationRequest) -> bool:
     """Return whether a request wants an answer in words, and nothing that takes a language model."""
     wanted = request.options
-    plain = wanted.structure is None and wanted.logprobs is None and wanted.choices == 1
+    plain = wanted.structure is None and wanted.logprobs is None and wanted.choices == 1 and not wanted.interprets_into
     return plain and not wanted.raw_prompt and wanted.input_role == "user" and not request.tools

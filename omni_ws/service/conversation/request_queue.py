@@ -704,8 +704,8 @@ class RequestQueue:
         now = request.timeline.now()
         messages = request.see(self._ledger.messages(request.entry.results, now=now, held=beside))
         last = messages[-1] if messages and messages[-1].role == "user" else None
-        if last is None and not pending:
-            return messages, None
+        if (last is None and not pending) or request.config.task is Task.TRANSCRIBE:
+            return messages, None  # what was said before is not said again
         return messages if last is None else messages[:-1], EarlierTurns(last, pending)
 
     async def _rest_of_input(self, request: Request) -> None:

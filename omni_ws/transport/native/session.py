@@ -23,7 +23,7 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
+from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
@@ -450,6 +450,7 @@ def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes
         message = message.error
     if isinstance(message, OmniError):
         return encode_frame(error_frame(message)), False
+    assert not isinstance(message, InputHeard), "no client of this protocol asks for it"
     return encode_frame(message), False
 
 

@@ -95,10 +95,14 @@ MAX_SESSION_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSecret:
-    """The meaning of a client secret: the key that created it, and the initial settings of its sessions, as JSON."""
+    """The meaning of a client secret: the key that created it, and the initial settings of its sessions, as JSON.
+
+    ``kind`` is that of its sessions, "realtime" or "translation"; it is good for no others.
+    """
 
     key: ApiKey | None
     session: bytes = field(repr=False)
+    kind: str = "realtime"
 
     def settings(self) -> SessionFields:
         return msgspec.json.decode(self.session, type=SessionFields)

@@ -12,6 +12,7 @@ import msgspec
 
 from omni_ws.core.chunks import OutputModality
 from omni_ws.core.history import STRIDE
+from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.transport.realtime.items import Event
@@ -134,6 +135,10 @@ class Effects:
             "audio.input.noise_reduction": config.input_audio.noise_reduction is msgspec.UNSET,
             "audio.input.transcription.language": config.input_audio.language != language,
             "audio.input.transcription.prompt": not able.keywords,
+            "audio.input.transcription.keywords": not able.keywords,
+            "audio.input.transcription.languages": not able.languages.issuperset(
+                map(primary_subtag, transcription.get("languages") or ())
+            ),
             "audio.input.turn_detection": config.turn_detection is None,
             "audio.input.turn_detection.type": config.turn_detection is not None
             and config.turn_detection.type != detection.get("type"),

@@ -115,6 +115,12 @@ class RealtimeDialect:
     ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
     """
 
+    #: The turn that is being spoken.
+    _speaking: Turn | None = None
+    #: Whether turn detection has committed a turn since the client's last commit.
+    _just_committed = False
+    _reported: OmniError | None = None
+
     def __init__(
         self,
         session: Session,
@@ -150,12 +156,8 @@ class RealtimeDialect:
         self._audio_limit = limit
         self._dictation = Dictation(conversation)
         self._after_audio = AfterAudio(conversation, self._end_audio)
-        #: Whether turn detection has committed a turn since the client's last commit.
-        self._just_committed = False
         #: The turn that is the input of each open request, by request id.
         self._turns: dict[str, Turn] = {}
-        #: The turn that is being spoken.
-        self._speaking: Turn | None = None
         #: Turns whose request has ended, and whose transcript is not complete yet, by request id.
         self._late: dict[str, Turn] = {}
         #: The responses that are not done, by request id.
@@ -165,7 +167,6 @@ class RealtimeDialect:
         #: The ``response.create`` events that wait for the transcript of a turn: the response, and the event's id.
         self._deferred: list[tuple[Mapping[str, Any], str | None]] = []
         self._deferred_share = Share(account)
-        self._reported: OmniError | None = None
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._output_cleared: Callable[[str | None], None] = lambda response_id: None
         conversation.keeps_configurations = True

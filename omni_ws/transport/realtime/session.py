@@ -18,6 +18,7 @@ from omni_ws.errors import (
     OmniError,
     RateLimited,
     SlowConsumer,
+    Unauthenticated,
     websocket_close_code,
 )
 from omni_ws.service.conversation.messages import ServerMessage
@@ -36,6 +37,7 @@ from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.saved import SavedRealtime
+from omni_ws.transport.realtime.translation import TranslationDialect
 from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
@@ -60,6 +62,8 @@ class RealtimeCaller:
 def identify(request: HttpRequest, authenticator: Authenticator, secrets: ClientSecrets) -> RealtimeCaller:
     """Find the key of a request, given directly or by a client secret of that key. Raises Unauthenticated."""
     secret = secrets.find(presented_key(request), asyncio.get_running_loop().time())
+    if secret is not None and secret.kind != "realtime":
+        raise Unauthenticated("this client secret is for another kind of session")
     if secret is None:
         return RealtimeCaller(authenticator.authenticate(request), request.client)
     return RealtimeCaller(secret.key, request.client, secret.settings())
@@ -185,7 +189,7 @@ class RealtimeConnection(SoleConnection):
         self,
         connection: SoleLink,
         session: Session,
-        dialect: RealtimeDialect | VllmDialect,
+        dialect: RealtimeDialect | VllmDialect | TranslationDialect,
         *,
         keep_alive: KeepAliveSettings,
     ) -> None:
@@ -231,6 +235,7 @@ class RealtimeConnection(SoleConnection):
             self._send([self._dialect.error(error)])
 
     def saved(self) -> bytes:
+        assert not isinstance(self._dialect, TranslationDialect)
         return msgpack.encode(self._dialect.saved())
 
     def connection_closing(self) -> None:
@@ -254,7 +259,7 @@ class RealtimeConnection(SoleConnection):
                     self._dialect = VllmDialect(self._conversation)
                     self._dialect.connect(self._send, self._output_cleared)
             self._dialect.receive(event, now=self._connection.heard_at)
-            if event["type"] != "input_audio_buffer.append":
+            if not event["type"].endswith("input_audio_buffer.append"):
                 self._connection.end_pass()
         except InvalidRequest as error:
             self._send([self._dialect.error(error, event_id=event_id)])

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from support import inline_workers
-from support.capable_engine import CapableEngine
+from support.capable_engine import CapableEngine, Ears, takes
 from support.inline_workers import HeldWorkers, inline
 from support.live_server import live_server
 from support.part_engines import RetortEngine, WordEngine
 from support.realtime_client import RealtimeClient, realtime_client
 
-from omni_ws.core.chunks import FinishReason, Hearing, Usage
+from omni_ws.core.chunks import FinishReason, Hearing, Modality, Usage
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.errors import EngineFailed
@@ -201,6 +201,23 @@ async def test_a_client_that_detects_turns_more_slowly_may_commit_what_the_serve
         assert not any(event["error"]["event_id"] == "late" for event in client.seen("error"))
 
 
+@pytest.mark.parametrize("kind", ["transcription", "realtime"])
+async def test_turns_that_nobody_answers_are_transcribed_each_by_itself(kind: str) -> None:
+    """Also if the next begins before the one before is written down, as a file that is sent at once has it."""
+    detection = {"type": "server_vad", "create_response": False}
+    asr = Ears([takes(1), "one"], [takes(1), "two"], ["three"])
+    async with (
+        live_server(ComposedEngine(RetortEngine(), asr=asr)) as server,
+        realtime_client(inline(server)) as client,
+    ):
+        await client.update(type=kind, audio={"input": {"turn_detection": detection}})
+        await client.append((quiet(96) + loud(320) + quiet(640)) * 3)
+        while len(heard := client.seen(PLACE + "completed")) < 3:
+            await client.until(PLACE + "completed", PLACE + "failed")
+    assert [one["transcript"] for one in heard] == ["one", "two", "three"]
+    assert {chunk.modality for heard in asr.inputs for chunk in heard} == {Modality.AUDIO}
+
+
 async def test_in_a_conversation_a_late_commit_is_an_error() -> None:
     engine = CapableEngine([TextOutput("yes"), Finished(FinishReason.STOP, Usage())])
     async with live_server(engine) as server, realtime_client(inline(server)) as client:
@@ -280,7 +297,7 @@ async def test_an_engine_that_can_expect_nothing_is_told_nothing() -> None:
         await commit(client, "c")
         assert "languages" not in await client.until(PLACE + "completed")
     (request,) = engine.requests
-    assert (request.expected, request.language, request.languages) == ("", None, set())
+    assert (request.expected, request.language, request.languages) == ("", None, frozenset())
 
 
 async def test_the_event_of_the_beta_is_answered_in_its_form() -> None:

@@ -1,0 +1,222 @@
+"""TranslationDialect: translates the events of ``/v1/realtime/translations`` to and from a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from omni_ws.core.chunks import FinalChunk, InputChunk, Modality, OutputChunk, OutputModality, Task, WordsKnown
+from omni_ws.core.quota import Share, beyond_ordinary, memory_of
+from omni_ws.engine.base import AnswerOptions
+from omni_ws.engine.composed.parts import Role, parts_of
+from omni_ws.engine.llm.coming import RULES
+from omni_ws.errors import InvalidValue, OmniError, UnknownType, UnsupportedParameter
+from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.items import Event
+from omni_ws.wire.openai_fields import object_field
+from omni_ws.wire.realtime_events import error_event, read
+from omni_ws.wire.realtime_session import PCM_RATE
+from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechStartedFrame
+from omni_ws.wire.translation_session import (
+    TranslationAbilities,
+    TranslationFields,
+    merged_translation,
+    translation_config,
+    translation_object,
+)
+
+#: The times in events are multiples of this, as OpenAI's are.
+FRAME_MS: Final = 200
+#: The longest session; the client is told when it expires.
+MAX_SESSION_SEC: Final = 24 * 3600
+
+
+def check_translates(factory: SessionFactory) -> None:
+    """Raise UnsupportedParameter, naming what is missing, if the engine of this server cannot translate speech."""
+    engine, able = factory.engine, factory.engine.capabilities
+    llm = parts_of(engine)[Role.LLM.value]
+    missing = ""
+    if not factory.speech_workers.turn_detection_types or not able.languages or not able.transcripts:
+        missing = "a recogniser that knows languages: start the server with --languages, or with --asr whisper:base"
+    elif llm is None or llm.name == RULES or Task.CHAT not in able.tasks:
+        missing = "a language model, and rules answer here: start the server with --llm URL, or with --llm qwen"
+    elif OutputModality.AUDIO not in able.output_modalities:
+        missing = "a voice: start the server with --tts"
+    if missing:
+        raise UnsupportedParameter(f"translation needs {missing}", param="model")
+
+
+def translation_settings(session: TranslationFields, factory: SessionFactory) -> dict[str, Any]:
+    """Return the ``session_config`` of ``session`` on this server. Raises UnsupportedParameter."""
+    able = factory.engine.capabilities
+    return translation_config(
+        session,
+        TranslationAbilities(
+            speech_languages=able.speech_languages,
+            voice_languages=able.voice_languages,
+            max_tokens="max_tokens" in able.sampling,
+            cleans_audio=factory.speech_workers.cleans_audio,
+        ),
+    )
+
+
+class TranslationDialect:
+    """Handles the client events of one session that interprets, and renders the messages of its conversation.
+
+    Turn detection cuts the speech into utterances. Each is a request of its own, without a history, that the LLM
+    translates and a voice of the target language speaks. Requests wait for one another, and speech interrupts none.
+    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
+    """
+
+    def __init__(self, session: Session, factory: SessionFactory, bound: TranslationFields, *, model: str) -> None:
+        """``bound`` is the session object to begin with; ``model`` is the name that the client gave."""
+        check_translates(factory)
+        self._owner = session
+        self._conversation = session.conversation
+        self._factory = factory
+        self._model = model
+        self._session = bound
+        self._settings_share = Share(self._conversation.account)
+        self._send: Callable[[Iterable[Event]], None] = lambda events: None
+        #: Bytes of the audio so far.
+        self._heard = 0
+        #: The requests that have no final yet.
+        self._open: set[str] = set()
+        #: Whether the client has ended the session, and whether all that it said before was heard.
+        self._closing = self._heard_all = False
+        #: The request of which something was told last, for each kind of text.
+        self._told: dict[OutputModality, str] = {}
+        self._reported: OmniError | None = None
+        self._expires_at = int(time.time()) + MAX_SESSION_SEC
+        self._configure(bound)
+        self._expiry = asyncio.get_running_loop().call_later(MAX_SESSION_SEC, self._finish)
+
+    def connect(
+        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
+    ) -> list[Event]:
+        """Set the function that sends events at once. Returns the first event. See RealtimeDialect."""
+        self._send = send
+        return [{"type": "session.created", "session": self._session_object()}]
+
+    def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
+        """Handle one event of the client, which arrived at the time ``now``."""
+        match fields["type"]:
+            case "session.input_audio_buffer.append":
+                self._append(read(fields.get("audio"), bytes, "audio"), now)
+            case "session.update":
+                session = merged_translation(self._session, object_field(fields, "session"))
+                self._configure(session)
+                self._session = session
+                self._send([{"type": "session.updated", "session": self._session_object()}])
+            case "session.close":
+                self._finish()
+            case kind:
+                raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
+
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """Render a message of the conversation as events; none for messages that the API does not have."""
+        match message:
+            case OutputChunk():
+                yield from self._output(message)
+                if message.late:
+                    self._end(message.request_id)
+            case SpeechStartedFrame(request_id=str(request_id)) | SpeechConfirmedFrame(request_id=str(request_id)):
+                self._open.add(request_id)
+            case FinalChunk(words=WordsKnown.NOT_YET) if self._session.wants_transcripts:
+                pass  # its transcript follows
+            case FinalChunk(request_id=request_id):
+                self._end(request_id)
+            case InputHeard():
+                self._heard_all = True
+                self._conversation.finish()
+                self._close_if_done()
+            case OmniError(request_id=None):
+                self._reported = message
+                yield self.error(message)
+            case OmniError() | RequestWarning():  # of one utterance; those after it are translated
+                yield self.error(message.error if isinstance(message, RequestWarning) else message)
+
+    error = staticmethod(error_event)
+
+    def reported(self, error: OmniError) -> bool:
+        """Return whether the client has been sent this error."""
+        return self._reported is error
+
+    def close(self) -> None:
+        """Release all bytes that are charged to the session."""
+        self._expiry.cancel()
+        self._settings_share.resize(0)
+
+    # the session
+
+    def _session_object(self) -> dict[str, Any]:
+        return translation_object(
+            self._session, session_id=self._owner.session_id, model=self._model, expires_at=self._expires_at
+        )
+
+    def _configure(self, session: TranslationFields) -> None:
+        self._settings_share.resize(beyond_ordinary(memory_of(session)))
+        self._conversation.configure(translation_settings(session, self._factory))
+        self._conversation.answer_with(AnswerOptions(interprets_into=session.language))
+
+    def _append(self, audio: bytes, now: float) -> None:
+        if self._closing:
+            raise InvalidValue("the session is closing", param="type")
+        if len(audio) % 2:
+            raise InvalidValue("audio must be whole samples of 16 bits", param="audio")
+        chunk = InputChunk(Modality.AUDIO, audio)
+        self._conversation.configuration.check_chunk(chunk)
+        self._conversation.receive_chunk(chunk, now=now)
+        self._heard += len(audio)
+
+    def _finish(self) -> None:
+        """End the session once all that was said is translated."""
+        if self._closing:
+            return
+        self._closing = True
+        listener = self._conversation.listener
+        assert listener is not None, "a session that translates detects turns"
+        listener.mark()
+
+    def _end(self, request_id: str) -> None:
+        self._open.discard(request_id)
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._heard_all and not self._open:
+            self._send([{"type": "session.closed"}])
+            self._owner.end(None)
+
+    # what was said
+
+    @property
+    def _elapsed_ms(self) -> int:
+        """How much was heard, in whole frames."""
+        return self._heard * 1000 // (2 * PCM_RATE) // FRAME_MS * FRAME_MS
+
+    def _output(self, chunk: OutputChunk) -> Iterator[Event]:
+        match chunk.modality:
+            case OutputModality.AUDIO if chunk.payload:
+                yield {
+                    "type": "session.output_audio.delta",
+                    "delta": chunk.payload,
+                    "sample_rate": PCM_RATE,
+                    "channels": 1,
+                    "format": "pcm16",
+                    "elapsed_ms": self._elapsed_ms,
+                }
+            case OutputModality.TEXT if chunk.text:
+                yield self._text("session.output_transcript.delta", chunk)
+            case OutputModality.TRANSCRIPT if chunk.text and not chunk.interim and self._session.wants_transcripts:
+                yield self._text("session.input_transcript.delta", chunk)
+
+    def _text(self, kind: str, chunk: OutputChunk) -> Event:
+        """Return the event of a piece of text: the texts of one kind, joined, are one text."""
+        before = self._told.get(chunk.modality)
+        self._told[chunk.modality] = chunk.request_id
+        apart = before not in (None, chunk.request_id) and not chunk.text[:1].isspace()
+        return {"type": kind, "delta": f" {chunk.text}" if apart else chunk.text, "elapsed_ms": self._elapsed_ms}

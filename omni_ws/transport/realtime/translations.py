@@ -1,0 +1,171 @@
+"""``/v1/realtime/translations``: the front end of OpenAI's translation sessions over WebSocket, and their secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.errors import OmniError, Unauthenticated
+from omni_ws.service.failure import new_id
+from omni_ws.service.observing.accounts import take_place, take_trace
+from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.sessions.shared_counts import KNOW_SECRET
+from omni_ws.transport.http.access import Authenticator, presented_key
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.native.connection import SoleLink, StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.realtime.client_secrets import MAX_BODY_BYTES, ClientSecret, ClientSecrets, digest_of
+from omni_ws.transport.realtime.session import SUBPROTOCOL, RealtimeConnection, close_code, write_event
+from omni_ws.transport.realtime.translation import (
+    MAX_SESSION_SEC,
+    TranslationDialect,
+    check_translates,
+    translation_settings,
+)
+from omni_ws.wire.frames import max_frame_bytes
+from omni_ws.wire.realtime_events import error_event, read
+from omni_ws.wire.realtime_session import read_client_secret
+from omni_ws.wire.translation_session import TranslationFields, merged_translation, translation_object
+
+TRANSLATIONS_PATH: Final = "/v1/realtime/translations"
+TRANSLATION_SECRETS_PATH: Final = "/v1/realtime/translations/client_secrets"
+#: Label of the sessions in metrics and logs.
+TRANSLATION_ORIGIN: Final = "translation"
+#: The name of the model for a client that names none.
+DEFAULT_MODEL: Final = "gpt-realtime-translate"
+#: A client secret's kind, see ClientSecret.
+TRANSLATION: Final = "translation"
+
+
+class Translations(SessionFrontEnd):
+    """The front end of translation sessions: accepts their handshakes, and creates client secrets for them."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
+        super().__init__(Sessions(sessions, origin=TRANSLATION_ORIGIN, grace=0, any_model=True))
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._secrets = secrets
+        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+
+    def register(self, router: Router) -> None:
+        if self._sessions.config.streaming_input.enabled:
+            router.add("GET", TRANSLATIONS_PATH, needs_upgrade)
+            router.add_websocket(TRANSLATIONS_PATH, self.upgrade)
+            router.add("POST", TRANSLATION_SECRETS_PATH, self.create_secret)
+
+    # sessions
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
+        key, bound, model = self._identify(request)
+        model = request.query.get("model") or model
+        self._sessions.any_model.check(model)
+        settings = self._sessions.config.streaming_input
+        return UpgradeDecision(
+            connection=partial(
+                StreamConnection,
+                input_pace=self._sessions.admission.input_pace(key),
+                budget=self._sessions.budget,
+                write_timeout=settings.write_timeout_sec,
+            ),
+            serve=partial(self._serve, key, request.client, bound, model),
+            subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,
+            route=TRANSLATIONS_PATH,
+            max_size=max_frame_bytes(settings.max_chunk_bytes),
+        )
+
+    def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, TranslationFields, str]:
+        """Return the key of a request, given directly or by a client secret, and the settings and model to begin with.
+
+        Raises Unauthenticated, also for the secret of another kind of session.
+        """
+        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
+        if secret is None:
+            return self._authenticator.authenticate(request), TranslationFields(), DEFAULT_MODEL
+        if secret.kind != TRANSLATION:
+            raise Unauthenticated("this client secret is for another kind of session")
+        model, settings = msgspec.json.decode(secret.session, type=tuple[str, TranslationFields])
+        return secret.key, settings, model
+
+    async def _serve(
+        self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection
+    ) -> None:
+        """Serve one connection, from the end of its handshake to its close."""
+        if connection.request is not None:
+            take_trace(connection.request.headers.get)
+            take_place(address, connection.request.headers.get)
+        try:
+            session = await self._live.admit(key, client=address)
+            attachment = self._attachment(connection, session, bound, model)
+        except OmniError as error:
+            connection.ignore_messages()
+            if connection.is_open:
+                write_event(connection, error_event(error))
+            await connection.close_in_time(close_code(error), error.code)
+            return
+        await attachment.run()
+
+    def _attachment(
+        self, connection: StreamConnection, session: Session, bound: TranslationFields, model: str
+    ) -> TranslationConnection:
+        try:
+            dialect = TranslationDialect(session, self._sessions, bound, model=model)
+        except OmniError:
+            session.end(None)
+            raise
+        attachment = TranslationConnection(connection, session, dialect, keep_alive=self._keep_alive)
+        session.attach(attachment)
+        return attachment
+
+    # client secrets
+
+    async def create_secret(self, exchange: HttpExchange) -> None:
+        """Create a client secret.
+
+        Raises Unauthenticated, RateLimited if the key has too many, ModelNotFound, and the error of settings that are
+        not accepted, or of a server that cannot translate.
+        """
+        key = self._authenticator.authenticate(exchange.request)
+        self._sessions.check_ready()
+        check_translates(self._sessions)
+        fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
+        body = read_client_secret(fields)
+        given: Mapping[str, Any] = body.session or {}
+        model = read(given.get("model") or DEFAULT_MODEL, str, "session.model")
+        self._sessions.any_model.check(model)
+        session = merged_translation(TranslationFields(), given)
+        self._sessions.configuration(STREAM_FORMATS, any_model=True).apply(
+            translation_settings(session, self._sessions)
+        )
+        secret = ClientSecret(key=key, session=msgspec.json.encode((model, session)), kind=TRANSLATION)
+        value = self._secrets.create(secret, lifetime=body.lifetime, now=asyncio.get_running_loop().time())
+        now = int(time.time())
+        if (group := self._sessions.group) is not None:
+            await group.ask_others(KNOW_SECRET, (now + body.lifetime, digest_of(value), secret))
+        shown = translation_object(
+            session, session_id=new_id("sess_"), model=model, expires_at=now + body.lifetime + MAX_SESSION_SEC
+        )
+        answer = {"value": value, "expires_at": now + body.lifetime, "session": shown}
+        await exchange.respond_json(200, answer, [("Cache-Control", "no-store")])
+
+
+class TranslationConnection(RealtimeConnection):
+    """The connection of a translation session."""
+
+    def __init__(
+        self, connection: SoleLink, session: Session, dialect: TranslationDialect, *, keep_alive: KeepAliveSettings
+    ) -> None:
+        super().__init__(connection, session, dialect, keep_alive=keep_alive)
+        self._dialect_known = True
+
+    def saved(self) -> bytes:
+        return b""  # it ends with its server
