@@ -183,6 +183,8 @@ def _refuse_unsupported(tool: Mapping[str, Any], place: str) -> None:
             raise UnsupportedParameter(
                 f"{name} is not supported on this server; name the MCP server by server_url", param=f"{place}.{name}"
             )
+    if tool.get("allowed_callers") is not None:
+        raise UnsupportedParameter("allowed_callers is not supported", param=f"{place}.allowed_callers")
     if tool.get("defer_loading"):
         raise UnsupportedParameter(
             "defer_loading is not supported: the tools of all servers are offered", param=f"{place}.defer_loading"

@@ -380,7 +380,7 @@ def _check_choice(choice: str | Mapping[str, Any] | None, names: set[str]) -> No
         return
     if not isinstance(choice, Mapping):
         raise InvalidValue("tool_choice must be none, auto, required or a function", param="tool_choice")
-    if choice.get("type") in ("allowed_tools", "custom"):
+    if choice.get("type") in ("allowed_tools", "custom", "mcp"):
         raise UnsupportedParameter(
             "tool_choice must name one function; other types are not supported", param="tool_choice.type"
         )

@@ -167,10 +167,10 @@ class CallOutputFields(Struct, frozen=True, kw_only=True):
     output: Any = None
 
 
-ItemKind: TypeAlias = Literal[
-    *("message", "function_call", "function_call_output"),
-    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
-]
+ItemKind: TypeAlias = (
+    Literal["message", "function_call", "function_call_output"]
+    | Literal["mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"]
+)
 
 
 @dataclass(slots=True, kw_only=True)

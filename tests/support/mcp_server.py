@@ -1,4 +1,4 @@
-"""The reference MCP server of the package ``mcp`` in a thread, with a loop of its own, and an engine that calls tools."""
+"""The reference MCP server of the package ``mcp``, in a thread of its own; and an engine that calls tools."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def mcp_server(*, sse: bool = False) -> Iterator[McpUnderTest]:
         async def run() -> None:
             running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
             serving = asyncio.create_task(running.serve([listening]))
-            while not running.started:
+            while not running.started:  # noqa: ASYNC110 -- uvicorn tells it by nothing else
                 await asyncio.sleep(0.01)
             started.set()
             await serving

@@ -698,17 +698,17 @@ class Conversation:
         input_kept: bool = True,
         answer_kept: bool = True,
         context: tuple[Message, ...] | None = None,
+        results_wait: bool = False,
     ) -> str:
         """Open a request of complete input with a configuration of its own. It interrupts no open request.
 
         ``input_kept`` and ``answer_kept`` say what of it enters the history. ``context`` is what the engine sees in
-        place of the history; None for the history. Returns the id of the request, whose final follows in any case, even
-        if the request is refused or has no input.
+        place of the history, if not None. ``results_wait``: nothing but tool results waits while the user speaks.
+        Returns the id of the request, whose final follows in any case, even if it is refused or has no input.
         """
-        audio = self.configuration.input_settings().audio
-        session = RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT, audio=audio))
-        if chunks:
-            self.note_given()
+        settings = dataclasses.replace(self.configuration.input_settings(), results_wait=results_wait)
+        session = RequestInput(dataclasses.replace(settings, start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
+        self.given = self.given or bool(chunks)
         for chunk in chunks:
             session.receive_chunk(chunk)
         events = session.finish()

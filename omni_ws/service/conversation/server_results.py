@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.errors import InvalidValue, OmniError
+from omni_ws.core.history import Message
+from omni_ws.errors import InvalidValue
 from omni_ws.service.mcp.servers import CallKeeper, ListingState, McpCall, ToolServer
 
 if TYPE_CHECKING:
@@ -41,14 +41,19 @@ class ServerResults(CallKeeper):
         pass  # the answer to the results of all follows
 
     def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
-        """Give the results to the model as those of the client's own functions, which are awaited if there are any."""
-        conversation = self._conversation
-        chunks = [result_chunk(call) for call in calls]
-        if conversation.stream.single_request:
-            conversation.respond(chunks, conversation.configuration.effective)
+        """Open a request of the results; if the answer also called functions of the client, theirs are awaited."""
+        if not calls:
             return
-        try:
-            for chunk in chunks:
-                conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
-        except OmniError as error:
-            conversation.outbox.put_nowait(error)
+        conversation = self._conversation
+        ledger, beside = conversation.ledger, conversation.ledger.calls_beside(calls[0].call_id)
+        single = conversation.stream.single_request
+        if single or {call.call_id for call in calls}.issuperset(beside):
+            chunks = [result_chunk(call) for call in calls]
+            conversation.respond(chunks, conversation.configuration.effective, results_wait=not single)
+            return
+        for call in calls:
+            ledger.place([Message("tool", call.result, tool_call_id=call.call_id)], item_id=call.call_id)
+        ledger.weigh()
+        request = conversation.receiving
+        if request is not None and request.session.only_results and conversation.unasked.no_results_awaited(beside):
+            conversation.finish()

@@ -62,10 +62,14 @@ class Unasked:
         if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
             self._remarks.call([call.id for call in calls], spoken=request.entry.sent_ms > 0)
 
+    def no_results_awaited(self, call_ids: Iterable[str]) -> bool:
+        """Return whether no result of these calls is awaited."""
+        return all(map(self._results.done, call_ids))
+
     def _call_servers(self, request: Request) -> None:
         """Have the calls of MCP tools made that an answer has ended with.
 
-        In a single request, whose client gets the calls of its own functions to answer, only if there are none of those.
+        In a single request, whose client gets the calls of its functions to answer, only if there are none of those.
         """
         mcp, calls = self._conversation.configuration.mcp, request.tool_calls
         if not mcp:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -52,6 +52,9 @@ class McpTool:
     def reads_only(self) -> bool:
         """Whether the server says that the tool changes nothing."""
         return bool((self.annotations or {}).get("readOnlyHint"))
+
+
+_Result = TypeVar("_Result")
 
 
 class McpFailure(Exception):
@@ -175,7 +178,7 @@ class McpLink:
             self._task.cancel()
         self._task = self._ready = None
 
-    async def _guarded(self, work: Any) -> Any:
+    async def _guarded(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """Do ``work`` in the time allowed, and translate its errors; only an error of the tool leaves it connected."""
         from mcp import MCPError
 
@@ -190,21 +193,23 @@ class McpLink:
             message = f"the server did not answer within {self._reach.timeout_sec:g} s"
             raise McpFailure("protocol_error", message) from None
         except MCPError as error:
-            if self._status is not None:
-                status, self._status = self._status, None
-                self.close()
-                raise McpFailure("http_error", f"the server answered with status {status}", code=status) from None
+            self._raise_status()
             if error.code == -32602:  # arguments that the tool does not take
                 raise McpFailure("protocol_error", error.message[:1024], code=error.code) from None
             self.close()
             raise McpFailure("protocol_error", error.message[:1024], code=error.code) from None
         except Exception:
-            status, self._status = self._status, None
+            self._raise_status()
             self.close()
-            if status is not None:
-                raise McpFailure("http_error", f"the server answered with status {status}", code=status) from None
             # The reason would let clients explore the server's network.
             raise McpFailure("protocol_error", "the server could not be reached, or sent no valid response") from None
+
+    def _raise_status(self) -> None:
+        """Raise McpFailure if the server has answered with a status that is no success."""
+        status, self._status = self._status, None
+        if status is not None:
+            self.close()
+            raise McpFailure("http_error", f"the server answered with status {status}", code=status) from None
 
     async def _session(self) -> ClientSession:
         if self._ready is None or self._task is None or self._task.done():
@@ -223,9 +228,12 @@ class McpLink:
             async with AsyncExitStack() as stack:
                 url, client = self._server.server_url or "", await self._client()
                 if urlsplit(url).path.rstrip("/").endswith("/sse"):
-                    # The transport enters and closes the client.
+
+                    def made(headers: Any = None, timeout: Any = None, auth: Any = None) -> httpx2.AsyncClient:
+                        return client  # which the transport enters and closes
+
                     streams = await stack.enter_async_context(
-                        sse_client(url, httpx_client_factory=lambda **_: client, timeout=self._reach.timeout_sec)
+                        sse_client(url, httpx_client_factory=made, timeout=self._reach.timeout_sec)
                     )
                 else:
                     await stack.enter_async_context(client)

@@ -24,6 +24,7 @@ import msgspec
 from omni_ws.core.chunks import ToolCall
 from omni_ws.core.json_values import check_values
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnsupportedParameter
+from omni_ws.service.failure import unexpected
 from omni_ws.service.mcp.client import McpFailure, McpLink, McpReach, McpTool
 from omni_ws.wire.mcp_servers import McpServer, is_mcp, offered_name, read_servers, without_credentials
 from omni_ws.wire.openai_fields import MAX_TOOLS, check_depth
@@ -118,7 +119,7 @@ class CallKeeper(Protocol):
         """Note that a call is being made."""
 
     def over(self, request_id: str, calls: Sequence[McpCall]) -> None:
-        """Take the results of the calls of one answer, in order, when the last of them is over; none of dropped calls."""
+        """Take the results of the calls of one answer, in order, when the last is over; none of dropped calls."""
 
     def one_over(self, call: McpCall) -> None:
         """Note that one call is over."""
@@ -395,7 +396,10 @@ class ToolServers:
             call.ended(await server.link.call(call.tool, _arguments(call.arguments)))
         except McpFailure as failure:
             call.ended(None, failure)
-        self._ended(call)
+        try:
+            self._ended(call)
+        except Exception as error:
+            unexpected(error, where="the end of a call of an MCP tool")
 
     def _ended(self, call: McpCall) -> None:
         self._tasks.pop(call.call_id, None)

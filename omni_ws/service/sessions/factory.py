@@ -195,12 +195,9 @@ class SessionFactory:
         identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
-        configuration = self.configuration(
-            output_formats, any_model=any_model, single_request=single_request, account=account
-        )
         conversation = Conversation(
             self.engine,
-            configuration,
+            self.configuration(output_formats, any_model=any_model, single_request=single_request, account=account),
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body, survives=survives),
             budget=account,
@@ -211,12 +208,17 @@ class SessionFactory:
             speech_workers=self.speech_workers if listens else None,
             observed=observed,
         )
-        if self._mcp_reach is not None and stored is None:
-            configuration.mcp = ToolServers(self._mcp_reach, apply=lambda tools: configuration.offer({"tools": tools}))
-            configuration.mcp.keeper = ServerResults(conversation)
+        self._allow_mcp(conversation, readers=stored is not None)
         kind = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         self.conversations[conversation] = kind
         return conversation
+
+    def _allow_mcp(self, conversation: Conversation, *, readers: bool) -> None:
+        """Let the client name MCP servers, if the operator lists any; not where ``readers`` poll the answer."""
+        if self._mcp_reach is not None and not readers:
+            mcp = ToolServers(self._mcp_reach, apply=lambda tools: conversation.configuration.offer({"tools": tools}))
+            mcp.keeper = ServerResults(conversation)
+            conversation.configuration.mcp = mcp
 
     def _engine_changed(self) -> None:
         """Have the open sessions follow the engine, whose capabilities may have changed."""

@@ -476,8 +476,8 @@ class SavedResponse(Struct, kw_only=True):
 class RealtimeResponse:
     """A response of the Realtime API: renders one answer as events, from ``response.created`` to ``response.done``.
 
-    The answer's message and its calls are items; ``server_call`` makes those of calls that the server makes, by the call's
-    id and its name. ``add`` puts each of them into the conversation, and returns
+    The answer's message and its calls are items; ``server_call`` makes those of calls that the server makes, by the
+    call's id and its name. ``add`` puts each of them into the conversation, and returns
     the id of the item before it; it is None for a response beside the conversation.
     """
 

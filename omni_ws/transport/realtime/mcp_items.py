@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -190,7 +190,7 @@ class McpItems(CallKeeper):
         error = None if call.failure is None else call.failure.shown()
         item.extra.update(output=call.output, error=error)
         self._items.have_grown([item])
-        kind = "completed" if error is None else "failed"
+        kind: Literal["completed", "failed"] = "completed" if error is None else "failed"
         response = self._held.get(call.request_id) or self._earlier.get(call.request_id)
         if response is None or item not in response.items:
             yield {"type": f"response.mcp_call.{kind}", "item_id": item.item_id, "output_index": 0}

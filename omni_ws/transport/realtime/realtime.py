@@ -31,6 +31,7 @@ from omni_ws.errors import (
     PayloadTooLarge,
     UnknownType,
 )
+from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import InputHeard, SavedError, ServerMessage
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
@@ -133,15 +134,14 @@ class RealtimeDialect:
         self._session_id = session.session_id
         self._conversation_id = new_id("conv_")
         self._conversation = conversation
-        self._media = media or {}
-        self._factory = factory
+        self._media, self._factory = media or {}, factory
         self._effects = Effects(conversation, self._media)
         self._images = UrlImages(factory.config.http, account, self._handle, self._refuse, session.end)
         #: The session object as the client has set it.
-        self._session = bound
+        self._session = McpItems.kept(bound)
         self._settings_share = Share(account)
         self._items = ConversationItems(conversation.ledger, account, max_bytes=limit)
-        self._mcp = self._new_mcp_items()
+        self._mcp = self._mcp_items(conversation)
         self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, if no turns are detected.
         self._audio = bytearray()
@@ -170,29 +170,28 @@ class RealtimeDialect:
         conversation.keeps_configurations = True
         self._goes_on = saved is not None
         try:
-            self._start(saved)
+            self._start(bound, saved)
         except BaseException:
             self.close()
             raise
 
-    def _new_mcp_items(self) -> McpItems:
+    def _mcp_items(self, conversation: Conversation) -> McpItems:
         return McpItems(
-            self._conversation.configuration.mcp,
+            conversation.configuration.mcp,
             self._items,
-            self._conversation.ledger,
+            conversation.ledger,
             send=lambda events: self._send(events),
             may_answer=lambda: not self._transcribing and self._speaking is None and self._find_response() is None,
             answer=lambda: self._respond({"type": "response.create", "response": {}}, in_conversation=True),
             forget=lambda request_id: self._responses.pop(request_id, None),
         )
 
-    def _start(self, saved: SavedRealtime | None) -> None:
+    def _start(self, bound: SessionFields, saved: SavedRealtime | None) -> None:
         if saved is not None:
             self._restore(saved)
         else:
             self._conversation.ledger.play_at_once()  # unless ``conversation.item.truncate`` says otherwise
-            self._conversation.configure(self._config(self._session))
-            self._session = self._mcp.kept(self._session)
+            self._conversation.configure(self._config(bound))
         self._effects.apply(self._session)
         self._settings_share.resize(beyond_ordinary(memory_of(self._session)))
 

@@ -13,7 +13,7 @@ from omni_ws.service.mcp.servers import ToolServers
 
 
 class ChainedAnswer:
-    """A filter of the messages of one HTTP request, whose client gets one answer, and no calls but of its own functions.
+    """A filter of the messages of one HTTP request: its client gets one answer, and no calls but of its functions.
 
     The conversation ends with the answer that is the last.
     """

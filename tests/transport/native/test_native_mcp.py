@@ -42,41 +42,42 @@ async def test_the_server_calls_a_tool_and_the_model_tells_the_result(reference:
 async def test_functions_of_the_client_are_awaited(reference: McpUnderTest) -> None:
     look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     engine = CallingEngine()
-    async with live_server(engine, realtime={"mcp_servers": (reference.host,)}) as server:
-        async with native_client(server) as client:
-            await have_tools(client, look, reference.tool(allowed_tools=["add"]))
-            await client.say('call look\ncall add {"a": 2, "b": 3}')
-            calls = [chunk["id"] for chunk in (await client.answer()).chunks if "id" in chunk]
-            assert len(calls) == 2
-            await client.chunk("seen", role="tool", tool_call_id=calls[0])
-            told = (await client.answer()).text
-            assert sorted(told.split("; ")) == ["5", "seen"]
-            assert len(engine.requests) == 2
+    allowed = {"mcp_servers": (reference.host,)}
+    async with live_server(engine, realtime=allowed) as server, native_client(server) as client:
+        await have_tools(client, look, reference.tool(allowed_tools=["add"]))
+        await client.say('call look\ncall add {"a": 2, "b": 3}')
+        calls = [chunk["id"] for chunk in (await client.answer()).chunks if "id" in chunk]
+        assert len(calls) == 2
+        await client.chunk("seen", role="tool", tool_call_id=calls[0])
+        told = (await client.answer()).text
+        assert told == "seen"
+        assert ("tool", "5") in [(one.role, one.text) for one in engine.requests[-1].history]
+        assert len(engine.requests) == 2
 
 
 async def test_a_client_does_not_give_the_result_of_the_servers_call(reference: McpUnderTest) -> None:
-    async with live_server(CallingEngine(), realtime={"mcp_servers": (reference.host,)}) as server:
-        async with native_client(server) as client:
-            await have_tools(client, reference.tool())
-            await client.say("call hang")
-            call = next(chunk["id"] for chunk in (await client.answer()).chunks if "id" in chunk)
-            await client.chunk("mine", role="tool", tool_call_id=call)
-            assert (await client.error())["code"] == "session_conflict"
-            await client.say("hello")  # the talk goes on
-            assert (await client.answer()).text == "hello"
+    allowed = {"mcp_servers": (reference.host,)}
+    async with live_server(CallingEngine(), realtime=allowed) as server, native_client(server) as client:
+        await have_tools(client, reference.tool())
+        await client.say("call hang")
+        call = next(chunk["id"] for chunk in (await client.answer()).chunks if "id" in chunk)
+        await client.chunk("mine", role="tool", tool_call_id=call)
+        assert (await client.error())["code"] == "session_conflict"
+        await client.say("hello")  # the talk goes on
+        assert (await client.answer()).text == "hello"
 
 
 async def test_a_server_that_is_not_reached_is_an_error_of_the_session(reference: McpUnderTest) -> None:
-    async with live_server(CallingEngine(), realtime={"mcp_servers": (reference.host,)}) as server:
-        async with native_client(server) as client:
-            told = await have_tools(client, reference.tool(server_url=f"{reference.host}/nowhere"))
-            assert told["error"]["param"] == "tools"
-            await client.say("hello")
-            assert (await client.answer()).text == "hello"
+    allowed = {"mcp_servers": (reference.host,)}
+    async with live_server(CallingEngine(), realtime=allowed) as server, native_client(server) as client:
+        told = await have_tools(client, reference.tool(server_url=f"{reference.host}/nowhere"))
+        assert told["error"]["param"] == "tools"
+        await client.say("hello")
+        assert (await client.answer()).text == "hello"
 
 
 async def test_calls_cannot_be_approved_natively(reference: McpUnderTest) -> None:
-    async with live_server(CallingEngine(), realtime={"mcp_servers": (reference.host,)}) as server:
-        async with native_client(server) as client:
-            await client.send("session_config", tools=[reference.tool(require_approval="always")])
-            assert (await client.error())["param"] == "tools[0].require_approval"
+    allowed = {"mcp_servers": (reference.host,)}
+    async with live_server(CallingEngine(), realtime=allowed) as server, native_client(server) as client:
+        await client.send("session_config", tools=[reference.tool(require_approval="always")])
+        assert (await client.error())["param"] == "tools[0].require_approval"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import base64
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from support.live_server import LiveServer, live_server
-from support.mcp_server import CallingEngine, McpUnderTest, mcp_server
-from support.patience import PATIENCE_SEC
+from support.live_server import live_server
+from support.mcp_server import SECRET, CallingEngine, McpUnderTest, mcp_server
+from support.native_client import native_client
+from support.raw_http import post
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
+
+from omni_ws.logs import QUIETED_LOGGERS
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +118,7 @@ async def test_several_calls_of_one_answer_are_told_together(reference: McpUnder
         outputs = [(one["output"], one["error"] and one["error"]["type"]) for one in first["output"]]
         assert outputs == [("2", None), (None, "tool_execution_error"), ("4", None)]
         told = text_of(await client.response())
-        assert told.startswith("2; ") and told.endswith("; 4") and "fail" in told
+        assert told == '2; {"error":"Error executing tool fail"}; 4'
 
 
 async def test_a_call_waits_for_its_approval(reference: McpUnderTest) -> None:
@@ -173,7 +179,10 @@ async def test_while_a_tool_hangs_other_things_are_answered(reference: McpUnderT
         assert error["code"] == "conversation_already_has_active_response"
         await client.send("response.cancel")
         response = await client.response()
-        assert (response["status"], response["output"][0]["error"]["message"]) == ("cancelled", "the call was cancelled")
+        assert (response["status"], response["output"][0]["error"]["message"]) == (
+            "cancelled",
+            "the call was cancelled",
+        )
         await client.say("hello")
         assert text_of(await client.respond()) == "hello"
 
@@ -241,6 +250,7 @@ async def test_functions_of_the_client_are_awaited(reference: McpUnderTest) -> N
         ({"connector_id": "connector_gmail"}, "session.tools[0].connector_id"),
         ({"server_url": None, "connector_id": "connector_gmail"}, "session.tools[0].connector_id"),
         ({"tunnel_id": "t"}, "session.tools[0].tunnel_id"),
+        ({"allowed_callers": ["direct"]}, "session.tools[0].allowed_callers"),
         ({"defer_loading": True}, "session.tools[0].defer_loading"),
         ({"authorization": "a", "headers": {"authorization": "b"}}, "session.tools[0].authorization"),
         ({"headers": {"Host": "elsewhere"}}, "session.tools[0].headers"),
@@ -316,3 +326,52 @@ async def test_over_server_sent_events() -> None:
         async with session(reference, reference.tool()) as (client, _):
             assert (await called(client, 'add {"a": 2, "b": 3}'))["output"] == "5"
             await client.response()
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_credentials_are_found_nowhere(
+    reference: McpUnderTest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the log, nor in recordings, events, errors or the saved state; the MCP server has them."""
+    caplog.set_level(logging.DEBUG)
+    for name, level in QUIETED_LOGGERS.items():
+        caplog.set_level(level, logger=name)
+    secret: dict[str, Any] = {
+        "authorization": SECRET,
+        "headers": {"X-Key": SECRET},
+        "server_url": f"{reference.url}?key={SECRET}",
+    }
+    tool = reference.tool(**secret)
+    settings: dict[str, Any] = {"realtime": {"mcp_servers": (reference.host,)}, "record": tmp_path, "log_content": True}
+    async with live_server(CallingEngine(), **settings) as server:
+        async with realtime_client(server) as client:
+            await client.update(output_modalities=["text"], tools=[tool])
+            await client.until("mcp_list_tools.completed")
+            assert (await called(client, 'add {"a": 2, "b": 3}'))["output"] == "5"
+            await client.response()
+            await client.update(instructions="Be brief.")
+            assert (await called(client, 'add {"a": 2, "b": 4}'))["output"] == "6"  # the credentials are still there
+            await client.response()
+            await failed(client, "session.update", session={"type": "realtime", "tools": [{**tool, "headers": 5}]})
+            conversation = next(iter(server.app.sessions.conversations))
+            saved = msgspec.msgpack.encode(conversation.saved()) + conversation._attached.saved()
+            seen = str(client.received)
+        async with native_client(server) as native:
+            await native.configure(modalities=["text"], tools=[tool])
+            await native.until("session_updated")
+            seen += str(native.frames)
+        body = {"messages": [{"role": "user", "content": "hello"}], "tools": [tool]}
+        response = await post(server.port, "/v1/chat/completions", body, "Accept: application/json")
+        assert response.status == 200
+    assert reference.headers[-1]["authorization"] == f"Bearer {SECRET}"
+    assert reference.headers[-1]["x-key"] == SECRET
+    recorded = contents(tmp_path)
+    assert len(recorded) == 3
+    assert b"sums" in b"".join(recorded)
+    assert b"sums" in saved
+    for found in (caplog.text.encode(), saved, seen.encode(), response.body, *recorded):
+        assert SECRET.encode() not in found
+        assert base64.b64encode(SECRET.encode())[:-4] not in found

@@ -31,7 +31,9 @@ async def chatting(reference: McpUnderTest, **settings: Any) -> AsyncIterator[tu
 
 async def ask(server: LiveServer, text: str, *tools: dict[str, Any], **body: Any) -> RawResponse:
     messages = [{"role": "user", "content": text}]
-    return await post(server.port, PATH, {"messages": messages, "tools": list(tools), **body}, "Accept: application/json")
+    return await post(
+        server.port, PATH, {"messages": messages, "tools": list(tools), **body}, "Accept: application/json"
+    )
 
 
 async def test_an_answer_has_what_the_tools_returned(reference: McpUnderTest) -> None:

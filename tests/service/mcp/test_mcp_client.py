@@ -1,0 +1,147 @@
+"""The connection to MCP servers: what may be reached, and what a server may send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from support.mcp_server import McpUnderTest, mcp_server
+
+from omni_ws.config.model import RealtimeConfig
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.service.mcp.client import MAX_RESPONSE_BYTES, McpFailure, McpLink, McpReach
+from omni_ws.wire.mcp_servers import McpServer
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[McpUnderTest]:
+    with mcp_server() as server:
+        yield server
+
+
+def named(url: str, **fields: str) -> McpServer:
+    return McpServer(type="mcp", server_label="one", server_url=url, **fields)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def linked(url: str, *hosts: str, seconds: float = 30) -> AsyncIterator[McpLink]:
+    link = McpLink(named(url), McpReach(RealtimeConfig(mcp_servers=hosts, mcp_timeout_sec=seconds)))
+    yield link
+    task = link._task
+    link.close()
+    if task is not None:
+        await asyncio.wait([task])
+
+
+@contextlib.asynccontextmanager
+async def answering(respond: Callable[[asyncio.StreamWriter], None]) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that gives each request the same bytes. Yields its address, and the heads that it got."""
+    heads: list[bytes] = []
+    serving: list[asyncio.Task[None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.append(task)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+                respond(writer)
+                await writer.drain()
+                await reader.read()
+        finally:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def test_tools_are_listed_and_called(reference: McpUnderTest) -> None:
+    async with linked(reference.url, reference.host) as link:
+        assert [tool.name for tool in await link.tools()] == ["add", "fail", "hang", "long"]
+        assert await link.call("add", {"a": 1, "b": 2}) == "3"
+        with pytest.raises(McpFailure) as told:
+            await link.call("nothing", {})
+        assert told.value.kind in ("protocol_error", "tool_execution_error")
+        assert await link.call("add", {"a": 1, "b": 3}) == "4"
+
+
+async def test_a_name_must_not_lead_to_a_private_address(reference: McpUnderTest) -> None:
+    url = f"http://localhost:{reference.port}/mcp"
+    async with linked(url, f"http://localhost:{reference.port}") as link:
+        with pytest.raises(McpFailure, match="could not be reached"):
+            await link.tools()
+    async with linked(url, f"http://localhost:{reference.port}", "127.0.0.0/8") as link:
+        assert await link.tools()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:1/mcp", "http://127.0.0.1:8081/mcp", "http://127.0.0.1.example:8080/mcp", "file:///etc", "mcp"],
+)
+def test_only_listed_hosts_are_reached(url: str) -> None:
+    reach = McpReach(RealtimeConfig(mcp_servers=("http://127.0.0.1:8080",)))
+    reach.check(named("http://127.0.0.1:8080/mcp"))
+    with pytest.raises(UnsupportedParameter, match=r"realtime\.mcp_servers"):
+        reach.check(named(url))
+
+
+@pytest.mark.parametrize("url", ["http://a:b@127.0.0.1:8080/", "http://127.0.0.1:8080/#x", "http://127.0.0.1:8080/ä"])
+def test_urls_are_plain(url: str) -> None:
+    with pytest.raises(InvalidValue, match="server_url"):
+        McpReach(RealtimeConfig(mcp_servers=("http://127.0.0.1:8080",))).check(named(url))
+
+
+async def test_without_the_package_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedParameter, match=r"omni_ws\[mcp\]"):
+        McpReach(RealtimeConfig(mcp_servers=("http://127.0.0.1",))).check(named("http://127.0.0.1/"))
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    reference: McpUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with linked(reference.url, reference.host) as link:
+        assert await link.tools()
+
+
+async def test_redirects_are_not_followed(reference: McpUnderTest) -> None:
+    head = b"HTTP/1.1 307 Elsewhere\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n"
+    async with answering(lambda writer: writer.write(head)) as (host, heads), linked(f"{host}/mcp", host) as link:
+        with pytest.raises(McpFailure) as told:
+            await link.tools()
+        assert told.value.shown() == {
+            "type": "http_error",
+            "code": 307,
+            "message": "the server answered with status 307",
+        }
+        assert all(one.startswith(b"POST /mcp ") for one in heads)
+
+
+async def test_a_server_that_hangs_is_given_up() -> None:
+    async with answering(lambda writer: None) as (host, _), linked(f"{host}/mcp", host, seconds=0.2) as link:
+        with pytest.raises(McpFailure, match=r"within 0\.2 s"):
+            await link.tools()
+
+
+@pytest.mark.parametrize("extra", [b"", b"Content-Encoding: gzip\r\n"])
+async def test_what_a_server_sends_is_bounded(extra: bytes) -> None:
+    size = MAX_RESPONSE_BYTES + 1
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + extra + b"Content-Length: %d\r\n\r\n" % size
+
+    def respond(writer: asyncio.StreamWriter) -> None:
+        writer.write(head + b" " * size)
+
+    async with answering(respond) as (host, _), linked(f"{host}/mcp", host) as link:
+        with pytest.raises(McpFailure, match="no valid response"):
+            await link.tools()
