@@ -131,8 +131,7 @@ class RealtimeDialect:
         conversation = session.conversation
         limit = factory.config.streaming_input.max_payload_per_session
         account = conversation.account
-        self._session_id = session.session_id
-        self._conversation_id = new_id("conv_")
+        self._session_id, self._conversation_id = session.session_id, new_id("conv_")
         self._conversation = conversation
         self._media, self._factory = media or {}, factory
         self._effects = Effects(conversation, self._media)

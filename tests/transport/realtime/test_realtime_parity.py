@@ -75,7 +75,7 @@ NOT_IN_EFFECT: dict[str, Any] = {
     "session.include": ["item.input_audio_transcription.logprobs"],
     "session.tracing": {"workflow_name": "w", "group_id": "g", "metadata": {"a": "b"}},
     "session.prompt": {"id": "pmpt_1", "version": "2", "variables": {"city": "Bonn"}},
-    "session.audio.input.transcription.model": "whisper-1",
+    "session.audio.input.transcription.delay": "low",
     "session.audio.input.noise_reduction.strength": 0.5,
     "response.prompt": {"id": "pmpt_1"},
     "item.message.content.detail": "low",
@@ -158,7 +158,10 @@ LACKING: dict[str, Any] = {
     "truncation.token_limits.post_instructions": 1 << 20,
     "audio.input.noise_reduction": {"type": "near_field"},
     "audio.input.transcription.language": "fr",
+    "audio.input.transcription.languages": ["de", "fr"],
     "audio.input.transcription.prompt": "Ng",
+    "audio.input.transcription.keywords": ["Ng"],
+    "audio.input.transcription.model": "whisper-1",
     "audio.input.turn_detection": {"type": "server_vad"},
     "audio.output.voice": "marin",
     "temperature": 0.5,
@@ -200,7 +203,7 @@ async def test_an_engine_that_can_everything_has_nothing_to_name() -> None:
     engine = CapableEngine([said("yes")], upstream=frozenset({"reasoning_effort"}), voices=("marin",))
     async with live_server(engine) as server, realtime_client(inline(server)) as client:
         for name, value in LACKING.items():
-            if name == "model" or "noise" in name or "truncation" in name:
+            if name.endswith("model") or "noise" in name or "truncation" in name:
                 continue
             value = "de" if name.endswith("language") else value
             await client.update(**nested(name, value))
@@ -257,7 +260,16 @@ async def test_the_most_warnings(count: int) -> None:
 # What is refused.
 
 #: By name, an event that has it, and the field that the error names.
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    f"{place}.tools.{name}": (
+        {"session": "session.update", "response": "response.create"}[place],
+        {place: {"tools": [{"type": "mcp", "server_label": "sums", name: "x"}]}},
+        # A response names servers of the session only.
+        {"session": f"session.tools[0].{name}", "response": "response.tools[0]"}[place],
+    )
+    for place in ("session", "response")
+    for name in ("connector_id", "tunnel_id")
+}
 
 
 def test_everything_that_is_refused_is_tried() -> None:
@@ -265,6 +277,7 @@ def test_everything_that_is_refused_is_tried() -> None:
 
 
 async def test_what_is_refused_is_named() -> None:
-    async with live_server() as server, realtime_client(server) as client:
+    allowed = {"mcp_servers": ("http://127.0.0.1:9",)}
+    async with live_server(CapableEngine(), realtime=allowed) as server, realtime_client(server) as client:
         for kind, fields, param in REFUSED.values():
             assert (await failed(client, kind, **fields))["param"] == param
