@@ -43,7 +43,7 @@ _BETA_FIELDS: Final = {
 #: The objects that a patch merges field by field; it replaces every other value.
 _MERGED: Final[Mapping[str, Any]] = {"audio": {"input": {}, "output": {}}}
 #: Models that hear without turn detection unless the client asks for it: it commits each utterance itself.
-_WITHOUT_TURNS: Final = ("gpt-realtime-whisper", "gpt-live-transcribe")
+WITHOUT_TURNS: Final = ("gpt-realtime-whisper", "gpt-live-transcribe")
 #: The most bytes of a session object as JSON; it is kept as long as the session.
 MAX_SESSION_BYTES: Final = 1 << 20
 #: OpenAI's limits on ``idle_timeout_ms``, and on ``speed``.
@@ -287,7 +287,7 @@ def _leave_out_turns(session: dict[str, Any]) -> None:
     given = session.get("audio", {}).get("input", {}) if isinstance(session.get("audio", {}), Mapping) else None
     transcription = given.get("transcription") if isinstance(given, Mapping) else None
     model = transcription.get("model") if isinstance(transcription, Mapping) else None
-    if isinstance(given, dict) and isinstance(model, str) and model.startswith(_WITHOUT_TURNS):
+    if isinstance(given, dict) and isinstance(model, str) and model.startswith(WITHOUT_TURNS):
         given.setdefault("turn_detection", None)
 
 

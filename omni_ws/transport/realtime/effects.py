@@ -18,7 +18,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.transport.realtime.items import Event
 from omni_ws.wire.realtime_events import RealtimeRefusal
 from omni_ws.wire.realtime_parity import verdict_of, with_fields
-from omni_ws.wire.realtime_session import CommonFields, RetentionRatio, SessionFields, current_names
+from omni_ws.wire.realtime_session import WITHOUT_TURNS, CommonFields, RetentionRatio, SessionFields, current_names
 
 #: The warnings of one event; a client learns of further fields when it has left out these.
 MAX_WARNINGS: Final = 32
@@ -134,11 +134,13 @@ class Effects:
             and OutputModality.AUDIO not in able.output_modalities,
             "audio.input.noise_reduction": config.input_audio.noise_reduction is msgspec.UNSET,
             "audio.input.transcription.language": config.input_audio.language != language,
+            "audio.input.transcription.languages": not able.languages,
             "audio.input.transcription.prompt": not able.keywords,
             "audio.input.transcription.keywords": not able.keywords,
             "audio.input.transcription.languages": not able.languages.issuperset(
                 map(primary_subtag, transcription.get("languages") or ())
             ),
+            "audio.input.transcription.model": not str(transcription.get("model")).startswith(WITHOUT_TURNS),
             "audio.input.turn_detection": config.turn_detection is None,
             "audio.input.turn_detection.type": config.turn_detection is not None
             and config.turn_detection.type != detection.get("type"),
