@@ -57,7 +57,7 @@ from omni_ws.errors import (
 from omni_ws.installing import check_private_names
 from omni_ws.metrics import Metrics
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.failure import unexpected
+from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -65,6 +65,7 @@ from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
+from omni_ws.transport.realtime.sideband import Sidebands
 from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ check_private_names(
 )
 #: A call has no pings; see CallChannel.
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
+#: What a sideband may not send, and why.
+_REFUSED: Final = {"input_audio_buffer.append": "the audio of a call comes by its track: a sideband cannot append any"}
 
 
 class RealtimeCall(RealtimeConnection):
@@ -108,6 +111,8 @@ class RealtimeCall(RealtimeConnection):
         self._dropped = metrics.webrtc_packets.labels(PacketOutcome.DROPPED.value)
         self.microphone = CallMicrophone(self.hear, metrics)
         self.speaker = CallSpeaker(self._audio_started, self._audio_stopped)
+        self.sidebands = Sidebands(self, dialect.greeting, refused=_REFUSED)
+        self._hold_commands()
         #: The id of the response that was cut short: its audio that is still to come is not played.
         self._cut: str | None = None
 
@@ -118,10 +123,15 @@ class RealtimeCall(RealtimeConnection):
             first: list[asyncio.Future[Any]] = [self._channel.opened, self._over]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             timer.cancel()
+            self._hold_commands()
             await super().run()
         finally:
             timer.cancel()
+            self._closing(CloseCode.NORMAL_CLOSURE, "")
             self.release()
+
+    def _closing(self, code: int, reason: str) -> None:
+        self.sidebands.end(code, reason)
 
     def release(self) -> None:
         """Stop the tracks, and release what the dialect holds. May be called repeatedly."""
@@ -147,6 +157,20 @@ class RealtimeCall(RealtimeConnection):
         self._conversation.take_ack()
         self._pause_if_blocked()
 
+    def _pause_if_blocked(self) -> None:
+        super()._pause_if_blocked()
+        self._hold_commands()
+
+    def input_may_continue(self) -> None:
+        super().input_may_continue()
+        self._hold_commands()
+
+    output_has_room = input_may_continue
+
+    def _hold_commands(self) -> None:
+        """Let sidebands wait while the session has no room for input, or the caller is not there yet."""
+        self.sidebands.hold(self._reading_paused or not self._channel.opened.done())
+
     # output
 
     def _render(self, message: ServerMessage) -> Iterator[Event]:
@@ -165,6 +189,9 @@ class RealtimeCall(RealtimeConnection):
                 return
             case "response.output_audio.done":
                 self.speaker.finish(event["response_id"])
+        if self.sidebands:
+            event = {"event_id": new_id("event_"), **event}
+            self.sidebands.write(event)
         super()._write(event)
         match event["type"]:
             case "input_audio_buffer.speech_started" if self._dialect.speech_interrupts:

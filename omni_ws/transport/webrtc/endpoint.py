@@ -7,10 +7,11 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.config.keys import key_name
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.errors import InvalidFrame, InvalidValue, SessionNotFound, UnsupportedFormat, WebrtcOff
 from omni_ws.installing import install_command
@@ -19,11 +20,15 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import Router, SessionFrontEnd
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.session import REALTIME_PATH, RealtimeCaller, identify
+from omni_ws.transport.realtime.session import CALL_ID, REALTIME_PATH, RealtimeCaller, accepted, identify
+from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.wire.frames import loads_object
 from omni_ws.wire.realtime_session import SessionFields, merged_session
 from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS
@@ -48,6 +53,16 @@ _CALL_MODULE: Final = "omni_ws.transport.webrtc.call"
 _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A call with its task, its session, and the name of the key that opened it."""
+
+    owner: str | None
+    session: Session
+    call: RealtimeCall
+    task: asyncio.Task[None]
+
+
 class WebrtcCalls(SessionFrontEnd):
     """The front end of calls over WebRTC: answers offers, and runs the calls. Loads aiortc with the first call."""
 
@@ -57,13 +72,15 @@ class WebrtcCalls(SessionFrontEnd):
         self._authenticator = authenticator
         self._secrets = secrets
         self._config = sessions.config.webrtc
-        #: The owner's key name, the session and the task of each call, by its id.
-        self._calls: dict[str, tuple[str | None, Session, asyncio.Task[None]]] = {}
+        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        #: By id.
+        self._calls: dict[str, _Running] = {}
 
     def register(self, router: Router) -> None:
         if self._sessions.config.streaming_input.enabled:
             router.add("POST", CALLS_PATH, self.create)
             router.add("POST", f"{CALLS_PATH}/{{call_id}}/hangup", self.hang_up)
+            router.add_websocket(REALTIME_PATH, self.join, takes=lambda request: CALL_ID in request.query)
 
     def connect_gauges(self, metrics: Metrics) -> None:
         metrics.webrtc_calls.set_function(lambda: len(self._calls))
@@ -92,7 +109,7 @@ class WebrtcCalls(SessionFrontEnd):
         worker = self._sessions.worker
         call_id = new_id(f"rtc_{worker}_" if worker else "rtc_")
         task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
-        self._calls[call_id] = (key_name(caller.key), session, task)
+        self._calls[call_id] = _Running(key_name(caller.key), session, call, task)
         task.add_done_callback(lambda ended: self._calls.pop(call_id))
         headers = [("Content-Type", SDP_TYPE), ("Location", f"{CALLS_PATH}/{call_id}")]
         await exchange.respond(201, headers, answer.encode())
@@ -132,17 +149,37 @@ class WebrtcCalls(SessionFrontEnd):
     async def hang_up(self, exchange: HttpExchange) -> None:
         """End a call. Raises Unauthenticated, and SessionNotFound if the key has no such call."""
         caller = identify(exchange.request, self._authenticator, self._secrets)
-        owner, session, task = self._calls.get(exchange.path_parameters["call_id"]) or (None, None, None)
-        if session is None or task is None or owner != key_name(caller.key):
-            raise SessionNotFound("there is no such call", param="call_id")
-        session.end(None)
-        await asyncio.wait([task])
+        running = self._find(exchange.path_parameters["call_id"], caller.key)
+        running.session.end(None)
+        await asyncio.wait([running.task])
         await exchange.respond(200)
+
+    def join(self, request: HttpRequest) -> UpgradeDecision:
+        """Accept the handshake of a sideband. A client secret opens none: it is in the hands of a page.
+
+        Raises Unauthenticated, SessionNotFound if the key has no such call, and SessionConflict if it has all sidebands
+        that it may have.
+        """
+        key = self._authenticator.authenticate(request)
+        sidebands = self._find(request.query.get(CALL_ID), key).call.sidebands
+        sidebands.check_room()
+
+        async def serve(connection: StreamConnection) -> None:
+            await Sideband(connection, sidebands, keep_alive=self._keep_alive).run()
+
+        return accepted(request, self._sessions, key, serve=serve, route=REALTIME_PATH)
+
+    def _find(self, call_id: str | None, key: ApiKey | None) -> _Running:
+        """Return the call of this id. Raises SessionNotFound if ``key`` has none."""
+        running = self._calls.get(call_id or "")
+        if running is None or running.owner != key_name(key):
+            raise SessionNotFound("there is no such call", param="call_id")
+        return running
 
     async def wait_closed(self) -> None:
         await super().wait_closed()
         if self._calls:
-            await asyncio.wait([task for _, _, task in self._calls.values()])
+            await asyncio.wait([running.task for running in self._calls.values()])
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
