@@ -214,6 +214,10 @@ class LiveDialect:
         )
         return {**shown, "delegation": shown_delegation(self._delegations)}
 
+    def greeting(self) -> list[Event]:
+        """Return the events with which a client is told what the session is. It must have started."""
+        return [{"type": "session.started", "session": self.resource()}]
+
     def start(self, fields: Mapping[str, Any], event_id: str | None = None) -> None:
         """Start the session with the object ``session``. Raises an InvalidRequest, and nothing is started then."""
         start = read_start(fields, media=self._media is not None)
@@ -245,7 +249,7 @@ class LiveDialect:
         self._expires_at = int(time.time() + self._ends_at - self._origin)
         silence = self.factory.config.live.silence
         self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
-        self.send([_answering({"type": "session.started", "session": self.resource()}, event_id)])
+        self.send([_answering(event, event_id) for event in self.greeting()])
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
 
     def _check_llm(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -208,6 +208,8 @@ class RealtimeConnection(SoleConnection):
         #: Whether the dialect is known: from the client's first event, or from a restored session.
         self._dialect_known = not self._created
         self._observed = session.conversation.observed
+        #: Raises an InvalidRequest for types of events that the client may not send; None if it may send all.
+        self._check_kind: Callable[[str], None] | None = None
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
 
@@ -271,8 +273,8 @@ class RealtimeConnection(SoleConnection):
             event = decode_event(data)
             event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
             check_event(event)
-            if sideband is not None:
-                sideband.check(event["type"])
+            if (check := self._check_kind if sideband is None else sideband.check) is not None:
+                check(event["type"])
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):

@@ -13,7 +13,7 @@ to the session. Beyond ``MAX_BEHIND_BYTES`` the sideband is dropped: the session
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from websockets.frames import CloseCode
@@ -32,6 +32,8 @@ from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings
 from omni_ws.transport.realtime.items import Event
 from omni_ws.wire.realtime_events import encode_event, error_event
 
+#: Events of the Live API that mirror the audio of a call. They have no id.
+MIRRORED_AUDIO: Final = frozenset({"session.input_audio.append", "session.output_audio.delta"})
 #: Sidebands that a session may have at a time.
 MAX_SIDEBANDS: Final = 2
 #: Bytes that a sideband may leave unread.
@@ -53,7 +55,9 @@ class Sidebands:
     send, each with the reason.
     """
 
-    def __init__(self, owner: Commanded, greeting: Callable[[], Iterable[Event]], *, refused: dict[str, str]) -> None:
+    def __init__(
+        self, owner: Commanded, greeting: Callable[[], Iterable[Event]], *, refused: Mapping[str, str]
+    ) -> None:
         self.owner = owner
         self.greeting = greeting
         self.refused = refused
@@ -68,9 +72,9 @@ class Sidebands:
     def check_room(self) -> None:
         """Raise SessionNotFound if the session has ended, and SessionConflict if no other sideband may join."""
         if self._ended:
-            raise SessionNotFound("the call has ended", param="call_id")
+            raise SessionNotFound("the call has ended")
         if len(self._joined) >= MAX_SIDEBANDS:
-            raise SessionConflict(f"a call has at most {MAX_SIDEBANDS} sidebands", param="call_id")
+            raise SessionConflict(f"a call has at most {MAX_SIDEBANDS} sidebands")
 
     def join(self, sideband: Sideband) -> None:
         """Send events to ``sideband`` from now on. Raises what ``check_room`` raises."""
@@ -204,4 +208,5 @@ class Sideband(WatchedPeer):
 
 
 def _encoded(event: Event) -> bytes:
-    return encode_event({"event_id": new_id("event_"), **event})
+    given = event if event["type"] in MIRRORED_AUDIO else {"event_id": new_id("event_"), **event}
+    return encode_event(given)
