@@ -48,6 +48,7 @@ from omni_ws.transport.realtime.live_delegations import (
     ClientDelegations,
     Delegations,
 )
+from omni_ws.transport.realtime.live_fixture import LiveFixture
 from omni_ws.transport.realtime.live_player import FRAME_MS, SILENCE, Heard, LivePlayer
 from omni_ws.transport.realtime.live_transcripts import HeardText, SpokenText, TranscriptLine
 from omni_ws.wire.live_session import (
@@ -79,7 +80,6 @@ _FIELDS: Final = {"model": "session.model", "voice": "session.audio.output.voice
 #: Events of OpenAI's that are not offered here.
 _REFUSED: Final = frozenset(
     {
-        "session.output_audio.fixture.play",
         "decision.create",
         "decision.item.create",
         "decision.item.delete",
@@ -123,6 +123,7 @@ class LiveDialect:
         self._session = session
         self._media = media
         self._audio = media or AudioFormat()
+        self._fixture: LiveFixture
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._loop = asyncio.get_running_loop()
         self._share = Share(self.conversation.account)
@@ -186,6 +187,7 @@ class LiveDialect:
             self._clock.cancel()
         if self.started:
             self._delegations.close()
+            self._fixture.close()
         self._share.resize(0)
 
     # the session
@@ -244,6 +246,7 @@ class LiveDialect:
         conversation.ledger.place(start.messages())
         self.start_fields, self._delegations = start, delegations
         self._audio = self._media or audio_of(start.format)
+        self._fixture = LiveFixture(self, self._audio)
         self._origin = self._heard_at = self._loop.time()
         self._ends_at = min(self._ends_at, self._origin + self.factory.config.live.max_session_sec)
         self._expires_at = int(time.time() + self._ends_at - self._origin)
@@ -331,6 +334,8 @@ class LiveDialect:
                 if update.delegation is not None:
                     self._delegations.update(update.delegation)
                 self.send([_answering({"type": "session.updated", "session": self.resource()}, event_id)])
+            case "session.output_audio.fixture.play":
+                self._fixture.play(fields, event_id)
             case "response.create" | "response.item.create":
                 self._delegations.receive(fields)
             case _ if kind in _REFUSED:
@@ -344,7 +349,7 @@ class LiveDialect:
             raise _invalid_audio("audio must not be empty")
         if len(audio) % SAMPLE_BYTES[self._audio.encoding]:
             raise _invalid_audio("audio must be whole samples")
-        if self._muted:
+        if self._muted or self._fixture.playing:
             audio = SILENCE[self._audio.encoding] * len(audio)
         chunk = InputChunk(Modality.AUDIO, audio)
         self.conversation.configuration.check_chunk(chunk)
@@ -356,6 +361,8 @@ class LiveDialect:
     # context
 
     def _append(self, fields: Mapping[str, Any]) -> tuple[str, str | None]:
+        if self._fixture.playing:
+            raise InvalidValue("nothing can be appended while a fixture is played", param="type")
         content, delegation_id = checked_append(fields)
         if delegation_id is not None:
             self._delegations.check(delegation_id)
@@ -471,6 +478,8 @@ class LiveDialect:
 
     def _passed(self, heard: Heard) -> None:
         """Tell what was heard of an answer: the core how far, and the client which words."""
+        if self._fixture.passed(heard):
+            return
         request_id = heard.answer_id
         self.conversation.report_playback(heard.position_ms, request_id=request_id)
         if heard.ended:

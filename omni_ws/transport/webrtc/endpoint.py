@@ -1,4 +1,4 @@
-"""``POST /v1/realtime/calls`` and ``/v1/live/sessions``: the front end of calls over WebRTC, which answers SDP offers."""
+"""The front end of calls over WebRTC: answers the SDP offers at ``/v1/realtime/calls`` and ``/v1/live/sessions``."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class WebrtcCalls(SessionFrontEnd):
             from omni_ws.transport.webrtc.live_call import LiveCall
 
             most = None if key is None else key.max_session_sec
-            dialect = LiveDialect(session, self._sessions, max_sec=most, media=AudioFormat())
+            dialect = LiveDialect(session, self._sessions, max_sec=most, media=AudioFormat(sample_rate=24_000))
             call = LiveCall(channel, session, dialect, self._sessions.metrics)
             try:
                 call.start(given)

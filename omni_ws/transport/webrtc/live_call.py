@@ -34,8 +34,9 @@ _VOICE: Final = "voice"
 class LiveCall(Call, LiveConnection):
     """A call of the Live API.
 
-    The data channel carries the events that the session's ``client.data_channel`` permits, and no audio. Sidebands see everything, with
-    the audio of both sides: what is heard before it is muted, and what is said with its place on the time line.
+    The data channel carries the events that the session's ``client.data_channel`` permits, and no audio. Sidebands see
+    everything, with the audio of both sides: what is heard before it is muted, and what is said with its place on the
+    time line.
     """
 
     def __init__(self, channel: CallChannel, session: Session, dialect: LiveDialect, metrics: Metrics) -> None:
