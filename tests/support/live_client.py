@@ -22,6 +22,11 @@ AUDIO = "session.output_audio.delta"
 CLIENT = {"type": "client"}
 
 
+def check_live(event: dict[str, Any]) -> None:
+    """The event is one that OpenAI's library knows, with all its fields."""
+    _EVENTS[event["type"]].model_validate(event)
+
+
 class LiveClient(FrameClient):
     """One connection. ``received`` has all events but the audio, which is in ``sound``."""
 
@@ -58,7 +63,7 @@ class LiveClient(FrameClient):
 
     def _check(self, event: dict[str, Any]) -> None:
         kind = event["type"]
-        _EVENTS[kind].model_validate(event)
+        check_live(event)
         assert "session.closed" not in {one["type"] for one in self.received}, "an event after the last"
         if kind == AUDIO:
             assert event.keys() == {"type", "delta"}

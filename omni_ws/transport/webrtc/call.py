@@ -563,8 +563,8 @@ class CallChannel(PausedReading):
 
     @property
     def lost(self) -> bool:
-        """Whether the peer is gone without a word."""
-        return self._peer.connectionState == "failed"
+        """Whether the peer is gone without a word, or never came."""
+        return self._channel is None or self._peer.connectionState == "failed"
 
     def _on_state(self) -> None:
         if self._peer.connectionState in ("failed", "closed"):
