@@ -455,7 +455,7 @@ class Conversation:
         elif saved.discarding is not None:
             self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
         self._results.restore(requests, saved.input)
-        self.unasked.tellings.restore(saved.tellings)
+        self.unasked.tellings.restore(saved.tellings, later=now - saved.now)
         if saved.listening is not None:
             self._listen_on(saved.listening)
         self._update_order()
@@ -472,7 +472,7 @@ class Conversation:
 
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)
-        settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
+        settings = dataclasses.replace(settings, audio=saved.audio, mode=saved.mode, results_wait=saved.results_wait)
         if saved.remark is not None:
             settings = remark_input().settings
         session = RequestInput.restored(settings, saved.input)

@@ -122,6 +122,8 @@ class SavedTellings(msgspec.Struct, kw_only=True):
     waiting: list[SavedTelling] = []
     current: SavedTelling | None = None
     request_id: str | None = None
+    due: float | None = None
+    not_before: float = 0.0
     titles: dict[str, str] = {}
     calls: tuple[list[str], list[str], list[str]] = msgspec.field(default_factory=lambda: ([], [], []))
 
@@ -315,12 +317,19 @@ class Tellings:
             waiting=list(map(SavedTelling.of, self._waiting)),
             current=None if self._current is None else SavedTelling.of(self._current),
             request_id=self._request_id,
+            due=self._due,
+            not_before=self._not_before,
             titles=self._titles,
             calls=self._results.async_calls(),
         )
 
-    def restore(self, saved: SavedTellings) -> None:
-        """Continue from what ``saved`` returned. The requests of the queue must be restored before."""
+    def restore(self, saved: SavedTellings, *, later: float) -> None:
+        """Continue from what ``saved`` returned. The requests of the queue must be restored before.
+
+        ``later`` is how many seconds the clock shows more than that of the other.
+        """
+        self._due = None if saved.due is None else saved.due + later
+        self._not_before = saved.not_before + later
         self._waiting = [one.restored() for one in saved.waiting]
         self._current = None if saved.current is None else saved.current.restored()
         self._request_id, self._titles = saved.request_id, saved.titles
