@@ -6,9 +6,12 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, get_args
 
 import orjson
+import yaml
+from jsonschema import Draft202012Validator
 from openai.types.live import ServerEvent
 from support.live_server import LiveServer
 from support.native_client import FrameClient
@@ -18,13 +21,18 @@ from websockets.asyncio.client import ClientConnection, connect
 _EVENTS: dict[str, Any] = {
     kind: one for one in get_args(get_args(ServerEvent)[0]) for kind in get_args(one.model_fields["type"].annotation)
 }
+_DOCUMENT = Path(__file__).parents[2] / "protocol" / "live.asyncapi.yaml"
+_MESSAGES = yaml.safe_load(_DOCUMENT.read_text(encoding="utf-8"))["components"]["messages"]
+_SCHEMAS = {kind: Draft202012Validator(message["payload"]) for kind, message in _MESSAGES.items()}
 AUDIO = "session.output_audio.delta"
-CLIENT = {"type": "client"}
 
 
 def check_live(event: dict[str, Any]) -> None:
-    """The event is one that OpenAI's library knows, with all its fields."""
-    _EVENTS[event["type"]].model_validate(event)
+    """The event is one that OpenAI's library and our document know, with all its fields."""
+    kind = event["type"]
+    _EVENTS[kind].model_validate(event)
+    if kind in _SCHEMAS:
+        _SCHEMAS[kind].validate(event)
 
 
 class LiveClient(FrameClient):
