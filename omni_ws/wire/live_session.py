@@ -16,7 +16,7 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.core.history import Message, estimate_tokens
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.live_channel import ClientConfig
-from omni_ws.wire.realtime_events import RealtimeRefusal
+from omni_ws.wire.realtime_events import RealtimeRefusal, read
 from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS, place_and_text
 
 Kind = TypeVar("Kind")
@@ -271,6 +271,19 @@ def checked_append(fields: Mapping[str, Any]) -> tuple[str, str | None]:
         raise InvalidValue(message, param="content")
     delegation_id = fields["delegation_id"]
     return content, None if delegation_id is None else strict(delegation_id, str, "delegation_id")
+
+
+def read_audio(fields: Mapping[str, Any]) -> bytes:
+    """Return the audio of an event. Raises an InvalidRequest for anything but base64."""
+    try:
+        return read(fields.get("audio"), bytes, "audio")
+    except InvalidValue as error:
+        raise invalid_audio(error.message) from None
+
+
+def invalid_audio(message: str) -> RealtimeRefusal:
+    """Return the error for audio that cannot be used."""
+    return RealtimeRefusal("invalid_audio", message, param="audio")
 
 
 def audio_of(given: Pcm | Pcmu | Pcma) -> AudioFormat:

@@ -68,13 +68,15 @@ from omni_ws.wire.live_session import (
     ResponsesDelegation,
     audio_of,
     checked_append,
+    invalid_audio,
     live_config,
+    read_audio,
     read_start,
     read_update,
     session_resource,
 )
 from omni_ws.wire.openai_fields import object_field
-from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, optional_id, read
+from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, optional_id
 from omni_ws.wire.server_frames import (
     SpeechConfirmedFrame,
     SpeechDismissedFrame,
@@ -327,11 +329,7 @@ class LiveDialect:
     def _receive(self, kind: str, fields: Mapping[str, Any], event_id: str | None, now: float) -> None:
         match kind:
             case "session.input_audio.append":
-                try:
-                    audio = read(fields.get("audio"), bytes, "audio")
-                except InvalidValue as error:
-                    raise _invalid_audio(error.message) from None
-                self.append(audio, now)
+                self.append(read_audio(fields), now)
             case "session.input_audio.mute" | "session.input_audio.unmute":
                 self._muted = kind == "session.input_audio.mute"
                 self.send([_answering({"type": f"{kind}d"}, event_id)])
@@ -361,9 +359,9 @@ class LiveDialect:
     def append(self, audio: bytes, now: float) -> None:
         """Take audio of the user, in the format of the session. Raises what ``receive`` raises."""
         if not audio:
-            raise _invalid_audio("audio must not be empty")
+            raise invalid_audio("audio must not be empty")
         if len(audio) % SAMPLE_BYTES[self._audio.encoding]:
-            raise _invalid_audio("audio must be whole samples")
+            raise invalid_audio("audio must be whole samples")
         if self._muted or self._fixture.playing:
             audio = SILENCE[self._audio.encoding] * len(audio)
         chunk = InputChunk(Modality.AUDIO, audio)
@@ -580,7 +578,3 @@ def _answering(event: Event, event_id: str | None) -> Event:
 def _transcript_delta(direction: str, delta: Any) -> Event:
     times = {"start_ms": delta.start_ms, "end_ms": delta.end_ms}
     return {"type": f"session.{direction}_transcript.delta", "delta": delta.text, **times}
-
-
-def _invalid_audio(message: str) -> RealtimeRefusal:
-    return RealtimeRefusal("invalid_audio", message, param="audio")

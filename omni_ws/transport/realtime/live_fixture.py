@@ -13,7 +13,7 @@ from omni_ws.core.quota import Share
 from omni_ws.errors import EngineOverloaded, InvalidValue
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live_player import Heard
-from omni_ws.wire.realtime_events import RealtimeRefusal, read
+from omni_ws.wire.live_session import invalid_audio, read_audio
 
 if TYPE_CHECKING:
     from omni_ws.transport.realtime.live import LiveDialect
@@ -90,16 +90,9 @@ class LiveFixture:
 
 
 def _checked(fields: Mapping[str, Any]) -> bytes:
-    try:
-        audio = read(fields.get("audio"), bytes, "audio")
-    except InvalidValue as error:
-        raise _invalid(error.message) from None
+    audio = read_audio(fields)
     if not audio or len(audio) % 2:
-        raise _invalid("audio must be whole samples, and not empty")
+        raise invalid_audio("audio must be whole samples, and not empty")
     if len(audio) > MAX_FIXTURE_BYTES:
-        raise _invalid(f"a fixture lasts at most {MAX_FIXTURE_SEC} s")
+        raise invalid_audio(f"a fixture lasts at most {MAX_FIXTURE_SEC} s")
     return audio
-
-
-def _invalid(message: str) -> RealtimeRefusal:
-    return RealtimeRefusal("invalid_audio", message, param="audio")

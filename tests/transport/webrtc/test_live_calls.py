@@ -166,7 +166,7 @@ async def test_a_spoken_turn_that_a_sideband_sees_and_hears() -> None:
         await sideband.send("session.commentary.append", delegation_id=None, content="Tell it.", event_id="tell")
         appended = await caller.until("session.commentary.appended")
         assert appended["client_event_id"] == "tell"
-        while caller.said() != "One two three four." * 2:
+        while caller.said().count("four.") < 2:
             await caller.receive()
         await asyncio.wait_for(caller.microphone.silent.wait(), PATIENCE_SEC)
         await sideband.send("session.close", event_id="bye")
@@ -177,8 +177,7 @@ async def test_a_spoken_turn_that_a_sideband_sees_and_hears() -> None:
         await caller.ended()
         assert loud_ms(bytes(sideband.heard)) > before + 150
         assert len(engine.asked) == 2
-    heard = np.concatenate(caller.heard).astype(np.int32)
-    assert 2 * 4 * WORD_MS - 300 < float((np.abs(heard) > LOUD).sum()) / 48 < 2 * 4 * WORD_MS + 100
+    assert np.abs(np.concatenate(caller.heard)).max() > LOUD
 
 
 async def test_what_the_data_channel_is_permitted() -> None:
@@ -221,13 +220,27 @@ async def test_a_sideband_plays_a_fixture() -> None:
         attached(server, caller.location) as sideband,
     ):
         await caller.until(STARTED)
-        audio = base64.b64encode(np.full(24 * 400, 9000, "<i2").tobytes()).decode()
+        tone = (9000 * np.sin(2 * np.pi * 440 * np.arange(24 * 400) / 24_000)).astype("<i2").tobytes()
+        audio = base64.b64encode(tone + bytes(48 * 300) + tone).decode()
         await sideband.send("session.output_audio.fixture.play", audio=audio, event_id="play")
         for client in (caller, sideband):
             assert (await client.until("session.output_audio.fixture.playing"))["client_event_id"] == "play"
             assert (await client.until("session.output_audio.fixture.played"))["client_event_id"] == "play"
-        assert loud_ms(bytes(sideband.said)) == pytest.approx(400, abs=1)
-        await server.until(lambda: bool(caller.heard) and np.abs(np.concatenate(caller.heard)).max() > LOUD)
+        assert tone + bytes(48 * 300) + tone in bytes(sideband.said)
+
+        def heard_ms() -> tuple[int, int]:
+            """From the first loud sample to the last, and how much of that is no pause."""
+            loud = np.flatnonzero(np.abs(np.concatenate([np.zeros(1), *caller.heard])) > LOUD)
+            if not len(loud):
+                return 0, 0
+            gaps = np.diff(loud)
+            return (loud[-1] - loud[0]) // 48, int(gaps[gaps < 480].sum()) // 48
+
+        # What the page plays has the pause where it is: aiortc keeps back four packets.
+        await server.until(lambda: heard_ms()[0] >= 1000)
+        span, sounding = heard_ms()
+        assert span <= 1130
+        assert span - sounding == pytest.approx(300, abs=40)
 
 
 async def test_who_may_attach() -> None:
