@@ -24,7 +24,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.engine.fake import EchoEngine
 from omni_ws.wire.live_channel import MAX_PERMITTED
 
 LIVE = "/v1/live/sessions"
@@ -358,7 +357,9 @@ async def test_offers_that_are_refused() -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
         assert (await client.post(LIVE, content=sdp, headers={"Content-Type": "application/sdp"})).status_code == 415
         await server.check_empty()
-    async with live_server(EchoEngine()) as server, http(server) as client:
+    rules = Talker()
+    rules.name = "rules"
+    async with live_server(rules) as server, http(server) as client:
         answer = await client.post(LIVE, json={"session": SESSION, "transport": {"type": "webrtc", "sdp": sdp}})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "invalid_model")
