@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import orjson
 import pytest
+from openai import AsyncOpenAI
 from support.live_client import check_live, live_client
 from support.live_server import LiveServer, live_server
 from support.live_talker import WORD_MS, Talker, spoken
@@ -27,7 +28,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.wire.live_channel import MAX_PERMITTED
 
 LIVE = "/v1/live/sessions"
-SESSION = {"model": "gpt-live-1"}
+SESSION: Any = {"model": "gpt-live-1"}
 LOUD = 1000
 HEARD, SAID = "session.input_audio.append", "session.output_audio.delta"
 CLOSED, STARTED = "session.closed", "session.started"
@@ -177,6 +178,32 @@ async def test_a_spoken_turn_that_a_sideband_sees_and_hears() -> None:
         assert loud_ms(bytes(sideband.heard)) > before + 150
         assert len(engine.asked) == 2
     assert np.abs(np.concatenate(caller.heard)).max() > LOUD
+
+
+async def test_the_client_of_openai_opens_a_session_and_attaches() -> None:
+    async with live_server(Talker()) as server:
+        address = f"127.0.0.1:{server.port}/v1"
+        caller = LiveCaller()
+        async with AsyncOpenAI(
+            base_url=f"http://{address}", websocket_base_url=f"ws://{address}", api_key="not-needed"
+        ) as client:
+            try:
+                transport: Any = {"type": "webrtc", "sdp": await caller.offer()}
+                answer = await client.live.create(session=SESSION, transport=transport)
+                sdp = httpx.Response(
+                    201, text=answer.transport.sdp, headers={"location": f"{LIVE}/{answer.session.id}"}
+                )
+                await caller.accept(sdp)
+                async with client.live.sideband.connect(session_id=answer.session.id, graceful_close=True) as sideband:
+                    assert (await sideband.recv()).type == STARTED
+                    await caller.until(STARTED)
+                    await sideband.session.close()
+                    while (event := await sideband.recv()).type != CLOSED:
+                        pass
+                    assert event.reason == "close_requested"
+                await caller.until(CLOSED)
+            finally:
+                await caller.close()
 
 
 async def test_what_the_data_channel_is_permitted() -> None:
