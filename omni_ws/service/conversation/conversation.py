@@ -163,7 +163,7 @@ class Conversation:
         #: The timer of the client's time, see ``watch_time``, and when it fires.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        self._admit = admit or (lambda: None)
+        self.admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         self.queue = self._new_queue()
         #: Whether the configurations of the latest requests are kept, also after their ends: see ``configuration_of``.
@@ -858,7 +858,7 @@ class Conversation:
         may_wait = self.limits.max_pending_requests
         if waits and len(self.queue.waiting) > may_wait:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
-        self._admit()
+        self.admit()
 
     def _input_ended(self, request: Request, error: OmniError | None) -> None:
         """Note that the input of a request has ended; ``error`` is set if it was empty."""

@@ -85,8 +85,7 @@ class ToolResults:
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
-        if call_id in self._working or self._is_async(call_id):
-            self._take_late(call_id, chunk)
+        if self.take_late(chunk):
             return False
         if not self._ledger.knows_call(call_id):
             raise SessionConflict(
@@ -99,10 +98,17 @@ class ToolResults:
         self._waiting[call_id] = None
         return True
 
-    def _take_late(self, call_id: str, chunk: InputChunk) -> None:
-        """Have the result of an async tool told, unless it has one already, or was withdrawn."""
+    def take_late(self, chunk: InputChunk) -> bool:
+        """Have the result of an async tool told, unless its call has one already, or was withdrawn.
+
+        Returns False if the tool is not async. Raises as ``take`` does.
+        """
+        call_id = chunk.tool_call_id
+        assert call_id is not None
+        if call_id not in self._working and not self._is_async(call_id):
+            return False
         if call_id in self._early or call_id in self._withdrawn:
-            return
+            return True
         try:
             text = chunk.payload.decode()
         except UnicodeDecodeError:
@@ -112,6 +118,7 @@ class ToolResults:
             del self._working[call_id]
         else:
             _keep_newest(self._early, call_id)
+        return True
 
     # calls of async tools
 

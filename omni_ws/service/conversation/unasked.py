@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from omni_ws.core.chunks import StartTrigger, Task, ToolCall
+from omni_ws.core.chunks import InputChunk, StartTrigger, Task, ToolCall
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.service.conversation.remarks import Remarks
 from omni_ws.service.conversation.request import Request
@@ -34,6 +34,10 @@ class Unasked:
         """See ``Conversation.tell``."""
         self.tellings.put(telling)
         self.note_quiet(now)
+
+    def takes(self, result: InputChunk) -> bool:
+        """Return whether the result of a tool is that of an async one, which is told now. Raises EngineOverloaded."""
+        return self._results.take_late(result)
 
     def note_quiet(self, now: float) -> None:
         """Note whether anybody speaks, or an answer is due, and if not, since when."""

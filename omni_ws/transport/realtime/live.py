@@ -40,6 +40,7 @@ from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.delegation import ResponsesDelegations
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live_delegations import (
     DELEGATE,
@@ -263,8 +264,7 @@ class LiveDialect:
     def _delegations_of(self, start: MediaStart) -> Delegations:
         wanted = start.delegation or ClientDelegation()
         if isinstance(wanted, ResponsesDelegation):
-            message = "delegation to responses is not offered here"
-            raise UnsupportedParameter(message, param="session.delegation.type")
+            return ResponsesDelegations(self, wanted)
         assert isinstance(wanted, ClientDelegation)
         return ClientDelegations(self, wanted)
 
