@@ -694,7 +694,7 @@ class Conversation:
         input_kept: bool = True,
         answer_kept: bool = True,
         context: tuple[Message, ...] | None = None,
-        trigger: StartTrigger | None = None,
+        trigger: StartTrigger = StartTrigger.END_OF_INPUT,
     ) -> str:
         """Open a request of complete input with a configuration of its own. It interrupts no open request.
 
@@ -707,8 +707,10 @@ class Conversation:
         if chunks:
             self.note_given()
         for chunk in chunks:
+            if chunk.ref is not None:
+                session.name(chunk)
             session.receive_chunk(chunk)
-        events = session.finish()
+        events = session.finish(trigger=trigger)
         request = self._new_request(session, config, by_speech=False)
         request.is_whole(input_kept=input_kept, answer_kept=answer_kept, context=context)
         held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in chunks)
@@ -721,7 +723,6 @@ class Conversation:
         for event in events:
             match event:
                 case GenerationStarted():
-                    event = dataclasses.replace(event, trigger=trigger or event.trigger)
                     request.timeline.mark_policy_fired(event)
                     request.start(event)
                 case InputEnded(error=error):

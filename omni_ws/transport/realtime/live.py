@@ -441,15 +441,19 @@ class LiveDialect:
                 self.player.cut()
             else:
                 self._spoken.pop(request_id, None)
+            self._hand_over(call for call in calls.values() if self.conversation.ledger.knows_call(call[0]))
             return
         self.player.finish(request_id)
         self.player.pump((self._loop.time() - self._origin) * 1000)
         if not self.player.has(request_id):
             yield from self._rest(request_id)
         if final.finish_reason is not FinishReason.ERROR:
-            for call_id, name, arguments in calls.values():
-                if name == DELEGATE:
-                    self._delegations.opened(call_id, arguments)
+            self._hand_over(calls.values())
+
+    def _hand_over(self, calls: Iterable[list[str]]) -> None:
+        for call_id, name, arguments in calls:
+            if name == DELEGATE:
+                self._delegations.opened(call_id, arguments)
 
     # transcripts
 
