@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from prometheus_client import Gauge
@@ -42,6 +42,9 @@ from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
+
+if TYPE_CHECKING:
+    from omni_ws.service.sessions.chats import Chats
 
 logger = logging.getLogger("omni_ws.model")
 
@@ -101,6 +104,8 @@ class SessionFactory:
             counts=None if group is None else SharedSlotCounts(group.counts, group.row),
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
+        #: Opens chats that sessions hold beside their own conversation; set by the application.
+        self.chats: Chats | None = None
         self._has_stood_in = False
         self.media_room = MediaRoom(self.budget)
         self.observers = Observers()
@@ -162,6 +167,7 @@ class SessionFactory:
         stored: StoredBytes | None = None,
         survives: bool = False,
         session_id: str | None = None,
+        engine: Engine | None = None,
     ) -> Conversation:
         """Open a session and return its conversation. The caller must call ``observed.ended`` at its end.
 
@@ -177,6 +183,7 @@ class SessionFactory:
             stored: The budget for its output, if that is kept for readers.
             survives: Whether it can be saved at any time, to be restored in another server.
             session_id: The id of a session that is restored; None for a new one.
+            engine: What answers in place of the server's engine, with text.
         """
         now = asyncio.get_running_loop().time
 
@@ -191,9 +198,12 @@ class SessionFactory:
         identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
+        rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
+        if engine is not None:
+            rules = replace(rules, capabilities=engine.capabilities)
         conversation = Conversation(
-            self.engine,
-            self.configuration(output_formats, any_model=any_model, single_request=single_request, account=account),
+            engine or self.engine,
+            Configuration(rules, account),
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body, survives=survives),
             budget=account,
@@ -211,7 +221,7 @@ class SessionFactory:
     def _engine_changed(self) -> None:
         """Have the open sessions follow the engine, whose capabilities may have changed."""
         for conversation, kind in [*self.conversations.items()]:
-            if not kind["single_request"]:
+            if not kind["single_request"] and conversation.engine is self.engine:
                 conversation.follow(self._rules(**kind))
 
     def _account(self) -> SessionAccount:

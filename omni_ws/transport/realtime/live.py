@@ -50,6 +50,7 @@ from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.delegation import ResponsesDelegations
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live_delegations import (
     DELEGATE,
@@ -60,7 +61,7 @@ from omni_ws.transport.realtime.live_delegations import (
 )
 from omni_ws.transport.realtime.live_fixture import LiveFixture
 from omni_ws.transport.realtime.live_player import FRAME_MS, SILENCE, Heard, LivePlayer
-from omni_ws.transport.realtime.live_transcripts import HeardText, SpokenText, TranscriptLine
+from omni_ws.transport.realtime.live_transcripts import Delta, HeardText, SpokenText, TranscriptLine
 from omni_ws.wire.live_session import (
     MAX_INSTRUCTIONS_TOKENS,
     ClientDelegation,
@@ -229,7 +230,7 @@ class LiveDialect:
         shown = session_resource(
             self.start_fields, session_id=self.session_id, expires_at=self._expires_at, voice=voice
         )
-        return {**shown, "delegation": shown_delegation(self._delegations)}
+        return {**shown, "delegation": to_builtins(self._delegations.shown)}
 
     def greeting(self) -> list[Event]:
         """Return the events with which a client is told what the session is. It must have started."""
@@ -285,8 +286,7 @@ class LiveDialect:
     def _delegations_of(self, start: MediaStart) -> Delegations:
         wanted = start.delegation or ClientDelegation()
         if isinstance(wanted, ResponsesDelegation):
-            message = "delegation to responses is not offered here"
-            raise UnsupportedParameter(message, param="session.delegation.type")
+            return ResponsesDelegations(self, wanted)
         assert isinstance(wanted, ClientDelegation)
         return ClientDelegations(self, wanted)
 
@@ -398,7 +398,7 @@ class LiveDialect:
                 del self._appends[number]
                 self._acknowledge("session.commentary.append", event_id)
 
-        telling = Telling(content, about=delegation_id, entered=entered, told=lambda request_id: None)
+        telling = Telling(content, about=delegation_id, entered=entered)
         self._appends[number] = event_id
         if not self._within_limits(partial(self.conversation.tell, telling), event_id):
             del self._appends[number]
@@ -470,16 +470,22 @@ class LiveDialect:
             if self.player.has(request_id):
                 self.player.cut()
             self._end_text(request_id)
+            self._hand_over(request_id, cancelled=True)
             return
         self.player.finish(request_id)
         self.player.pump((self._loop.time() - self._origin) * 1000)
         if not self.player.has(request_id):
             yield from self._rest(request_id)
-        entry = self.conversation.ledger.find(request_id)
-        if final.finish_reason is not FinishReason.ERROR and entry is not None:
-            for call in entry.tool_calls:
-                if call.name == DELEGATE:
-                    self._delegations.opened(call.id, call.arguments)
+        if final.finish_reason is not FinishReason.ERROR:
+            self._hand_over(request_id)
+
+    def _hand_over(self, request_id: str, *, cancelled: bool = False) -> None:
+        """Begin the work that an answer has handed over; of one that was ``cancelled``, what the history has of it."""
+        ledger = self.conversation.ledger
+        entry = ledger.find(request_id)
+        for call in () if entry is None else entry.tool_calls:
+            if call.name == DELEGATE and (not cancelled or ledger.knows_call(call.id)):
+                self._delegations.opened(call.id, call.arguments)
 
     def _cut(self) -> None:
         """Play nothing more than what was sent. An answer that is held goes on later; one that has ended does not."""
@@ -503,7 +509,7 @@ class LiveDialect:
             now_ms = self.now_ms
             end_ms = now_ms if self._stopped_ms is None else self._stopped_ms
             start_ms = max(self._spoke_ms, self._input.end_ms) if joins else self._spoke_ms
-            delta = self._input.place(text, start_ms, end_ms, now_ms=now_ms, joins=joins and not chunk.interim)
+            delta = self._input.place(text, start_ms, end_ms, now_ms=now_ms, joins=joins)
             yield _transcript_delta("input", delta)
         if chunk.late:
             self._heard.pop(chunk.request_id, None)
@@ -530,7 +536,8 @@ class LiveDialect:
         """Tell the text of an answer that was heard to its end, as far as it was not told."""
         text = self._spoken.pop(request_id, None)
         if text is not None and (rest := text.rest()).strip():
-            yield from self._spoke(text, rest, self._output.end_ms, self.now_ms)
+            start_ms = self._output.end_ms if text.begun else self.now_ms
+            yield from self._spoke(text, rest, start_ms, self.now_ms)
 
     def _spoke(self, text: SpokenText, new: str, start_ms: float, end_ms: float) -> Iterator[Event]:
         delta = self._output.place(new, start_ms, end_ms, now_ms=self.now_ms, joins=text.begun)
@@ -564,17 +571,11 @@ class LiveDialect:
             self.send([{"type": "session.usage.updated", "usage": self.usage}])
 
 
-def shown_delegation(delegations: Delegations) -> dict[str, Any]:
-    """Return the settings of the delegation as the client sees them."""
-    shown: dict[str, Any] = to_builtins(delegations.shown)
-    return shown
-
-
 def _answering(event: Event, event_id: str | None) -> Event:
     """Return the event with the id of the client's event that it answers."""
     return event if event_id is None else {**event, "client_event_id": event_id}
 
 
-def _transcript_delta(direction: str, delta: Any) -> Event:
+def _transcript_delta(direction: str, delta: Delta) -> Event:
     times = {"start_ms": delta.start_ms, "end_ms": delta.end_ms}
     return {"type": f"session.{direction}_transcript.delta", "delta": delta.text, **times}
