@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 import pytest
 from openai import AsyncOpenAI
+from openai.types.live import SessionClosedEvent
 from support.live_client import check_live, live_client
 from support.live_server import LiveServer, live_server
 from support.live_talker import WORD_MS, Talker, spoken
@@ -198,7 +199,7 @@ async def test_the_client_of_openai_opens_a_session_and_attaches() -> None:
                     assert (await sideband.recv()).type == STARTED
                     await caller.until(STARTED)
                     await sideband.session.close()
-                    while (event := await sideband.recv()).type != CLOSED:
+                    while not isinstance(event := await sideband.recv(), SessionClosedEvent):
                         pass
                     assert event.reason == "close_requested"
                 await caller.until(CLOSED)

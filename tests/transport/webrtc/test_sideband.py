@@ -24,7 +24,7 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.sideband import MAX_BEHIND_BYTES, MAX_SIDEBANDS, Sideband, Sidebands
-from omni_ws.transport.webrtc.call import RealtimeCall
+from omni_ws.transport.webrtc.call import Call
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 TONE = (0.25 * np.sin(2 * np.pi * 440 * np.arange(12_000) / 24_000)).astype(np.float32)
@@ -55,7 +55,7 @@ async def refused(server: LiveServer, location: str, key: str = "") -> int:
     return refusal.value.response.status_code
 
 
-def call_of(server: LiveServer) -> RealtimeCall:
+def call_of(server: LiveServer) -> Call:
     """The only call."""
     (calls,) = (one for one in server.app.front_ends if isinstance(one, WebrtcCalls))
     (running,) = calls._calls.values()
@@ -261,7 +261,7 @@ async def test_one_that_answers_no_ping_leaves_its_place() -> None:
         call = SimpleNamespace(sidebands=sidebands())
         task = asyncio.get_running_loop().create_future()
         task.set_result(None)
-        calls._calls["rtc_1"] = cast("Any", SimpleNamespace(owner=None, call=call, task=task))
+        calls._calls["rtc_1"] = cast("Any", SimpleNamespace(owner=None, live=False, call=call, task=task))
         began = asyncio.get_running_loop().time()
         async with sideband_of(server, "rtc_1", created=False) as silent:
             await server.until(lambda: bool(call.sidebands))
