@@ -192,29 +192,25 @@ class SessionFactory:
                 admit()
             self.admission.reserve(owner)
 
-        listens = not single_request and self.speech_workers.available
+        hears = self.speech_workers if self.speech_workers.available and not single_request else None
         account = self._account()
-        outbox = self._output_log(account, now, resumable=resumable, stored=stored)
         identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
-        rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
-        if engine is not None:
-            rules = replace(rules, capabilities=engine.capabilities)
+        kind: Any = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         conversation = Conversation(
             engine or self.engine,
-            Configuration(rules, account),
-            outbox,
+            self.configuration(**kind, account=account, engine=engine),
+            self._output_log(account, now, resumable=resumable, stored=stored),
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body, survives=survives),
             budget=account,
             media_room=self.media_room,
             now=now,
             admit=admit_request,
             counted_priority=partial(self.admission.priority, owner),
-            speech_workers=self.speech_workers if listens else None,
+            speech_workers=hears,
             observed=observed,
         )
-        kind = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         self.conversations[conversation] = kind
         return conversation
 
@@ -252,9 +248,12 @@ class SessionFactory:
         any_model: bool = False,
         single_request: bool = False,
         account: SessionAccount | None = None,
+        engine: Engine | None = None,
     ) -> Configuration:
         """Return the configuration that a session begins with, charged to its ``account``; see ``open``."""
         rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
+        if engine is not None:
+            rules = replace(rules, capabilities=engine.capabilities)
         return Configuration(rules, account)
 
     def connect_gauges(self) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 #: The input of the chat that may wait for ``response.create``: items, and the bytes of their JSON.
 MAX_BUFFERED_ITEMS: Final = 128
-MAX_BUFFERED_BYTES: Final = 32_768
+MAX_BUFFERED_BYTES: Final = 32 << 10
 #: Responses whose calls may wait for outputs; beyond that the oldest is given up.
 MAX_WAITING: Final = 64
 #: The characters of the talk that the chat is shown with a piece of work, and of a result that are told.
