@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 import yaml
 from msgspec import Struct
+from openai.types.live import ClientEvent, ServerEvent
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from support.routes import routes_of
@@ -55,14 +56,36 @@ ROUTES = {
     "/v1/realtime/translations/client_secrets": {"post"},
     "/v1/realtime/calls": {"post"},
     "/v1/realtime/calls/{call_id}/hangup": {"post"},
+    "/v1/live/sessions": {"post"},
+    "/v1/live/sessions/{session_id}/hangup": {"post"},
     "/start_profile": {"post"},
     "/stop_profile": {"post"},
     "/start_request_profile": {"post"},
     "/stop_request_profile": {"post"},
 }
 
-#: Served on the same port, and described in asyncapi.yaml.
-NOT_HTTP = {"/v1/streaming_input": {"GET"}, "/v1/realtime": {"GET"}, "/v1/realtime/translations": {"GET"}}
+#: Served on the same port, and described in asyncapi.yaml and live.asyncapi.yaml.
+NOT_HTTP = {
+    path: {"GET"}
+    for path in (
+        "/v1/streaming_input",
+        "/v1/realtime",
+        "/v1/realtime/translations",
+        "/v1/live/sessions",
+        "/v1/live/sessions/{session_id}/attach",
+    )
+}
+#: Served to be refused by name (docs/live.md).
+REFUSED = {
+    f"/v1/live/sessions/{{session_id}}/{step}": methods
+    for step, methods in {
+        "accept": {"POST"},
+        "reject": {"POST"},
+        "refer": {"POST"},
+        "fork": {"GET", "POST"},
+        "content": {"GET"},
+    }.items()
+}
 BODIES: dict[str, type[Struct]] = {
     "ClientSecretRequest": ClientSecretBody,
     "ChatRequest": ChatBody,
@@ -234,6 +257,22 @@ def test_every_reference_of_asyncapi_resolves(asyncapi: Document) -> None:
         resolve(document, pointer)
 
 
+def test_the_asyncapi_of_live_sessions_has_the_events_of_openai() -> None:
+    document = yaml.safe_load((PROTOCOL / "live.asyncapi.yaml").read_text(encoding="utf-8"))
+    messages = document["components"]["messages"]
+    for operation, union in (("receiveFromClient", ClientEvent), ("sendToClient", ServerEvent)):
+        known = {
+            kind: one for one in get_args(get_args(union)[0]) for kind in get_args(one.model_fields["type"].annotation)
+        }
+        for reference in document["operations"][operation]["messages"]:
+            payload = messages[reference["$ref"].rpartition("/")[2]]["payload"]
+            fields = known[payload["properties"]["type"]["const"]].model_fields
+            assert set(payload["required"]) <= set(payload["properties"]) <= set(fields)
+            assert {name for name, field in fields.items() if field.is_required()} <= set(payload["required"])
+    for reference in references(document):
+        resolve(document, reference.partition("#")[2])
+
+
 # --- OpenAPI
 
 
@@ -247,10 +286,13 @@ def test_openapi_has_the_routes_of_this_version(openapi: Document) -> None:
 def test_openapi_has_every_route_that_is_served_and_every_field_that_is_read(openapi: Document) -> None:
     app = create_app(EchoEngine(), ServerConfig())
     served = {path.replace(":path}", "}"): methods for path, methods in routes_of(app).items()}
-    assert served == {path: {method.upper() for method in item} for path, item in openapi["paths"].items()} | NOT_HTTP
+    described = {path: {method.upper() for method in item} for path, item in openapi["paths"].items()}
+    for path, methods in NOT_HTTP.items():
+        described[path] = described.get(path, set()) | methods
+    assert served == described | REFUSED
     for name, body in BODIES.items():
-        described = openapi["components"]["schemas"][name]["properties"].keys()
-        read = {field.removesuffix("[]") for field in described}
+        properties = openapi["components"]["schemas"][name]["properties"].keys()
+        read = {field.removesuffix("[]") for field in properties}
         assert [field for field in body.__struct_fields__ if field not in read] == [], name
 
 

@@ -468,6 +468,20 @@ class TelephonyConfig(Section):
     )
 
 
+class LiveConfig(Section):
+    """Sessions of OpenAI's Live API (`/v1/live/sessions`), which are served as `streaming_input.enabled` says."""
+
+    silence: bool = setting("Send silence between answers, as OpenAI does; if off, nothing is sent there.", True)
+    max_session_sec: Seconds = setting("Longest session; it then ends as expired.", 7200)
+    backend: Text | None = setting(
+        "Base URL (`http://host:8000/v1`) of the server whose model does the work that a session delegates to "
+        "`responses`; unset: the model that talks does it.",
+        often=True,
+    )
+    backend_model: Text | None = setting("Model name at the backend; unset: the first that it lists.")
+    backend_api_key: Key | None = setting("API key for the backend.")
+
+
 class WebrtcConfig(Section):
     """The Realtime API over WebRTC, which needs the extra `webrtc`."""
 
@@ -650,6 +664,7 @@ class ServerConfig(Section):
     vllm: VllmConfig = VllmConfig()
     remote: RemoteConfig = RemoteConfig()
     telephony: TelephonyConfig = TelephonyConfig()
+    live: LiveConfig = LiveConfig()
     webrtc: WebrtcConfig = WebrtcConfig()
     realtime: RealtimeConfig = RealtimeConfig()
     grpc: GrpcConfig = GrpcConfig()

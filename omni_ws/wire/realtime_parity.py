@@ -23,18 +23,16 @@ _BRACES: Final = re.compile(r"^(?P<begin>.*)\{(?P<ends>[^{}]+)\}$")
 
 
 class ParityVerdict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of the table. Exactly one of ``acts``, ``not_in_effect``, ``refused`` and ``comes_with`` is set.
+    """One row of the table. Exactly one of ``acts``, ``not_in_effect`` and ``refused`` is set.
 
     ``acts`` names the test that would fail if the value were only echoed. ``otherwise`` is the reason why it is not in
-    effect where the engine lacks what it needs. ``not_in_effect`` and ``refused`` are reasons. ``comes_with`` names
-    what is being built that gives the row its verdict.
+    effect where the engine lacks what it needs. ``not_in_effect`` and ``refused`` are reasons.
     """
 
     acts: str = ""
     otherwise: str = ""
     not_in_effect: str = ""
     refused: str = ""
-    comes_with: str = ""
     #: Whether the name is not OpenAI's.
     extension: bool = False
 
@@ -117,8 +115,6 @@ _TITLES: Final = {
 
 
 def _words(verdict: ParityVerdict) -> str:
-    if verdict.comes_with:
-        return f"being built | {verdict.comes_with}"
     if verdict.acts:
         return f"acts | {f'otherwise not in effect: {verdict.otherwise}' if verdict.otherwise else ''}".rstrip()
     if verdict.not_in_effect:
@@ -128,5 +124,5 @@ def _words(verdict: ParityVerdict) -> str:
 
 def check_table(table: dict[str, Any]) -> list[str]:
     """Return what is wrong with rows of the table: those that do not have exactly one verdict."""
-    kinds = ("acts", "not_in_effect", "refused", "comes_with")
+    kinds = ("acts", "not_in_effect", "refused")
     return [name for name, one in table.items() if sum(bool(getattr(one, kind)) for kind in kinds) != 1]

@@ -67,6 +67,7 @@ from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.request import FieldNames, Request, RequestState, SavedRequest, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
 from omni_ws.service.conversation.spoken_turns import SpokenTurns
+from omni_ws.service.conversation.telling import FACT, SavedTellings, Telling
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.conversation.unasked import Unasked
@@ -107,6 +108,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     withdrawn: str | None = None
     queue: SavedQueue
     output: SavedOutput
+    tellings: SavedTellings = msgspec.field(default_factory=SavedTellings)
 
 
 class Conversation:
@@ -161,7 +163,7 @@ class Conversation:
         #: The timer of the client's time, see ``watch_time``, and when it fires.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        self._admit = admit or (lambda: None)
+        self.admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         self.queue = self._new_queue()
         #: Whether the configurations of the latest requests are kept, also after their ends: see ``configuration_of``.
@@ -284,6 +286,21 @@ class Conversation:
         self._update_answering()
         return request.request_id
 
+    def tell(self, telling: Telling) -> None:
+        """Have the assistant tell something at the next pause, see ``telling``. Raises EngineOverloaded."""
+        self.unasked.tell(telling, self._now())
+
+    def note(self, text: str, role: str) -> None:
+        """Let later answers know something, without an answer to it: a fact, or with role ``system`` a standing rule.
+
+        A rule joins the instructions. Raises what ``configure`` raises.
+        """
+        if role == "system":
+            rules = filter(None, (self.configuration.effective.instructions, text))
+            self.configure({"instructions": "\n\n".join(rules)})
+        else:
+            self.unasked.tellings.know(FACT + text if role == "user" else text, role)
+
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
 
@@ -293,7 +310,7 @@ class Conversation:
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
         if chunk.tool_call_id is not None and not self.stream.single_request:
-            self._receive_result(chunk, now)
+            self._handle(self._results.receive(chunk, self.stream, now=now, refuse=self.outbox.put_nowait))
         elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
         if self.stream.gap_since is not None:
@@ -303,30 +320,6 @@ class Conversation:
             request.check_held()
         if self._refusal is not None:
             self._raise_refused_text()
-
-    def _receive_result(self, chunk: InputChunk, now: float) -> None:
-        """Take the result of a tool. If it is not wanted, only its number and its end of the input count."""
-        number, stream = chunk.sequence_id, self.stream
-        if number is not None and number < stream.reorder.next_sequence_id:
-            self._handle(stream.receive_chunk(chunk, now=now))  # a duplicate
-            return
-        try:
-            wanted = self._results.take(chunk)
-        except SessionConflict as refusal:  # which ends a session elsewhere
-            self.outbox.put_nowait(refusal.about(ref=chunk.ref))
-            wanted = False
-        if not wanted and not (chunk.end_of_input and stream.had_request):
-            self._handle(stream.refuse(number, now=now) if number is not None else ())
-            return
-        taken = chunk if wanted else msgspec.structs.replace(InputChunk.end(), sequence_id=number)
-        try:
-            events = stream.receive_chunk(taken, now=now)
-        except OmniError:
-            self._results.refused(taken)
-            raise
-        if any(isinstance(event, TextRefused) for event in events):
-            self._results.refused(taken)
-        self._handle(events)
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
@@ -436,6 +429,7 @@ class Conversation:
             withdrawn=None if aside is None else aside.request_id,
             queue=self.queue.saved(),
             output=self.outbox.saved(),
+            tellings=self.unasked.tellings.saved(),
         )
 
     def restore(self, saved: SavedConversation) -> None:
@@ -461,6 +455,7 @@ class Conversation:
         elif saved.discarding is not None:
             self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
         self._results.restore(requests, saved.input)
+        self.unasked.tellings.restore(saved.tellings, later=now - saved.now)
         if saved.listening is not None:
             self._listen_on(saved.listening)
         self._update_order()
@@ -477,7 +472,7 @@ class Conversation:
 
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)
-        settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
+        settings = dataclasses.replace(settings, audio=saved.audio, mode=saved.mode, results_wait=saved.results_wait)
         if saved.remark is not None:
             settings = remark_input().settings
         session = RequestInput.restored(settings, saved.input)
@@ -609,6 +604,7 @@ class Conversation:
         if self.listener is not None:
             self.listener.close()
         self.stream.close()
+        self.unasked.tellings.close()
         self.ledger.close()
         self._configurations.clear()
         self.configuration.close()
@@ -699,19 +695,23 @@ class Conversation:
         answer_kept: bool = True,
         context: tuple[Message, ...] | None = None,
         results_wait: bool = False,
+        trigger: StartTrigger = StartTrigger.END_OF_INPUT,
     ) -> str:
         """Open a request of complete input with a configuration of its own. It interrupts no open request.
 
         ``input_kept`` and ``answer_kept`` say what of it enters the history. ``context`` is what the engine sees in
         place of the history, if not None. ``results_wait``: nothing but tool results waits while the user speaks.
-        Returns the id of the request, whose final follows in any case, even if it is refused or has no input.
+        ``trigger`` is what the client is told of the start. Returns the id of the request, whose final follows in any
+        case, even if it is refused or has no input.
         """
         settings = dataclasses.replace(self.configuration.input_settings(), results_wait=results_wait)
         session = RequestInput(dataclasses.replace(settings, start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT))
         self.given = self.given or bool(chunks)
         for chunk in chunks:
+            if chunk.ref is not None:
+                session.name(chunk)
             session.receive_chunk(chunk)
-        events = session.finish()
+        events = session.finish(trigger=trigger)
         request = self._new_request(session, config, by_speech=False)
         request.is_whole(input_kept=input_kept, answer_kept=answer_kept, context=context)
         held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in chunks)
@@ -860,7 +860,7 @@ class Conversation:
         may_wait = self.limits.max_pending_requests
         if waits and len(self.queue.waiting) > may_wait:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
-        self._admit()
+        self.admit()
 
     def _input_ended(self, request: Request, error: OmniError | None) -> None:
         """Note that the input of a request has ended; ``error`` is set if it was empty."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace as replace_struct
@@ -136,8 +136,10 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     remark: Remark | None
     context: tuple[Message, ...] | None
     seen: tuple[Message, ...] | None
-    #: The format of its audio; whether a request of nothing but tool results starts at its end only; its input.
+    #: The format of its audio, and whether input after its start extends it; whether a request of nothing but tool
+    #: results starts at its end only; its input.
     audio: AudioFormat
+    mode: InputMode
     results_wait: bool
     input: SavedRequestInput
     #: What started it, and the number of that chunk; None before. The input that the engine was given since then, and
@@ -434,6 +436,7 @@ class Request:
             context=self.context,
             seen=self.seen,
             audio=self.session.settings.audio,
+            mode=self.session.settings.mode,
             results_wait=self.session.settings.results_wait,
             input=self.session.saved(),
             trigger=None if started is None else started.trigger,
@@ -799,7 +802,7 @@ class Request:
             },
             stage_sampling=config.stage_sampling,
             stage_params=config.stage_params,
-            tools=tuple(config.tools),
+            tools=tuple(map(_as_engines_know_it, config.tools)),
             tool_choice=config.tool_choice,
             options=self.options if self.turn_words is None else replace(self.options, transcript_guesses=True),
             owner=self.owner,
@@ -854,6 +857,11 @@ class Request:
 def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
     """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
     return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
+
+
+def _as_engines_know_it(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool without the field ``async``, which is the session's, and which a model's server may refuse."""
+    return {name: value for name, value in tool.items() if name != "async"} if "async" in tool else tool
 
 
 def _payload_bytes(chunk: InputChunk) -> float:

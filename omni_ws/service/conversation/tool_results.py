@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from omni_ws.core.chunks import InputChunk, ToolCall
-from omni_ws.core.input_stream import SavedInput
+from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
+from omni_ws.core.reorder import StreamEvent, TextRefused
 from omni_ws.core.request_input import InputState, RequestInput
-from omni_ws.errors import SessionConflict
+from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict
 from omni_ws.service.conversation.request import Request
 
 #: States in which the input of a request is lost, and the tool results in it.
 _LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
-#: Calls that are remembered as withdrawn.
-MAX_WITHDRAWN: Final = 256
+#: Calls that are remembered: of those that were withdrawn, of those to async tools that work, and so on.
+MAX_CALLS: Final = 256
 
 
 class ToolResults:
@@ -29,12 +32,20 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
-    __slots__ = ("_joined", "_ledger", "_waiting", "_withdrawn", "reserved")
+    __slots__ = (
+        *("_early", "_is_async", "_joined", "_ledger", "_tell", "_waiting", "_withdrawn", "_working", "reserved"),
+    )
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         #: Whether the server itself makes a call, or waits for its approval: no client gives its result.
         self.reserved: Callable[[str], bool] = lambda call_id: False
+        #: See ``watch``.
+        self._is_async: Callable[[str], bool] = lambda call_id: False
+        self._tell: Callable[[str, str, str | None], None] = lambda call_id, text, ref: None
+        #: Calls of async tools that have no result yet, and calls whose result came before the end of the answer.
+        self._working: dict[str, None] = {}
+        self._early: dict[str, None] = {}
         #: Calls whose results were taken and wait for their place.
         self._waiting: dict[str, None] = {}
         #: By call id, the input that the call's result has joined, until the ledger knows the result.
@@ -42,7 +53,38 @@ class ToolResults:
         #: Calls whose results nobody wants any more.
         self._withdrawn: dict[str, None] = {}
 
-    def take(self, chunk: InputChunk) -> bool:
+    def receive(
+        self, chunk: InputChunk, stream: InputStream, *, now: float, refuse: Callable[[OmniError], None]
+    ) -> Sequence[StreamEvent]:
+        """Take a result that a client has sent. Returns what follows for the input.
+
+        If it is not wanted there, only its number and its end of the input count; of what an async tool brings, only
+        the number. ``refuse`` is called with the error
+        of a result that is refused. Raises what ``stream.receive_chunk`` raises.
+        """
+        number = chunk.sequence_id
+        if number is not None and number < stream.reorder.next_sequence_id:
+            return stream.receive_chunk(chunk, now=now)  # a duplicate
+        late = False
+        try:
+            late = self.take_late(chunk)
+            wanted = not late and self._take(chunk)
+        except (SessionConflict, EngineOverloaded, InvalidValue) as refusal:  # the first two end a session elsewhere
+            refuse(refusal.about(ref=chunk.ref))
+            wanted = False
+        if late or (not wanted and not (chunk.end_of_input and stream.had_request)):
+            return stream.refuse(number, now=now) if number is not None else ()
+        taken = chunk if wanted else replace(InputChunk.end(), sequence_id=number)
+        try:
+            events = stream.receive_chunk(taken, now=now)
+        except OmniError:
+            self.refused(taken)
+            raise
+        if any(isinstance(event, TextRefused) for event in events):
+            self.refused(taken)
+        return events
+
+    def _take(self, chunk: InputChunk) -> bool:
         """Accept a result that has arrived. Returns False if its call has one already, or was withdrawn.
 
         Raises SessionConflict if the call is not in the history of the session.
@@ -66,11 +108,66 @@ class ToolResults:
         self._waiting[call_id] = None
         return True
 
+    def take_late(self, chunk: InputChunk) -> bool:
+        """Have the result of an async tool told, unless its call has one already, or was withdrawn.
+
+        Returns False if the tool is not async. Raises EngineOverloaded, and InvalidValue if it is not UTF-8.
+        """
+        call_id = chunk.tool_call_id
+        assert call_id is not None
+        if call_id not in self._working and not self._is_async(call_id):
+            return False
+        if call_id in self._early or call_id in self._withdrawn:
+            return True
+        try:
+            text = chunk.payload.decode()
+        except UnicodeDecodeError:
+            raise InvalidValue("a tool result must be UTF-8", sequence_id=chunk.sequence_id) from None
+        self._tell(call_id, text, chunk.ref)
+        if call_id in self._working:
+            del self._working[call_id]
+        else:
+            _keep_newest(self._early, call_id)
+        return True
+
+    # calls of async tools
+
+    def watch(self, is_async: Callable[[str], bool], tell: Callable[[str, str, str | None], None]) -> None:
+        """Call ``tell`` with the id of an async call, its result as text, and the client's name, when that arrives.
+
+        ``is_async`` returns whether an answer that is not over has made an async call of this id. ``tell`` may raise
+        EngineOverloaded.
+        """
+        self._is_async, self._tell = is_async, tell
+
+    def work(self, call_id: str) -> None:
+        """Note that an answer has ended with a call of an async tool."""
+        if call_id in self._early:
+            del self._early[call_id]
+            return
+        _keep_newest(self._working, call_id)
+
+    def works(self, call_id: str) -> bool:
+        """Return whether an async tool still works."""
+        return call_id in self._working
+
+    def withdrew(self, call_id: str) -> bool:
+        """Return whether nobody wants the result of a call any more."""
+        return call_id in self._withdrawn
+
+    def async_calls(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the calls that work, those whose results came early, and those that were withdrawn, for ``go_on``."""
+        return [*self._working], [*self._early], [*self._withdrawn]
+
+    def go_on(self, working: Iterable[str], early: Iterable[str], withdrawn: Iterable[str]) -> None:
+        """Continue with what ``async_calls`` returned."""
+        self._working, self._early = dict.fromkeys(working), dict.fromkeys(early)
+        self._withdrawn = dict.fromkeys(withdrawn)
+
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
         """Want no results of these calls any more, as their request was cancelled."""
-        self._withdrawn.update(dict.fromkeys(call.id for call in calls))
-        for forgotten in [*self._withdrawn][:-MAX_WITHDRAWN]:
-            del self._withdrawn[forgotten]
+        for call in calls:
+            _keep_newest(self._withdrawn, call.id)
 
     def done(self, call_id: str) -> bool:
         """Return whether no result of a call is awaited: it has arrived, if not at its place, or was withdrawn."""
@@ -109,3 +206,10 @@ class ToolResults:
     def _has(self, call_id: str) -> bool:
         joined = self._joined.get(call_id)
         return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)
+
+
+def _keep_newest(calls: dict[str, None], call_id: str) -> None:
+    calls.pop(call_id, None)
+    calls[call_id] = None
+    if len(calls) > MAX_CALLS:
+        del calls[next(iter(calls))]

@@ -134,7 +134,6 @@ class Effects:
             and OutputModality.AUDIO not in able.output_modalities,
             "audio.input.noise_reduction": config.input_audio.noise_reduction is msgspec.UNSET,
             "audio.input.transcription.language": config.input_audio.language != language,
-            "audio.input.transcription.languages": not able.languages,
             "audio.input.transcription.prompt": not able.keywords,
             "audio.input.transcription.keywords": not able.keywords,
             "audio.input.transcription.languages": not able.languages.issuperset(

@@ -212,6 +212,10 @@ class RealtimeDialect:
         if self._goes_on:
             self._after_audio.wait_again()
             return []
+        return self.greeting()
+
+    def greeting(self) -> list[Event]:
+        """Return the events with which a client is told what the session is."""
         created = {"session": self._session_object(), **created_fields(self._session_id)}
         return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
@@ -265,6 +269,9 @@ class RealtimeDialect:
                 config = self._conversation.configuration_of(request_id)
                 metadata = {"trigger": message.trigger}
                 yield from self._begin(request_id, config, metadata=metadata, in_conversation=False)
+            case ResponseStartedFrame(trigger=StartTrigger.TELLING, request_id=request_id):
+                config = self._conversation.configuration_of(request_id)
+                yield from self._begin(request_id, config, metadata={"trigger": message.trigger})
             case ResponseStartedFrame(request_id=request_id):
                 yield from self._started(request_id)
             case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():
@@ -642,6 +649,8 @@ class RealtimeDialect:
             raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
         for chunk in item.chunks:
             self._conversation.configuration.check_chunk(chunk)
+        if item.kind == "function_call_output" and self._conversation.unasked.takes(item.chunks[0]):
+            item.take_chunks()  # it is told at the next pause, and waits for no response
         previous = self._items.create(item, after=after)
         self._conversation.note_given()
         added = item_event("added", item, previous=previous)

@@ -158,7 +158,6 @@ LACKING: dict[str, Any] = {
     "truncation.token_limits.post_instructions": 1 << 20,
     "audio.input.noise_reduction": {"type": "near_field"},
     "audio.input.transcription.language": "fr",
-    "audio.input.transcription.languages": ["de", "fr"],
     "audio.input.transcription.prompt": "Ng",
     "audio.input.transcription.keywords": ["Ng"],
     "audio.input.transcription.languages": ["de", "en"],
