@@ -8,6 +8,7 @@ from omni_ws.transport.mode_b.reader import ModeBReaders
 from omni_ws.transport.mode_b.routes import ModeBRoutes
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes
+from omni_ws.transport.realtime.live_endpoint import Live
 from omni_ws.transport.realtime.session import Realtime
 from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
 from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
@@ -26,6 +27,10 @@ def streaming_input(app: App) -> FrontEnd:
 
 def realtime(app: App) -> FrontEnd:
     return Realtime(app.sessions, app.authenticator, app.secrets, app.recorder)
+
+
+def live(app: App) -> FrontEnd:
+    return Live(app.sessions, app.authenticator, app.recorder)
 
 
 def client_secrets(app: App) -> FrontEnd:

@@ -463,6 +463,13 @@ class TelephonyConfig(Section):
     )
 
 
+class LiveConfig(Section):
+    """Sessions of OpenAI's Live API (`/v1/live/sessions`), which are served as `streaming_input.enabled` says."""
+
+    silence: bool = setting("Send silence between answers, as OpenAI does; if off, nothing is sent there.", True)
+    max_session_sec: Seconds = setting("Longest session; it then ends as expired.", 7200)
+
+
 class WebrtcConfig(Section):
     """The Realtime API over WebRTC, which needs the extra `webrtc`."""
 
@@ -628,6 +635,7 @@ class ServerConfig(Section):
     vllm: VllmConfig = VllmConfig()
     remote: RemoteConfig = RemoteConfig()
     telephony: TelephonyConfig = TelephonyConfig()
+    live: LiveConfig = LiveConfig()
     webrtc: WebrtcConfig = WebrtcConfig()
     grpc: GrpcConfig = GrpcConfig()
     profiler: ProfilerConfig = ProfilerConfig()

@@ -32,7 +32,16 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
     FRONTS: {
         name: f"omni_ws.fronts:{name}"
         for name in (
-            *("mode_b_readers", "streaming_input", "realtime", "client_secrets", "webrtc", "telephony", "audiosocket"),
+            *(
+                "mode_b_readers",
+                "streaming_input",
+                "realtime",
+                "live",
+                "client_secrets",
+                "webrtc",
+                "telephony",
+                "audiosocket",
+            ),
             *("mode_b", "chat", "speech", "completions", "transcriptions", "operations", "profiling", "demo"),
         )
     },

@@ -17,7 +17,7 @@ from omni_ws.wire.frames import HEADER
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
 
-RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime"]
+RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime", "live"]
 Side: TypeAlias = Literal["client", "server", "lost"]
 
 

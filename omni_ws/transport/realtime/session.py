@@ -34,6 +34,7 @@ from omni_ws.transport.native.connection import SoleConnection, SoleLink, Stream
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect, SavedRealtime
 from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
@@ -140,6 +141,8 @@ class Realtime(SessionFrontEnd):
 
 #: Messages of the session that are written in one pass of the event loop.
 WRITE_BATCH_MESSAGES: Final = 128
+#: Events of which fifty a second may come: they do not end the pass of the event loop.
+AUDIO_EVENTS: Final = frozenset({"input_audio_buffer.append", "session.input_audio.append"})
 #: How long a client may take to read the last events.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 
@@ -184,13 +187,13 @@ class RealtimeConnection(SoleConnection):
         self,
         connection: SoleLink,
         session: Session,
-        dialect: RealtimeDialect | VllmDialect,
+        dialect: RealtimeDialect | VllmDialect | LiveDialect,
         *,
         keep_alive: KeepAliveSettings,
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = dialect.connect(self._send, self._output_cleared)
-        self._dialect = dialect
+        self._dialect: RealtimeDialect | VllmDialect | LiveDialect = dialect
         #: Whether the dialect is known: from the client's first event, or from a restored session.
         self._dialect_known = not self._created
         self._observed = session.conversation.observed
@@ -206,13 +209,16 @@ class RealtimeConnection(SoleConnection):
             error = await self._over
             if error is not None:
                 await self._say_goodbye(error)
-                await self._connection.close_in_time(close_code(error), error.message)
+                await self._connection.close_in_time(self._close_code(error), error.message)
             else:
                 await self._connection.close_in_time(CloseCode.NORMAL_CLOSURE, "")
         finally:
             self._ignore_peer()
             self._dialect.close()
             self._session.detach(self)
+
+    def _close_code(self, error: OmniError) -> int:
+        return close_code(error)
 
     async def _say_goodbye(self, error: OmniError) -> None:
         """Write the remaining events, and the error that ends the session."""
@@ -253,7 +259,7 @@ class RealtimeConnection(SoleConnection):
                     self._dialect = VllmDialect(self._conversation)
                     self._dialect.connect(self._send, self._output_cleared)
             self._dialect.receive(event, now=self._connection.heard_at)
-            if event["type"] != "input_audio_buffer.append":
+            if event["type"] not in AUDIO_EVENTS:
                 self._connection.end_pass()
         except InvalidRequest as error:
             self._send([self._dialect.error(error, event_id=event_id)])

@@ -1,0 +1,536 @@
+"""LiveDialect: translates the events of OpenAI's Live API to and from a conversation. Has no socket.
+
+**Who speaks when** is the core's decision: its turn detection, its interruption, its history of what was heard. The
+client sends audio for ever, and gets audio for ever (``LivePlayer``). The dialect asks for nothing but turn detection.
+
+**Time.** The session's line begins at ``session.started``. A tick every FRAME_MS sends what is due, tells the core how
+far each answer was played, and tells the client the words that were heard by then, so that text is never ahead of its
+sound. Usage, the end of a silent session and that of a long one are counted by the same tick.
+
+**Context.** Commentary is told by the core, once, at a pause of both sides (``telling``). Facts and rules are noted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from msgspec import to_builtins
+
+from omni_ws.core.chunks import (
+    SAMPLE_BYTES,
+    AudioFormat,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    OutputModality,
+)
+from omni_ws.core.quota import Share, beyond_ordinary, memory_of
+from omni_ws.engine.composed.parts import parts_of
+from omni_ws.engine.llm.coming import RULES
+from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, UnknownType, UnsupportedParameter
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.failure import unexpected
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.live_delegations import (
+    DELEGATE,
+    DELEGATE_RULE,
+    DELEGATE_TOOL,
+    ClientDelegations,
+    Delegations,
+)
+from omni_ws.transport.realtime.live_player import FRAME_MS, SILENCE, Heard, LivePlayer
+from omni_ws.transport.realtime.live_transcripts import HeardText, SpokenText, TranscriptLine
+from omni_ws.wire.live_session import (
+    ClientDelegation,
+    MediaStart,
+    ResponsesDelegation,
+    audio_of,
+    checked_append,
+    live_config,
+    read_start,
+    read_update,
+    session_resource,
+)
+from omni_ws.wire.openai_fields import object_field
+from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, optional_id, read
+from omni_ws.wire.server_frames import (
+    SpeechConfirmedFrame,
+    SpeechDismissedFrame,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
+)
+
+#: A session without audio of the client ends after so long.
+SILENT_SEC: Final = 30.0
+#: The interval of ``session.usage.updated``.
+USAGE_SEC: Final = 15
+#: The paths of the fields of ``session_config`` in a Live session, for errors.
+_FIELDS: Final = {"model": "session.model", "voice": "session.audio.output.voice"}
+#: Events of OpenAI's that are not offered here.
+_REFUSED: Final = frozenset(
+    {
+        "session.output_audio.fixture.play",
+        "decision.create",
+        "decision.item.create",
+        "decision.item.delete",
+        "transport.dtmf.send",
+    }
+)
+
+
+def live_id(session_id: str) -> str:
+    """Return the id of a session as clients of the Live API know it."""
+    return session_id.replace("sess_", "live_", 1)
+
+
+class LiveDialect:
+    """Handles the client events of one session, and renders the messages of its conversation as server events.
+
+    ``receive`` raises an InvalidRequest for an event that is refused, and any other OmniError to end the session.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        factory: SessionFactory,
+        *,
+        max_sec: float | None = None,
+        media: AudioFormat | None = None,
+    ) -> None:
+        """``max_sec``: how long the session may last from now on, besides the operator's limit. ``media``: the format
+        of the tracks that carry the audio, if events do not."""
+        self.session_id = live_id(session.session_id)
+        self.conversation = session.conversation
+        self.factory = factory
+        #: What the client asked for; None before the start.
+        self.start_fields: MediaStart | None = None
+        #: Whether ``session.closed`` was sent: nothing follows it.
+        self.closed = False
+        #: Whether the client takes no output, and whether its input is read. Set by what carries the events.
+        self.blocked: Callable[[], bool] = lambda: False
+        self.listening: Callable[[], bool] = lambda: True
+        self.player: LivePlayer
+        self._session = session
+        self._media = media
+        self._audio = media or AudioFormat()
+        self._send: Callable[[Iterable[Event]], None] = lambda events: None
+        self._loop = asyncio.get_running_loop()
+        self._share = Share(self.conversation.account)
+        self._delegations: Delegations
+        self._origin = self._heard_at = self._loop.time()
+        self._ends_at = self._origin + (math.inf if max_sec is None else max_sec)
+        self._expires_at = 0
+        self._clock: asyncio.TimerHandle | None = None
+        self._usage_due = USAGE_SEC
+        self._muted = False
+        #: Milliseconds of audio that have arrived, and by how much the line was ahead of them at the last arrival.
+        self._received_ms = 0.0
+        self._behind_ms = 0.0
+        #: When the user began to speak last, and stopped, on the line.
+        self._spoke_ms = 0.0
+        self._stopped_ms: float | None = None
+        self._input, self._output = TranscriptLine(), TranscriptLine()
+        self._heard: dict[str, HeardText] = {}
+        self._spoken: dict[str, SpokenText] = {}
+        #: The calls of each request that is being answered, by their index: id, name and arguments.
+        self._calls: dict[str, dict[int, list[str]]] = {}
+        #: Commentary that has not entered the model's context, by its number: the id of the client's event.
+        self._appends: dict[int, str | None] = {}
+        self._appended = 0
+        self._reported: OmniError | None = None
+
+    # what carries it
+
+    def connect(
+        self, send: Callable[[Iterable[Event]], None], output_cleared: Callable[[str | None], None]
+    ) -> list[Event]:
+        """Set the function that sends events to the client at once. Nothing is sent before ``session.start``."""
+        self._send = send
+        return []
+
+    def send(self, events: Iterable[Event]) -> None:
+        """Send events at once, unless the session is closed."""
+        if not self.closed:
+            self._send(events)
+
+    def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
+        """Return the event that reports an error; ``event_id`` is the id of the client's event that caused it."""
+        shown = error_fields(error, event_id=None)
+        code = "invalid_model" if shown["code"] == "model_not_found" else shown["code"]
+        fields = {"type": shown["type"], "code": code, "message": shown["message"]}
+        for name, value in (("param", shown["param"]), ("client_event_id", event_id)):
+            if value is not None:
+                fields[name] = value
+        return {"type": "error", "error": fields}
+
+    def reported(self, error: OmniError) -> bool:
+        """Return whether the client has been sent this error."""
+        return self._reported is error
+
+    def saved(self) -> None:
+        """Return nothing: a Live session cannot be continued in another server."""
+
+    def close(self) -> None:
+        """Stop the clock, and release all bytes that are charged to the session."""
+        if self._clock is not None:
+            self._clock.cancel()
+        if self.started:
+            self._delegations.close()
+        self._share.resize(0)
+
+    # the session
+
+    @property
+    def started(self) -> bool:
+        """Whether ``session.started`` was sent."""
+        return self.start_fields is not None
+
+    @property
+    def now_ms(self) -> int:
+        """The present on the session's line, in milliseconds."""
+        return int((self._loop.time() - self._origin) * 1000)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The length of the session so far."""
+        return {"seconds": self.now_ms // 1000 if self.started else 0}
+
+    def resource(self) -> dict[str, Any]:
+        """Return the session as the client sees it. It must have started."""
+        assert self.start_fields is not None
+        voice = self.conversation.configuration.effective.voice
+        shown = session_resource(
+            self.start_fields, session_id=self.session_id, expires_at=self._expires_at, voice=voice
+        )
+        return {**shown, "delegation": shown_delegation(self._delegations)}
+
+    def start(self, fields: Mapping[str, Any], event_id: str | None = None) -> None:
+        """Start the session with the object ``session``. Raises an InvalidRequest, and nothing is started then."""
+        start = read_start(fields, media=self._media is not None)
+        conversation = self.conversation
+        self._check_llm()
+        delegates = conversation.engine.capabilities.tools
+        types = self.factory.speech_workers.turn_detection_types
+        if Modality.AUDIO not in conversation.engine.capabilities.input_modalities or not types:
+            raise UnsupportedParameter("a Live session needs speech recognition and turn detection", param="session")
+        kind = "semantic_vad" if "semantic_vad" in types else "server_vad"
+        config = live_config(start, turn_detection=kind, tools=(DELEGATE_TOOL,) if delegates else ())
+        config["instructions"] = self._instructions(start, delegates=delegates)
+        if self._media is not None:
+            media = {"format": self._media.encoding.value, "sample_rate": self._media.sample_rate}
+            config |= {"input_audio": media, "output_audio": media}
+        delegations = self._delegations_of(start)
+        self._share.resize(beyond_ordinary(memory_of(start)))
+        try:
+            conversation.configure(config)
+        except InvalidRequest as error:
+            param = _FIELDS.get(error.param or "", f"session.{error.param}" if error.param else "session")
+            raise error.about(param=param) from None
+        conversation.ledger.play_at_once()
+        conversation.ledger.place(start.messages())
+        self.start_fields, self._delegations = start, delegations
+        self._audio = self._media or audio_of(start.format)
+        self._origin = self._heard_at = self._loop.time()
+        self._ends_at = min(self._ends_at, self._origin + self.factory.config.live.max_session_sec)
+        self._expires_at = int(time.time() + self._ends_at - self._origin)
+        silence = self.factory.config.live.silence
+        self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
+        self.send([_answering({"type": "session.started", "session": self.resource()}, event_id)])
+        self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
+
+    def _check_llm(self) -> None:
+        llm = parts_of(self.conversation.engine).get("llm")
+        if llm is None or llm.name == RULES:
+            message = "a Live session needs a language model, and only rules answer here: serve with --llm"
+            raise RealtimeRefusal("invalid_model", message, param="session.model")
+
+    def _instructions(self, start: MediaStart, *, delegates: bool) -> str:
+        rules = self.conversation.configuration.rules
+        own = rules.spoken_instructions_with_tools if delegates else rules.spoken_instructions
+        given = start.instructions if start.instructions and start.instructions.strip() else own
+        return f"{given}\n\n{DELEGATE_RULE}".strip() if delegates else given
+
+    def _delegations_of(self, start: MediaStart) -> Delegations:
+        wanted = start.delegation or ClientDelegation()
+        if isinstance(wanted, ResponsesDelegation):
+            message = "delegation to responses is not offered here"
+            raise UnsupportedParameter(message, param="session.delegation.type")
+        assert isinstance(wanted, ClientDelegation)
+        return ClientDelegations(self, wanted)
+
+    def end(self, reason: str, event_id: str | None = None) -> None:
+        """Send ``session.closed``, and end the session. Appends that were not told by then are refused."""
+        if self.closed:
+            return
+        if self.started:
+            refusal = InvalidValue("the session is closed, and this was not told", param="content")
+            self.send([self.error(refusal, event_id=one) for one in self._appends.values()])
+            closed = {"type": "session.closed", "reason": reason, "session": self.resource(), "usage": self.usage}
+            self.send([_answering(closed, event_id)])
+        self.closed = True
+        self._session.end(None)
+
+    # events of the client
+
+    def receive(self, fields: Mapping[str, Any], *, now: float) -> None:
+        """Handle one event of the client, which arrived at the time ``now``."""
+        if self.closed:
+            return
+        kind, event_id = fields["type"], optional_id(fields.get("event_id"), "event_id")
+        if kind == "session.start" and not self.started:
+            try:
+                self.start(object_field(fields, "session"), event_id)
+            except OmniError as error:  # the session cannot be had as it is wanted
+                self.send([self.error(error, event_id=event_id)])
+                self._reported = error
+                self._session.end(error)
+        elif kind == "session.start":
+            raise InvalidValue("the session has already started", param="type")
+        elif kind == "session.close":
+            self.end("close_requested", event_id)
+        elif not self.started:
+            if kind != "session.input_audio.append":  # which is dropped
+                raise InvalidValue("the first event must be session.start", param="type")
+        else:
+            self._receive(kind, fields, event_id, now)
+
+    def _receive(self, kind: str, fields: Mapping[str, Any], event_id: str | None, now: float) -> None:
+        match kind:
+            case "session.input_audio.append":
+                try:
+                    audio = read(fields.get("audio"), bytes, "audio")
+                except InvalidValue as error:
+                    raise _invalid_audio(error.message) from None
+                self.append(audio, now)
+            case "session.input_audio.mute" | "session.input_audio.unmute":
+                self._muted = kind == "session.input_audio.mute"
+                self.send([_answering({"type": f"{kind}d"}, event_id)])
+            case "session.commentary.append":
+                self._tell(*self._append(fields), event_id)
+            case "session.thinking.append" | "session.instructions.append":
+                content, _ = self._append(fields)
+                role = "user" if "thinking" in kind else "system"
+                if self._within_limits(partial(self.conversation.note, content, role), event_id):
+                    self._acknowledge(kind, event_id)
+            case "session.update":
+                update = read_update(object_field(fields, "session"))
+                if update.delegation is not None:
+                    self._delegations.update(update.delegation)
+                self.send([_answering({"type": "session.updated", "session": self.resource()}, event_id)])
+            case "response.create" | "response.item.create":
+                self._delegations.receive(fields)
+            case _ if kind in _REFUSED:
+                raise UnsupportedParameter(f"{kind} is not offered here", param="type")
+            case _:
+                raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
+
+    def append(self, audio: bytes, now: float) -> None:
+        """Take audio of the user, in the format of the session. Raises what ``receive`` raises."""
+        if not audio:
+            raise _invalid_audio("audio must not be empty")
+        if len(audio) % SAMPLE_BYTES[self._audio.encoding]:
+            raise _invalid_audio("audio must be whole samples")
+        if self._muted:
+            audio = SILENCE[self._audio.encoding] * len(audio)
+        chunk = InputChunk(Modality.AUDIO, audio)
+        self.conversation.configuration.check_chunk(chunk)
+        self._heard_at = now
+        self._received_ms += self._audio.duration_ms(len(audio))
+        self._behind_ms = (now - self._origin) * 1000 - self._received_ms
+        self.conversation.receive_chunk(chunk, now=now)
+
+    # context
+
+    def _append(self, fields: Mapping[str, Any]) -> tuple[str, str | None]:
+        content, delegation_id = checked_append(fields)
+        if delegation_id is not None:
+            self._delegations.check(delegation_id)
+        return content, delegation_id
+
+    def _tell(self, content: str, delegation_id: str | None, event_id: str | None) -> None:
+        from omni_ws.service.conversation.telling import Telling  # until it is merged
+
+        number = self._appended = self._appended + 1
+
+        def entered() -> None:
+            if number in self._appends:
+                del self._appends[number]
+                self._acknowledge("session.commentary.append", event_id)
+
+        telling = Telling(content, about=delegation_id, entered=entered, told=lambda request_id: None)
+        self._appends[number] = event_id
+        if not self._within_limits(partial(self.conversation.tell, telling), event_id):
+            del self._appends[number]
+
+    def _within_limits(self, append: Callable[[], None], event_id: str | None) -> bool:
+        """Append something to the context. If there is no room, the append is refused, and the session goes on."""
+        try:
+            append()
+        except EngineOverloaded as error:
+            self.send([self.error(error, event_id=event_id)])
+            return False
+        return True
+
+    def _acknowledge(self, kind: str, event_id: str | None) -> None:
+        now_ms = self.now_ms
+        self.send([_answering({"type": f"{kind}ed", "start_ms": now_ms, "end_ms": now_ms}, event_id)])
+
+    # messages of the conversation
+
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """Render a message of the conversation as events; none for messages that the Live API does not have."""
+        if self.closed or not self.started:
+            if isinstance(message, OmniError) and message.request_id is None and not self.closed:
+                yield from self._fatal(message)
+            return
+        match message:
+            case OutputChunk(modality=OutputModality.AUDIO):
+                if message.words:
+                    self._text_of(message.request_id).pronounce(message.words)
+                self.player.say(message.request_id, message.payload, message.start_ms)
+                self.player.pump((self._loop.time() - self._origin) * 1000)
+            case OutputChunk(modality=OutputModality.TEXT):
+                self._text_of(message.request_id).write(message.text)
+            case OutputChunk(modality=OutputModality.TRANSCRIPT):
+                yield from self._transcript(message)
+            case OutputChunk(tool_call=fragment) if fragment is not None:
+                call = self._calls.setdefault(message.request_id, {}).setdefault(fragment.index, ["", "", ""])
+                call[0], call[1] = fragment.id or call[0], fragment.name or call[1]
+                call[2] += fragment.arguments
+            case FinalChunk():
+                yield from self._final(message)
+            case SpeechStartedFrame(certain=False):
+                self.player.duck(True)
+            case SpeechDismissedFrame():
+                self.player.duck(False)
+            case SpeechStartedFrame(audio_ms=audio_ms) | SpeechConfirmedFrame(audio_ms=audio_ms):
+                self._spoke_ms, self._stopped_ms = audio_ms + self._behind_ms, None
+                self.player.duck(False)
+                self.player.cut()
+            case SpeechStoppedFrame(audio_ms=audio_ms):
+                self._stopped_ms = audio_ms + self._behind_ms
+            case OmniError(request_id=None):
+                yield from self._fatal(message)
+            case OmniError() if not isinstance(message, InvalidRequest):  # a turn without words is no error here
+                yield self.error(message)
+
+    def _fatal(self, error: OmniError) -> Iterator[Event]:
+        if self._reported is not error:
+            self._reported = error
+            yield self.error(error)
+
+    def _text_of(self, request_id: str) -> SpokenText:
+        return self._spoken.setdefault(request_id, SpokenText())
+
+    def _final(self, final: FinalChunk) -> Iterator[Event]:
+        request_id = final.request_id
+        calls = self._calls.pop(request_id, {})
+        self._heard.pop(request_id, None)
+        if final.finish_reason is FinishReason.CANCELLED:
+            if self.player.has(request_id):
+                self.player.cut()
+            else:
+                self._spoken.pop(request_id, None)
+            return
+        self.player.finish(request_id)
+        self.player.pump((self._loop.time() - self._origin) * 1000)
+        if not self.player.has(request_id):
+            yield from self._rest(request_id)
+        if final.finish_reason is not FinishReason.ERROR:
+            for call_id, name, arguments in calls.values():
+                if name == DELEGATE:
+                    self._delegations.opened(call_id, arguments)
+
+    # transcripts
+
+    def _transcript(self, chunk: OutputChunk) -> Iterator[Event]:
+        heard = self._heard.setdefault(chunk.request_id, HeardText())
+        joins = heard.begun
+        if text := heard.hear(chunk.text, interim=chunk.interim):
+            now_ms = self.now_ms
+            end_ms = now_ms if self._stopped_ms is None else self._stopped_ms
+            start_ms = max(self._spoke_ms, self._input.end_ms) if joins else self._spoke_ms
+            delta = self._input.place(text, start_ms, end_ms, now_ms=now_ms, joins=joins and not chunk.interim)
+            yield _transcript_delta("input", delta)
+        if chunk.late:
+            self._heard.pop(chunk.request_id, None)
+
+    def _passed(self, heard: Heard) -> None:
+        """Tell what was heard of an answer: the core how far, and the client which words."""
+        request_id = heard.answer_id
+        self.conversation.report_playback(heard.position_ms, request_id=request_id)
+        if heard.ended:
+            self.send(self._rest(request_id))
+            return
+        if (text := self._spoken.get(request_id)) is None:
+            return
+        delta = text.heard(heard.position_ms, self.conversation.ledger.find(request_id))
+        if delta is not None:
+            shift_ms = heard.line_ms - heard.position_ms
+            self.send(self._spoke(text, delta.text, delta.start_ms + shift_ms, delta.end_ms + shift_ms))
+
+    def _rest(self, request_id: str) -> Iterator[Event]:
+        """Tell the text of an answer that was heard to its end, as far as it was not told."""
+        text = self._spoken.pop(request_id, None)
+        if text is not None and (rest := text.rest()).strip():
+            yield from self._spoke(text, rest, self._output.end_ms, self.now_ms)
+
+    def _spoke(self, text: SpokenText, new: str, start_ms: float, end_ms: float) -> Iterator[Event]:
+        delta = self._output.place(new, start_ms, end_ms, now_ms=self.now_ms, joins=text.begun)
+        text.begun = True
+        yield _transcript_delta("output", delta)
+
+    # the clock
+
+    def _play(self, audio: bytes, start_ms: float, end_ms: float) -> None:
+        times = {"start_ms": round(start_ms), "end_ms": round(end_ms)}
+        self.send([{"type": "session.output_audio.delta", "delta": audio, **times}])
+
+    def _tick(self) -> None:
+        try:
+            frames = int((self._loop.time() - self._origin) * 1000 / FRAME_MS + 0.01)
+            self._clock = self._loop.call_at(self._origin + (frames + 1) * FRAME_MS / 1000, self._tick)
+            self.player.tick(frames * FRAME_MS, blocked=self.blocked())
+            self._count_time()
+        except Exception as error:
+            self._session.end(unexpected(error, where="the clock of a Live session"))
+
+    def _count_time(self) -> None:
+        now = self._loop.time()
+        if not self.listening():  # it is the server that does not read
+            self._heard_at = now
+        # A tick before the limit of the key, at which the session would end with an error.
+        if now - self._heard_at >= SILENT_SEC or now + FRAME_MS / 1000 >= self._ends_at:
+            self.end("expired")
+        elif now - self._origin >= self._usage_due:
+            self._usage_due += USAGE_SEC
+            self.send([{"type": "session.usage.updated", "usage": self.usage}])
+
+
+def shown_delegation(delegations: Delegations) -> dict[str, Any]:
+    """Return the settings of the delegation as the client sees them."""
+    shown: dict[str, Any] = to_builtins(delegations.shown)
+    return shown
+
+
+def _answering(event: Event, event_id: str | None) -> Event:
+    """Return the event with the id of the client's event that it answers."""
+    return event if event_id is None else {**event, "client_event_id": event_id}
+
+
+def _transcript_delta(direction: str, delta: Any) -> Event:
+    times = {"start_ms": delta.start_ms, "end_ms": delta.end_ms}
+    return {"type": f"session.{direction}_transcript.delta", "delta": delta.text, **times}
+
+
+def _invalid_audio(message: str) -> RealtimeRefusal:
+    return RealtimeRefusal("invalid_audio", message, param="audio")

@@ -1,0 +1,133 @@
+"""``/v1/live/sessions``: the front end of OpenAI's Live API over WebSocket, and the connections of its sessions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from websockets.frames import CloseCode
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.errors import ORDERLY_ENDS, InvalidFrame, InvalidRequest, OmniError
+from omni_ws.service.observing.accounts import take_place, take_trace
+from omni_ws.service.recording.recorder import Recorder
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.native.connection import SoleLink, StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.live import LiveDialect
+from omni_ws.transport.realtime.session import RealtimeConnection, close_code, write_event
+from omni_ws.transport.recording.recordings import begin_recording, recorded
+from omni_ws.wire.frames import max_frame_bytes
+from omni_ws.wire.realtime_events import encode_event, error_event
+
+LIVE_PATH: Final = "/v1/live/sessions"
+#: Label of the sessions in metrics, logs and recordings.
+LIVE_ORIGIN: Final = "live"
+
+
+class Live(SessionFrontEnd):
+    """The front end of the Live API: accepts the handshakes of its clients, and opens a session for each."""
+
+    def __init__(
+        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+    ) -> None:
+        # A session ends with its connection.
+        super().__init__(Sessions(sessions, origin=LIVE_ORIGIN, grace=0, any_model=True))
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._recorder = recorder
+        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+
+    def register(self, router: Router) -> None:
+        if self._sessions.config.streaming_input.enabled:
+            router.add("GET", LIVE_PATH, needs_upgrade)
+            router.add_websocket(LIVE_PATH, self.upgrade)
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
+        key = self._authenticator.authenticate(request)
+        return UpgradeDecision(
+            connection=partial(
+                StreamConnection,
+                input_pace=self._sessions.admission.input_pace(key),
+                budget=self._sessions.budget,
+                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
+            ),
+            serve=partial(self._serve, key, request.client),
+            route=LIVE_PATH,
+            max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
+        )
+
+    async def _serve(self, key: ApiKey | None, address: str, connection: StreamConnection) -> None:
+        """Serve one connection, from the end of its handshake to its close."""
+        if connection.request is not None:
+            take_trace(connection.request.headers.get)
+            take_place(address, connection.request.headers.get)
+        try:
+            attachment = await self._begin(key, address, connection)
+        except OmniError as error:
+            connection.ignore_messages()
+            if connection.is_open:
+                write_event(connection, error_event(error))
+            await connection.close_in_time(close_code(error), error.code)
+            return
+        await attachment.run()
+
+    async def _begin(self, key: ApiKey | None, address: str, connection: StreamConnection) -> LiveConnection:
+        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
+        session = await self._live.admit(key, client=address)
+        begin_recording(self._recorder, session, LIVE_ORIGIN, key)
+        dialect = LiveDialect(session, self._sessions, max_sec=None if key is None else key.max_session_sec)
+        link = recorded(connection, session.recording)
+        attachment = LiveConnection(link, session, dialect, keep_alive=self._keep_alive)
+        session.attach(attachment)
+        return attachment
+
+
+class LiveConnection(RealtimeConnection):
+    """The connection of a Live session. It ends with ``session.closed``, and then the code 1000.
+
+    A session cannot be resumed, nor moved to another server: as this one ends, the session has expired.
+    """
+
+    def __init__(
+        self, connection: SoleLink, session: Session, dialect: LiveDialect, *, keep_alive: KeepAliveSettings
+    ) -> None:
+        super().__init__(connection, session, dialect, keep_alive=keep_alive)
+        self._live = dialect
+        dialect.blocked = lambda: connection.paused
+        dialect.listening = lambda: connection.is_reading
+
+    def saved(self) -> bytes:
+        return b""
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        if not is_text and self._listening:
+            self._send([self._live.error(InvalidFrame("events are text messages"))])
+            self._connection.end_pass()
+            return
+        super().receive_message(data, is_text=is_text)
+
+    async def _say_goodbye(self, error: OmniError) -> None:
+        if isinstance(error, ORDERLY_ENDS) and self._live.started:
+            self._live.end("expired")
+        else:
+            await super()._say_goodbye(error)
+
+    def _close_code(self, error: OmniError) -> int:
+        if self._live.closed:
+            return CloseCode.NORMAL_CLOSURE
+        return CloseCode.POLICY_VIOLATION if isinstance(error, InvalidRequest) else super()._close_code(error)
+
+    def _write(self, event: Event) -> None:
+        if event["type"] != "session.output_audio.delta":
+            super()._write(event)
+            return
+        # It has no id, and no times on the connection that carries the audio.
+        data = encode_event({"type": event["type"], "delta": event["delta"]})
+        self._connection.write_message(data, is_text=True)

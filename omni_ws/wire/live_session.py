@@ -1,0 +1,337 @@
+"""Structs of OpenAI's Live sessions: the object ``session`` of ``session.start``, and what it means here.
+
+They are strict: a field that OpenAI does not have is refused by its name, as there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
+from omni_ws.core.history import Message, estimate_tokens
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.wire.realtime_events import RealtimeRefusal
+from omni_ws.wire.session_config import place_and_text
+
+Kind = TypeVar("Kind")
+
+#: OpenAI's limits, in tokens of ``estimate_tokens``: of instructions, of all of ``input``, and of one append.
+MAX_INSTRUCTIONS_TOKENS: Final = 16_384
+MAX_INPUT_TOKENS: Final = 8192
+MAX_APPEND_TOKENS: Final = 500
+MAX_INPUT_MESSAGES: Final = 128
+
+_Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_Delay: TypeAlias = Annotated[int, Meta(ge=0, le=60_000)]
+
+
+class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+# The audio.
+
+
+class Pcm(_Strict, frozen=True, kw_only=True, tag="audio/pcm"):
+    """16-bit samples."""
+
+    rate: Literal[16_000, 24_000]
+
+
+class Pcmu(_Strict, frozen=True, kw_only=True, tag="audio/pcmu"):
+    """µ-law (G.711)."""
+
+    rate: Literal[8000]
+
+
+class Pcma(_Strict, frozen=True, kw_only=True, tag="audio/pcma"):
+    """A-law (G.711)."""
+
+    rate: Literal[8000]
+
+
+class CustomVoice(_Strict, frozen=True, kw_only=True):
+    """A voice by its id."""
+
+    id: _Name
+
+
+class LiveOutput(_Strict, frozen=True, kw_only=True):
+    """The object ``audio.output``."""
+
+    voice: _Name | CustomVoice | None = None
+
+
+class LiveAudio(_Strict, frozen=True, kw_only=True):
+    """The object ``audio``. The format is one for both directions; only a WebSocket may set it."""
+
+    format: Pcm | Pcmu | Pcma | None = None
+    output: LiveOutput | None = None
+
+
+# What the model knows.
+
+
+class InputText(_Strict, frozen=True, kw_only=True):
+    """The text of a message of the user or the developer."""
+
+    text: str
+    type: Literal["input_text"] | None = None
+
+
+class OutputText(_Strict, frozen=True, kw_only=True):
+    """The text of a message of the assistant."""
+
+    text: str
+    type: Literal["text", "output_text"] | None = None
+
+
+class _InitialItem(_Strict, frozen=True, kw_only=True, tag_field="role"):
+    id: str | None = None
+    status: Literal["incomplete", "completed"] | None = None
+    type: Literal["message"] | None = None
+
+
+class DeveloperItem(_InitialItem, frozen=True, kw_only=True, tag="developer"):
+    """A message that the application has written for the model."""
+
+    content: Annotated[list[InputText], Meta(min_length=1, max_length=1)]
+
+
+class UserItem(_InitialItem, frozen=True, kw_only=True, tag="user"):
+    """A message of the user."""
+
+    content: Annotated[list[InputText], Meta(min_length=1, max_length=1)]
+
+
+class AssistantItem(_InitialItem, frozen=True, kw_only=True, tag="assistant"):
+    """A message of the assistant."""
+
+    content: Annotated[list[OutputText], Meta(min_length=1, max_length=1)]
+
+
+InitialItem: TypeAlias = DeveloperItem | UserItem | AssistantItem
+_ROLES: Final[Mapping[type[InitialItem], str]] = {DeveloperItem: "system", UserItem: "user", AssistantItem: "assistant"}
+
+
+# Who does the work.
+
+
+class ClientDelegation(_Strict, frozen=True, kw_only=True, tag="client"):
+    """The application does the work that the model hands over."""
+
+    acknowledgement_delay_ms: _Delay | None = None
+
+
+class ResponsesConfig(_Strict, frozen=True, kw_only=True):
+    """The object ``responses``: the second model, which does the work. An update sets only what it changes."""
+
+    model: _Name | None = None
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    service_tier: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=16, lt=1 << 31)] | None = None
+
+
+class ResponsesDelegation(_Strict, frozen=True, kw_only=True, tag="responses"):
+    """A second model in this server does the work."""
+
+    responses: ResponsesConfig | None = None
+    acknowledgement_delay_ms: _Delay | None = None
+
+
+class DecisionsDelegation(_Strict, frozen=True, kw_only=True, tag="decisions"):
+    """A decision model answers questions about the talk. Not offered here."""
+
+    decisions: dict[str, Any] | None = None
+    acknowledgement_delay_ms: _Delay | None = None
+
+
+Delegation: TypeAlias = ClientDelegation | ResponsesDelegation | DecisionsDelegation
+
+
+class LiveUpdate(_Strict, frozen=True, kw_only=True):
+    """The object ``session`` of a ``session.update``: the fields that may change."""
+
+    delegation: Delegation | None = None
+    triggers: list[dict[str, Any]] | None = None
+
+
+class MediaStart(LiveUpdate, frozen=True, kw_only=True):
+    """The object ``session`` of a session over WebRTC, whose media have a format of their own."""
+
+    model: _Name
+    instructions: str | None = None
+    input: Annotated[list[InitialItem], Meta(max_length=MAX_INPUT_MESSAGES)] | None = None
+    audio: LiveAudio | None = None
+    client: dict[str, Any] | None = None
+    store: bool | None = None
+    safety_identifier: Annotated[str, Meta(max_length=512)] | None = None
+    idle_timeout_s: Annotated[int, Meta(ge=0)] | None = None
+    wake_policy: dict[str, Any] | None = None
+
+    @property
+    def voice(self) -> str | None:
+        """The name of the voice; None for the server's."""
+        voice = self.audio.output.voice if self.audio and self.audio.output else None
+        return voice.id if isinstance(voice, CustomVoice) else voice
+
+    @property
+    def format(self) -> Pcm | Pcmu | Pcma:
+        """The format of the audio, in both directions."""
+        return (self.audio and self.audio.format) or Pcm(rate=24_000)
+
+    def messages(self) -> Iterator[Message]:
+        """Return ``input`` as messages for the history."""
+        for item in self.input or ():
+            yield Message(_ROLES[type(item)], item.content[0].text)
+
+
+#: Fields that no ``session.update`` changes. The last two belong to media sessions, and are unknown on a WebSocket.
+_MEDIA_ONLY: Final = ("idle_timeout_s", "wake_policy")
+_FIXED: Final = frozenset(MediaStart.__struct_fields__) - frozenset(LiveUpdate.__struct_fields__)
+
+
+def read_start(fields: Mapping[str, Any], *, media: bool = False) -> MediaStart:
+    """Parse and check the object ``session`` of a ``session.start`` or, with ``media``, of a session over WebRTC.
+
+    Raises an InvalidRequest that names the field, for what is wrong and for what is not offered here.
+    """
+    for name in () if media else _MEDIA_ONLY:
+        if name in fields:
+            raise _unknown(f"session.{name}")
+    start = strict(fields, MediaStart, "session")
+    if media and start.audio is not None and start.audio.format is not None:
+        raise _unknown("session.audio.format")
+    if not media and start.client is not None:
+        raise UnsupportedParameter("session.client is for sessions over WebRTC", param="session.client")
+    if media and (start.idle_timeout_s is not None or start.wake_policy is not None):
+        name = "idle_timeout_s" if start.idle_timeout_s is not None else "wake_policy"
+        raise UnsupportedParameter("a session is never paused here", param=f"session.{name}")
+    if start.store:
+        raise UnsupportedParameter("sessions are not stored here: store must be false", param="session.store")
+    _check_tokens(start.instructions or "", MAX_INSTRUCTIONS_TOKENS, "session.instructions")
+    texts = (item.content[0].text for item in start.input or ())
+    if sum(map(estimate_tokens, texts)) > MAX_INPUT_TOKENS:
+        raise InvalidValue(f"session.input must not exceed {MAX_INPUT_TOKENS} tokens", param="session.input")
+    _check_delegation(start)
+    if isinstance(start.delegation, ResponsesDelegation):
+        responses = start.delegation.responses
+        if responses is None or responses.model is None:
+            missing = "session.delegation.responses" + ("" if responses is None else ".model")
+            raise _missing(missing)
+    return start
+
+
+def read_update(fields: Mapping[str, Any]) -> LiveUpdate:
+    """Parse and check the object ``session`` of a ``session.update``. Raises as ``read_start`` does."""
+    for name in fields:
+        if name in _FIXED:
+            param = f"session.{name}"
+            raise RealtimeRefusal("immutable_field_update", f"'{param}' cannot change after the start.", param=param)
+    update = strict(fields, LiveUpdate, "session")
+    _check_delegation(update)
+    return update
+
+
+def _check_delegation(session: LiveUpdate) -> None:
+    if isinstance(session.delegation, DecisionsDelegation):
+        raise UnsupportedParameter("decisions are not offered here", param="session.delegation.type")
+    if session.triggers:
+        raise UnsupportedParameter("triggers are not offered here", param="session.triggers")
+
+
+def _check_tokens(text: str, most: int, place: str) -> None:
+    if estimate_tokens(text) > most:
+        raise InvalidValue(f"{place} must not exceed {most} tokens", param=place)
+
+
+def checked_append(fields: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return the text of a context append and the id of its delegation, if it has one. Raises an InvalidRequest."""
+    for name in ("content", "delegation_id"):
+        if name not in fields:
+            raise _missing(name)
+    content = strict(fields["content"], str, "content")
+    if not content.strip():
+        raise InvalidValue("content must not be empty", param="content")
+    if estimate_tokens(content) > MAX_APPEND_TOKENS:
+        message = f"Context append text must not exceed {MAX_APPEND_TOKENS} tokens."
+        raise InvalidValue(message, param="content")
+    delegation_id = fields["delegation_id"]
+    return content, None if delegation_id is None else strict(delegation_id, str, "delegation_id")
+
+
+def audio_of(given: Pcm | Pcmu | Pcma) -> AudioFormat:
+    """Return the format as the server names it."""
+    if isinstance(given, Pcm):
+        return AudioFormat(AudioEncoding.PCM16, given.rate)
+    return AudioFormat(AudioEncoding.PCMU if isinstance(given, Pcmu) else AudioEncoding.PCMA, given.rate)
+
+
+def live_config(start: MediaStart, *, turn_detection: str, tools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the ``session_config`` of a session, without its instructions. ``turn_detection`` is the kind."""
+    audio = audio_of(start.format)
+    given = {"format": audio.encoding.value, "sample_rate": audio.sample_rate}
+    ducks = audio.encoding is not AudioEncoding.PCMA  # which the server lowers for no client
+    return {
+        "model": start.model,
+        "voice": start.voice,
+        "modalities": ["text", "audio"],
+        "input_audio": given,
+        "output_audio": given,
+        "turn_detection": {"type": turn_detection, "interrupt_response": True, "interrupt_resume": True, "duck": ducks},
+        "tools": list(tools),
+    }
+
+
+def session_resource(start: MediaStart, *, session_id: str, expires_at: int, voice: str | None) -> dict[str, Any]:
+    """Return the whole configuration as the client sees it, with the values in effect; ``voice`` is the one in use."""
+    shown: dict[str, Any] = msgspec.to_builtins(start)
+    output = {"voice": start.voice or voice or "default"}
+    return {
+        "id": session_id,
+        "expires_at": expires_at,
+        "status": "active",
+        **shown,
+        "audio": {"format": msgspec.to_builtins(start.format), "output": output},
+        "delegation": msgspec.to_builtins(start.delegation or ClientDelegation()),
+        "store": False,
+    }
+
+
+# Strict reading.
+
+_UNKNOWN: Final = re.compile("Object contains unknown field `(?P<field>[^`]+)`")
+_MISSING: Final = "Object missing required field"
+
+
+def strict(value: Any, kind: type[Kind], place: str) -> Kind:
+    """Convert ``value`` to ``kind``. Raises with OpenAI's codes: unknown_parameter, missing_required_parameter, or
+    invalid_value; ``place`` is the path of the value."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        path, text = place_and_text(error)
+        param = ".".join(filter(None, (place, path))).replace(".[", "[")
+        if (unknown := _UNKNOWN.match(text)) is not None:
+            raise _unknown(f"{param}.{unknown['field']}") from None
+        if text.startswith(_MISSING):
+            raise _missing(param) from None
+        raise InvalidValue(f"Invalid '{param}': {text[:1].lower()}{text[1:]}.", param=param) from None
+
+
+def _unknown(param: str) -> RealtimeRefusal:
+    return RealtimeRefusal("unknown_parameter", f"Unknown parameter: '{param}'.", param=param)
+
+
+def _missing(param: str) -> RealtimeRefusal:
+    return RealtimeRefusal("missing_required_parameter", f"Missing required parameter: '{param}'.", param=param)
