@@ -76,10 +76,12 @@ class StartTrigger(StrEnum):
     MODALITY = "modality"
     END_OF_INPUT = "end_of_input"
     VAD = "vad"
-    #: What the server says unasked: a greeting, that a tool still works, and whether the user is still there.
+    #: What the server says unasked: a greeting, that a tool still works, whether the user is still there, and what the
+    #: application gave it to tell, such as the result of a tool that worked meanwhile.
     GREETING = "greeting"
     FILLER = "filler"
     IDLE = "idle"
+    TELLING = "telling"
 
 
 class InputMode(StrEnum):

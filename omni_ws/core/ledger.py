@@ -522,6 +522,12 @@ class Ledger:
         text = "" if unheard else self._heard_text(entry, self._heard_ms(entry, now))
         return Message("assistant", text, tool_calls=tuple(one for one in entry.tool_calls if one.is_whole))
 
+    def has_heard(self, entry: LedgerEntry, now: float) -> bool:
+        """Return whether anything of an answer was heard until ``now``."""
+        if not entry.said.length:  # a model may speak without text
+            return self.position_ms(entry, now) > 0
+        return bool((self.answer_if_cut(entry, now) if entry.cut_ms is None else self.answer(entry)).text)
+
     def leaves_answer(self, entry: LedgerEntry, now: float) -> bool:
         """Return whether the history keeps more of an entry, whose answer is cut or held, than the user's message."""
         answer = self.answer_if_cut(entry, now) if entry.held_ms is not None else self.answer(entry)

@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import msgspec
 from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import MAX_FORMAT_CHARACTERS, AudioEncoding, InputChunk, Modality
@@ -341,10 +342,11 @@ class FunctionBody(Struct, frozen=True, kw_only=True):
 
 
 class ToolBody(Struct, frozen=True, kw_only=True):
-    """A tool of OpenAI's ``tools``."""
+    """A tool of OpenAI's ``tools``. ``async`` is an extension: the talk goes on while the tool works."""
 
     type: Literal["function"]
     function: FunctionBody
+    async_: bool = msgspec.field(default=False, name="async")
 
 
 class _NamedFunction(Struct, frozen=True, kw_only=True):

@@ -335,9 +335,15 @@ def tools(wanted: Iterable[Mapping[str, Any]] | None) -> list[Any]:
         if one.get("type") != "function":
             place = f"tools[{index}].type"
             raise UnsupportedParameter(f"{place}: tools other than functions are not supported", param=place)
-        flat = {name: value for name, value in one.items() if name != "type"}
-        found.append(dict(one) if "function" in one else {"type": "function", "function": flat})
+        flat = {name: value for name, value in one.items() if name not in ("type", "async")}
+        later = {"async": one["async"]} if "async" in one else {}
+        found.append(dict(one) if "function" in one else {"type": "function", "function": flat, **later})
     return found
+
+
+def flat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a tool of the chat API to the flat form."""
+    return {**{name: value for name, value in tool.items() if name != "function"}, **tool["function"]}
 
 
 def tool_choice(wanted: Any) -> Any:
@@ -390,7 +396,7 @@ def session_object(session: SessionFields, config: SessionConfig, *, session_id:
         "model": config.model,
         "output_modalities": ["audio"] if "audio" in config.modalities else ["text"],
         "instructions": config.instructions,
-        "tools": [{"type": "function", **one["function"]} for one in config.tools],
+        "tools": [flat_tool(one) for one in config.tools],
         "tool_choice": _shown_choice(config.tool_choice),
         "max_output_tokens": "inf" if limit is None else limit,
         "tracing": None,

@@ -67,6 +67,7 @@ from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.request import FieldNames, Request, RequestState, SavedRequest, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
 from omni_ws.service.conversation.spoken_turns import SpokenTurns
+from omni_ws.service.conversation.telling import SavedTellings, Telling
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.conversation.unasked import Unasked
@@ -107,6 +108,7 @@ class SavedConversation(msgspec.Struct, kw_only=True):
     withdrawn: str | None = None
     queue: SavedQueue
     output: SavedOutput
+    tellings: SavedTellings = msgspec.field(default_factory=SavedTellings)
 
 
 class Conversation:
@@ -284,6 +286,22 @@ class Conversation:
         self._update_answering()
         return request.request_id
 
+    def tell(self, telling: Telling) -> None:
+        """Have the assistant tell something at the next pause, see ``telling``. Raises EngineOverloaded."""
+        self.unasked.tell(telling, self._now())
+
+    def note(self, text: str, role: str) -> None:
+        """Let later answers know something, without an answer to it: a fact, or with role ``system`` a standing rule.
+
+        A rule joins the instructions. Raises what ``configure`` raises.
+        """
+        if role == "system":
+            before = self.configuration.effective.instructions
+            self.configure({"instructions": "\n\n".join(filter(None, (before, text)))})
+            return
+        self.ledger.place([Message(role, text)], item_id=new_id("item_"))
+        self.ledger.weigh()
+
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
 
@@ -293,7 +311,7 @@ class Conversation:
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
         if chunk.tool_call_id is not None and not self.stream.single_request:
-            self._receive_result(chunk, now)
+            self._handle(self._results.receive(chunk, self.stream, now=now, refuse=self.outbox.put_nowait))
         elif events := self.stream.receive_chunk(chunk, now=now):
             self._handle(events)
         if self.stream.gap_since is not None:
@@ -303,30 +321,6 @@ class Conversation:
             request.check_held()
         if self._refusal is not None:
             self._raise_refused_text()
-
-    def _receive_result(self, chunk: InputChunk, now: float) -> None:
-        """Take the result of a tool. If it is not wanted, only its number and its end of the input count."""
-        number, stream = chunk.sequence_id, self.stream
-        if number is not None and number < stream.reorder.next_sequence_id:
-            self._handle(stream.receive_chunk(chunk, now=now))  # a duplicate
-            return
-        try:
-            wanted = self._results.take(chunk)
-        except SessionConflict as refusal:  # which ends a session elsewhere
-            self.outbox.put_nowait(refusal.about(ref=chunk.ref))
-            wanted = False
-        if not wanted and not (chunk.end_of_input and stream.had_request):
-            self._handle(stream.refuse(number, now=now) if number is not None else ())
-            return
-        taken = chunk if wanted else msgspec.structs.replace(InputChunk.end(), sequence_id=number)
-        try:
-            events = stream.receive_chunk(taken, now=now)
-        except OmniError:
-            self._results.refused(taken)
-            raise
-        if any(isinstance(event, TextRefused) for event in events):
-            self._results.refused(taken)
-        self._handle(events)
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""
@@ -436,6 +430,7 @@ class Conversation:
             withdrawn=None if aside is None else aside.request_id,
             queue=self.queue.saved(),
             output=self.outbox.saved(),
+            tellings=self.unasked.tellings.saved(),
         )
 
     def restore(self, saved: SavedConversation) -> None:
@@ -461,6 +456,7 @@ class Conversation:
         elif saved.discarding is not None:
             self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
         self._results.restore(requests, saved.input)
+        self.unasked.tellings.restore(saved.tellings)
         if saved.listening is not None:
             self._listen_on(saved.listening)
         self._update_order()
@@ -609,6 +605,7 @@ class Conversation:
         if self.listener is not None:
             self.listener.close()
         self.stream.close()
+        self.unasked.tellings.close()
         self.ledger.close()
         self._configurations.clear()
         self.configuration.close()
@@ -698,12 +695,13 @@ class Conversation:
         input_kept: bool = True,
         answer_kept: bool = True,
         context: tuple[Message, ...] | None = None,
+        trigger: StartTrigger | None = None,
     ) -> str:
         """Open a request of complete input with a configuration of its own. It interrupts no open request.
 
         ``input_kept`` and ``answer_kept`` say what of it enters the history. ``context`` is what the engine sees in
-        place of the history; None for the history. Returns the id of the request, whose final follows in any case, even
-        if the request is refused or has no input.
+        place of the history; None for the history. ``trigger`` is what the client is told of the start. Returns the id
+        of the request, whose final follows in any case, even if the request is refused or has no input.
         """
         audio = self.configuration.input_settings().audio
         session = RequestInput(InputSettings(start_policy=ON_END_ONLY, mode=InputMode.SNAPSHOT, audio=audio))
@@ -724,6 +722,7 @@ class Conversation:
         for event in events:
             match event:
                 case GenerationStarted():
+                    event = dataclasses.replace(event, trigger=trigger or event.trigger)
                     request.timeline.mark_policy_fired(event)
                     request.start(event)
                 case InputEnded(error=error):

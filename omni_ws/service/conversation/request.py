@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace as replace_struct
@@ -799,7 +799,7 @@ class Request:
             },
             stage_sampling=config.stage_sampling,
             stage_params=config.stage_params,
-            tools=tuple(config.tools),
+            tools=tuple(map(_as_engines_know_it, config.tools)),
             tool_choice=config.tool_choice,
             options=self.options if self.turn_words is None else replace(self.options, transcript_guesses=True),
             owner=self.owner,
@@ -854,6 +854,11 @@ class Request:
 def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
     """Return whether the last sentence that was heard of an answer until ``now`` is a question."""
     return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
+
+
+def _as_engines_know_it(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool without the field ``async``, which is the session's, and which a model's server may refuse."""
+    return {name: value for name, value in tool.items() if name != "async"} if "async" in tool else tool
 
 
 def _payload_bytes(chunk: InputChunk) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from omni_ws.core.chunks import InputChunk, ToolCall
-from omni_ws.core.input_stream import SavedInput
+from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
+from omni_ws.core.reorder import StreamEvent, TextRefused
 from omni_ws.core.request_input import InputState, RequestInput
-from omni_ws.errors import SessionConflict
+from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict
 from omni_ws.service.conversation.request import Request
 
 #: States in which the input of a request is lost, and the tool results in it.
@@ -29,10 +32,16 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
-    __slots__ = ("_joined", "_ledger", "_waiting", "_withdrawn")
+    __slots__ = ("_early", "_is_async", "_joined", "_ledger", "_tell", "_waiting", "_withdrawn", "_working")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        #: See ``watch``.
+        self._is_async: Callable[[str], bool] = lambda call_id: False
+        self._tell: Callable[[str, str], None] = lambda call_id, text: None
+        #: Calls of async tools that have no result yet, and calls whose result came before the end of the answer.
+        self._working: dict[str, None] = {}
+        self._early: dict[str, None] = {}
         #: Calls whose results were taken and wait for their place.
         self._waiting: dict[str, None] = {}
         #: By call id, the input that the call's result has joined, until the ledger knows the result.
@@ -40,13 +49,45 @@ class ToolResults:
         #: Calls whose results nobody wants any more.
         self._withdrawn: dict[str, None] = {}
 
+    def receive(
+        self, chunk: InputChunk, stream: InputStream, *, now: float, refuse: Callable[[OmniError], None]
+    ) -> Sequence[StreamEvent]:
+        """Take a result that a client has sent. Returns what follows for the input.
+
+        If it is not wanted there, only its number and its end of the input count. ``refuse`` is called with the error
+        of a result that is refused. Raises what ``stream.receive_chunk`` raises.
+        """
+        number = chunk.sequence_id
+        if number is not None and number < stream.reorder.next_sequence_id:
+            return stream.receive_chunk(chunk, now=now)  # a duplicate
+        try:
+            wanted = self.take(chunk)
+        except (SessionConflict, EngineOverloaded, InvalidValue) as refusal:  # the first two end a session elsewhere
+            refuse(refusal.about(ref=chunk.ref))
+            wanted = False
+        if not wanted and not (chunk.end_of_input and stream.had_request):
+            return stream.refuse(number, now=now) if number is not None else ()
+        taken = chunk if wanted else replace(InputChunk.end(), sequence_id=number)
+        try:
+            events = stream.receive_chunk(taken, now=now)
+        except OmniError:
+            self.refused(taken)
+            raise
+        if any(isinstance(event, TextRefused) for event in events):
+            self.refused(taken)
+        return events
+
     def take(self, chunk: InputChunk) -> bool:
         """Accept a result that has arrived. Returns False if its call has one already, or was withdrawn.
 
-        Raises SessionConflict if the call is not in the history of the session.
+        The result of an async tool is told, and no input. Raises SessionConflict if the call is not in the history of
+        the session; for an async tool EngineOverloaded, and InvalidValue if it is not UTF-8.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
+        if call_id in self._working or self._is_async(call_id):
+            self._take_late(call_id, chunk)
+            return False
         if not self._ledger.knows_call(call_id):
             raise SessionConflict(
                 f"the tool call {call_id[:64]!r} is not in the history of this session",
@@ -57,6 +98,56 @@ class ToolResults:
             return False
         self._waiting[call_id] = None
         return True
+
+    def _take_late(self, call_id: str, chunk: InputChunk) -> None:
+        """Have the result of an async tool told, unless it has one already, or was withdrawn."""
+        if call_id in self._early or call_id in self._withdrawn:
+            return
+        try:
+            text = chunk.payload.decode()
+        except UnicodeDecodeError:
+            raise InvalidValue("a tool result must be UTF-8", sequence_id=chunk.sequence_id) from None
+        self._tell(call_id, text)
+        if call_id in self._working:
+            del self._working[call_id]
+        else:
+            self._early[call_id] = None
+
+    # calls of async tools
+
+    def watch(self, is_async: Callable[[str], bool], tell: Callable[[str, str], None]) -> None:
+        """Call ``tell`` with the id of an async call and its result, as text, when that arrives.
+
+        ``is_async`` returns whether an answer that is not over has made an async call of this id. ``tell`` may raise
+        EngineOverloaded.
+        """
+        self._is_async, self._tell = is_async, tell
+
+    def work(self, call_id: str) -> None:
+        """Note that an answer has ended with a call of an async tool."""
+        if call_id in self._early:
+            del self._early[call_id]
+            return
+        self._working[call_id] = None
+        for forgotten in [*self._working][:-MAX_WITHDRAWN]:
+            del self._working[forgotten]
+
+    def works(self, call_id: str) -> bool:
+        """Return whether an async tool still works."""
+        return call_id in self._working
+
+    def withdrew(self, call_id: str) -> bool:
+        """Return whether nobody wants the result of a call any more."""
+        return call_id in self._withdrawn
+
+    def async_calls(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the calls that work, those whose results came early, and those that were withdrawn, for ``go_on``."""
+        return [*self._working], [*self._early], [*self._withdrawn]
+
+    def go_on(self, working: Iterable[str], early: Iterable[str], withdrawn: Iterable[str]) -> None:
+        """Continue with what ``async_calls`` returned."""
+        self._working, self._early = dict.fromkeys(working), dict.fromkeys(early)
+        self._withdrawn = dict.fromkeys(withdrawn)
 
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
         """Want no results of these calls any more, as their request was cancelled."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from omni_ws.core.chunks import StartTrigger, Task
+from omni_ws.core.chunks import StartTrigger, Task, ToolCall
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.service.conversation.remarks import Remarks
 from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.telling import Telling, Tellings
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
@@ -21,9 +23,17 @@ class Unasked:
     def __init__(self, conversation: Conversation, results: ToolResults) -> None:
         self._conversation = conversation
         self._results = results
-        self._remarks = Remarks(results.done)
+        self._remarks = Remarks(lambda call_id: results.done(call_id) and not results.works(call_id))
+        self.tellings = Tellings(conversation, results)
         #: The request of the latest filler.
         self._filler: str | None = None
+        #: Whether only async tools work, so that no filler comes after the first one.
+        self._one_filler = False
+
+    def tell(self, telling: Telling, now: float) -> None:
+        """See ``Conversation.tell``."""
+        self.tellings.put(telling)
+        self.note_quiet(now)
 
     def note_quiet(self, now: float) -> None:
         """Note whether anybody speaks, or an answer is due, and if not, since when."""
@@ -35,11 +45,19 @@ class Unasked:
         spoken = conversation.spoken
         speaking = spoken.current is not None
         if due or speaking:
-            by_user = any(one.remark is None and not one.session.only_results for one in due)
+            by_user = any(
+                one.remark is None and not one.session.only_results and not self.tellings.tells(one) for one in due
+            )
             # An uncertain onset may be the echo of the question whether the user is still there.
-            self._remarks.disturb(by_user=by_user or (speaking and spoken.onset is None))
+            by_user = by_user or (speaking and spoken.onset is None)
+            if by_user and self._one_filler:
+                self._remarks.stop_fillers()
+            self._remarks.disturb(by_user=by_user)
+            self.tellings.note_quiet(None, now, by_user=by_user)
         else:
-            self._remarks.quiet(conversation.ledger.played_by(now))
+            since = conversation.ledger.played_by(now)
+            self._remarks.quiet(since)
+            self.tellings.note_quiet(since, now, by_user=False)
             conversation.watch_time()
 
     def note_end(self, request: Request) -> None:
@@ -47,16 +65,25 @@ class Unasked:
         if request.remark is not None and request.error is not None:
             self._remarks.stop_fillers()
         calls, config, conversation = request.tool_calls, request.config, self._conversation
-        if not calls or not request.answerable or not request.entry.answer_kept or conversation.stream.single_request:
+        if not calls or conversation.stream.single_request:
+            return
+        later = self.tellings.note_end(request)
+        if not request.answerable or not request.entry.answer_kept:
             return
         wanted = config.tool_filler and conversation.configuration.rules.tool_filler != ""
         if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
-            self._remarks.call([call.id for call in calls], spoken=request.entry.sent_ms > 0)
+            awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0
+            self._one_filler = not awaited
+            if awaited or not spoken:
+                self._remarks.call(awaited or [call.id for call in later], spoken=spoken)
 
     def get_timer(self) -> float | None:
         """Return when ``speak`` may have something to say; None if nothing depends on time."""
         conversation = self._conversation
-        return None if conversation.draining else self._remarks.get_timer(conversation.configuration.effective)
+        if conversation.draining:
+            return None
+        times = (self._remarks.get_timer(conversation.configuration.effective), self.tellings.get_timer())
+        return min((when for when in times if when is not None), default=None)
 
     def speak(self, now: float) -> None:
         """Say what is due after a silence. Raises SessionTimeout if the user has not answered the idle prompt."""
@@ -66,11 +93,15 @@ class Unasked:
         if conversation.ledger.playing(now):  # the client plays more slowly than was thought
             self.note_quiet(now)
             return
+        if self.tellings.speak(now):
+            return
         config, own = conversation.configuration.effective, conversation.configuration.rules.tool_filler
         remark = self._remarks.due(config, language=self._language(config), filler=own, now=now)
         if remark is not None:
             request_id = conversation.say(remark)
             self._filler = request_id if remark.why is StartTrigger.FILLER else self._filler
+            if remark.why is StartTrigger.FILLER and self._one_filler:
+                self._remarks.stop_fillers()
 
     def _language(self, config: SessionConfig) -> str | None:
         """Return the language of the talk (primary subtag of RFC 5646); None if the voice does not speak it."""
@@ -90,8 +121,12 @@ class Unasked:
         stopped = named is not None and named.remark is not None
         if filler is not None and (stopped or conversation.ledger.stop(filler, now)):
             self._remarks.stop_fillers()
+        self.tellings.cancelled(request_id, named)
+        withdrawn: Sequence[ToolCall] = ()
         if named is not None:
-            self._results.withdraw(named.tool_calls)
+            withdrawn = named.tool_calls
         elif request_id is not None and not conversation.ledger.stop(request_id, now):
             entry = conversation.ledger.find(request_id)
-            self._results.withdraw(() if entry is None else entry.tool_calls)
+            withdrawn = () if entry is None else entry.tool_calls
+        self._results.withdraw(withdrawn)
+        self.tellings.withdraw(withdrawn)

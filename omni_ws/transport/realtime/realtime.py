@@ -266,6 +266,9 @@ class RealtimeDialect:
                 config = self._conversation.configuration_of(request_id)
                 metadata = {"trigger": message.trigger}
                 yield from self._begin(request_id, config, metadata=metadata, in_conversation=False)
+            case ResponseStartedFrame(trigger=StartTrigger.TELLING, request_id=request_id):
+                config = self._conversation.configuration_of(request_id)
+                yield from self._begin(request_id, config, metadata={"trigger": message.trigger})
             case ResponseStartedFrame(request_id=request_id):
                 yield from self._started(request_id)
             case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():
