@@ -71,7 +71,7 @@ class HeardText:
                 if word.strip() != before.strip():
                     break
                 agreed += 1
-            stable = agreed - 1  # the last one may not be spoken to its end
+            stable = max(0, agreed - 1)  # the last one may not be spoken to its end
         new = "".join(words[self._told : stable])
         self._told, self._last = (max(self._told, stable), words) if interim else (0, [])
         self.begun = self.begun or bool(new)
