@@ -36,6 +36,7 @@ from omni_ws.engine.composed.parts import parts_of
 from omni_ws.engine.llm.coming import RULES
 from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, UnknownType, UnsupportedParameter
 from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
@@ -357,8 +358,6 @@ class LiveDialect:
         return content, delegation_id
 
     def _tell(self, content: str, delegation_id: str | None, event_id: str | None) -> None:
-        from omni_ws.service.conversation.telling import Telling  # until it is merged
-
         number = self._appended = self._appended + 1
 
         def entered() -> None:
@@ -393,25 +392,12 @@ class LiveDialect:
                 yield from self._fatal(message)
             return
         match message:
-            case OutputChunk(modality=OutputModality.AUDIO):
-                if message.words:
-                    self._text_of(message.request_id).pronounce(message.words)
-                self.player.say(message.request_id, message.payload, message.start_ms)
-                self.player.pump((self._loop.time() - self._origin) * 1000)
-            case OutputChunk(modality=OutputModality.TEXT):
-                self._text_of(message.request_id).write(message.text)
-            case OutputChunk(modality=OutputModality.TRANSCRIPT):
-                yield from self._transcript(message)
-            case OutputChunk(tool_call=fragment) if fragment is not None:
-                call = self._calls.setdefault(message.request_id, {}).setdefault(fragment.index, ["", "", ""])
-                call[0], call[1] = fragment.id or call[0], fragment.name or call[1]
-                call[2] += fragment.arguments
+            case OutputChunk():
+                yield from self._answered(message)
             case FinalChunk():
                 yield from self._final(message)
-            case SpeechStartedFrame(certain=False):
-                self.player.duck(True)
-            case SpeechDismissedFrame():
-                self.player.duck(False)
+            case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():
+                self.player.duck(isinstance(message, SpeechStartedFrame))
             case SpeechStartedFrame(audio_ms=audio_ms) | SpeechConfirmedFrame(audio_ms=audio_ms):
                 self._spoke_ms, self._stopped_ms = audio_ms + self._behind_ms, None
                 self.player.duck(False)
@@ -422,6 +408,21 @@ class LiveDialect:
                 yield from self._fatal(message)
             case OmniError() if not isinstance(message, InvalidRequest):  # a turn without words is no error here
                 yield self.error(message)
+
+    def _answered(self, chunk: OutputChunk) -> Iterator[Event]:
+        request_id, fragment = chunk.request_id, chunk.tool_call
+        if chunk.modality is OutputModality.AUDIO:
+            if chunk.words:
+                self._text_of(request_id).pronounce(chunk.words)
+            self.player.say(request_id, chunk.payload, chunk.start_ms)
+            self.player.pump((self._loop.time() - self._origin) * 1000)
+        elif chunk.modality is OutputModality.TEXT:
+            self._text_of(request_id).write(chunk.text)
+        elif chunk.modality is OutputModality.TRANSCRIPT:
+            yield from self._transcript(chunk)
+        elif fragment is not None:
+            call = self._calls.setdefault(request_id, {}).setdefault(fragment.index, ["", "", ""])
+            call[0], call[1], call[2] = fragment.id or call[0], fragment.name or call[1], call[2] + fragment.arguments
 
     def _fatal(self, error: OmniError) -> Iterator[Event]:
         if self._reported is not error:

@@ -109,7 +109,8 @@ class LivePlayer:
 
     def has(self, answer_id: str) -> bool:
         """Whether any sound of the answer waits, or was sent and is not passed."""
-        return any(one.answer_id == answer_id for one in (*self._answers, *self._ahead))
+        waits = any(one.answer_id == answer_id for one in self._answers)
+        return waits or any(one.answer_id == answer_id for one in self._ahead)
 
     def duck(self, lowered: bool) -> None:
         """Lower what is sent from now on, or raise it to its full level."""

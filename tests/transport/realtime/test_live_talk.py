@@ -1,0 +1,354 @@
+"""What is said in a Live session: its endless sound, transcripts, interruption, mute, context and delegation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+from support import inline_workers
+from support.inline_workers import inline
+from support.live_client import LiveClient, live_client
+from support.live_server import live_server
+from support.live_talker import WORD_MS, Talker, delegates, spoken
+
+from omni_ws.transport.realtime.live_delegations import DELEGATE_RULE
+from omni_ws.transport.realtime.live_player import LEAD_MS
+from omni_ws.wire.live_session import MAX_APPEND_TOKENS
+
+pytestmark = pytest.mark.virtual_clock
+
+loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
+SILENT_MS = 640
+TURN = quiet(96) + loud(320) + quiet(SILENT_MS)
+MS = 48
+SIX = "One is here. Two is here. Three is here. Four is here. Five is here. Six is here."
+
+
+async def speak_live(client: LiveClient, *, ms: int = 320) -> None:
+    """Says something in real time."""
+    audio = quiet(96) + loud(ms) + quiet(SILENT_MS)
+    for position in range(0, len(audio), 100 * MS):
+        await client.append(audio[position : position + 100 * MS])
+        await asyncio.sleep(0.1)
+
+
+async def until_said(client: LiveClient, text: str) -> None:
+    """Waits until these words are the end of what was said."""
+    while not client.said().endswith(text):
+        await client.receive()
+
+
+async def events_of(client: LiveClient, seconds: float) -> None:
+    """Takes what comes in so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                await client.take()
+    except TimeoutError:
+        pass
+
+
+# The sound
+
+
+@pytest.mark.parametrize("timed", [True, False])
+async def test_sound_and_silence_are_as_long_as_the_session(timed: bool) -> None:
+    loop = asyncio.get_running_loop()
+    engine = Talker("hello", reply=lambda said: spoken("One two three. Four five six.", timed=timed))
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        began = loop.time()
+        speaking = asyncio.create_task(speak_live(client))
+        while loop.time() < began + 5:
+            await client.take()
+            ahead_ms = len(client.sound) / MS - (loop.time() - began) * 1000
+            assert -200 <= ahead_ms <= LEAD_MS + 1
+        await speaking
+        sounding = [index for index in range(0, len(client.sound), MS) if any(client.sound[index : index + MS])]
+        begin, end = sounding[0] // MS, sounding[-1] // MS
+        assert end - begin == 6 * WORD_MS - 1
+        assert not any(client.sound[: begin * MS])
+        assert client.said() == "One two three. Four five six."
+        deltas = client.seen("session.output_transcript.delta")
+        assert len(deltas) >= 5
+        assert deltas[0]["start_ms"] == pytest.approx(begin, abs=2)
+        assert deltas[-1]["end_ms"] == pytest.approx(end, abs=101)
+        assert [one["delta"] for one in deltas][:2] == ["One", " two"] or not timed
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "frame", "silence"),
+    [("pcm", 24_000, 4800, 0), ("pcm", 16_000, 3200, 0), ("pcmu", 8000, 800, 0xFF), ("pcma", 8000, 800, 0xD5)],
+)
+async def test_each_format_has_its_silence(kind: str, rate: int, frame: int, silence: int) -> None:
+    async with live_server(Talker()) as server, live_client(inline(server)) as client:
+        session = await client.start(audio={"format": {"type": f"audio/{kind}", "rate": rate}})
+        assert session["audio"]["format"] == {"type": f"audio/{kind}", "rate": rate}
+        await events_of(client, 1.05)
+        assert client.deltas == [frame] * 10
+        assert set(client.sound) == {silence}
+
+
+@pytest.mark.parametrize("kind", ["pcmu", "pcma"])
+async def test_a_telephone_can_talk(kind: str) -> None:
+    async with live_server(Talker("yes")) as server, live_client(inline(server)) as client:
+        await client.start(audio={"format": {"type": f"audio/{kind}", "rate": 8000}})
+        audio = inline_workers.quiet(96, khz=8) + inline_workers.loud(320, khz=8) + inline_workers.quiet(640, khz=8)
+        await client.append(encoded(audio, kind), size=800)
+        await until_said(client, "You said yes")
+
+
+def encoded(pcm16: bytes, kind: str) -> bytes:
+    import numpy as np
+
+    from omni_ws.audio.pcm import encode_a_law, encode_mu_law
+
+    samples = np.frombuffer(pcm16, "<i2")
+    return encode_mu_law(samples) if kind == "pcmu" else encode_a_law(samples)
+
+
+async def test_silence_may_be_left_out() -> None:
+    async with live_server(Talker("yes"), live={"silence": False}) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        await until_said(client, "You said yes")
+        await events_of(client, 2)
+        assert len(client.sound) == 3 * WORD_MS * MS
+        assert all(any(client.sound[index : index + MS]) for index in range(0, len(client.sound), MS))
+
+
+# Interruption
+
+
+@pytest.mark.parametrize("timed", [True, False])
+async def test_speech_silences_the_answer_and_the_rest_is_not_in_the_transcript(timed: bool) -> None:
+    replies = iter((SIX, "Yes."))
+    engine = Talker("count", "stop", reply=lambda said: spoken(next(replies), timed=timed))
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        while len(client.said().split()) < 3:
+            await client.receive()
+        speaking = asyncio.create_task(speak_live(client))
+        await until_said(client, "Yes.")
+        await speaking
+        await events_of(client, 1)
+        first, _, rest = client.said().rpartition(" Yes.")
+        assert SIX.startswith(first) and 3 <= len(first.split()) < 12, first
+        assert not rest
+        told = [one.text for one in engine.requests[1].history if one.role == "assistant"]
+        assert len(told) == 1 and SIX.startswith(told[0])
+        assert abs(len(told[0].split()) - len(first.split())) <= 2
+        sounds = [any(client.sound[index : index + 100 * MS]) for index in range(0, len(client.sound), 100 * MS)]
+        assert sum(sounds) * 100 <= (len(first.split()) + 2) * WORD_MS + WORD_MS + 300
+
+
+async def test_what_is_no_interruption_lets_the_answer_go_on() -> None:
+    """Speech without words: the answer goes on where it was cut, and nothing is heard twice."""
+    engine = Talker("count", "", reply=lambda said: spoken(SIX))
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        while len(client.said().split()) < 3:
+            await client.receive()
+        speaking = asyncio.create_task(speak_live(client, ms=1000))
+        await until_said(client, "Six is here.")
+        await speaking
+        await events_of(client, 1)
+        assert client.said() == SIX
+        sounding = sum(any(client.sound[index : index + MS]) for index in range(0, len(client.sound), MS))
+        assert sounding == pytest.approx(len(SIX.split()) * WORD_MS, abs=1)
+
+
+# Mute
+
+
+async def test_muted_audio_is_never_heard() -> None:
+    engine = Talker("yes", "no")
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.send("session.input_audio.mute", event_id="m")
+        assert (await client.until("session.input_audio.muted"))["client_event_id"] == "m"
+        await speak_live(client)
+        await client.send("session.input_audio.unmute", event_id="u")
+        assert (await client.until("session.input_audio.unmuted"))["client_event_id"] == "u"
+        assert not engine.requests
+        await speak_live(client)
+        await until_said(client, "You said yes")
+        (heard,) = client.seen("session.input_transcript.delta")
+        assert heard["start_ms"] > 1000  # the time of the muted audio counts
+        audio = b"".join(chunk.payload for chunk in engine.inputs[0])
+        assert len(audio) < len(TURN)
+
+
+async def test_output_goes_on_while_the_input_is_muted() -> None:
+    async with live_server(Talker("yes")) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.append(TURN)
+        await client.send("session.input_audio.mute")
+        await until_said(client, "You said yes")
+
+
+# Context
+
+
+async def test_commentary_passes_through_the_model_and_is_told_once() -> None:
+    engine = Talker("hello", reply=lambda said: spoken("Hello Ann." if "Greet" in said else "You are back."))
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.send("session.commentary.append", event_id="c", delegation_id=None, content="Greet Ann.")
+        appended = await client.until("session.commentary.appended")
+        assert appended["client_event_id"] == "c"
+        assert 0 <= appended["start_ms"] <= appended["end_ms"]
+        await until_said(client, "Hello Ann.")
+        assert not client.heard()
+        await speak_live(client)
+        await until_said(client, "You are back.")
+        await events_of(client, 5)
+        assert client.said() == "Hello Ann. You are back."
+        assert sum("Greet Ann." in one for one in engine.asked) == 1
+
+
+async def test_commentary_waits_while_the_user_speaks() -> None:
+    engine = Talker("hello", reply=lambda said: spoken("News." if "parcel" in said else "Hi."))
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.append(quiet(96) + loud(960))
+        await client.send("session.commentary.append", delegation_id=None, content="The parcel is here.")
+        await asyncio.sleep(1)
+        assert not engine.requests or len(engine.requests) == 1
+        await client.append(quiet(SILENT_MS))
+        await until_said(client, "News.")
+        assert client.said() == "Hi. News."
+
+
+async def test_commentary_that_nobody_heard_is_told_again() -> None:
+    engine = Talker("wait", reply=lambda said: spoken("News it is." if "parcel" in said else "Fine."))
+    slow = asyncio.Event()
+
+    def reply(said: str) -> Iterable[Any]:
+        if "parcel" in said and not slow.is_set():
+            yield slow.wait
+        yield from spoken("News it is." if "parcel" in said else "Fine.")
+
+    engine.reply = reply
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.send("session.commentary.append", delegation_id=None, content="The parcel is here.")
+        await client.until("session.commentary.appended")
+        await speak_live(client, ms=960)
+        slow.set()
+        await until_said(client, "News it is.")
+        await events_of(client, 3)
+        assert client.said() == "Fine. News it is."
+        assert len(client.seen("session.commentary.appended")) == 1
+
+
+async def test_facts_and_rules_are_silent() -> None:
+    engine = Talker("hello")
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start(instructions="Be brief.")
+        for kind, text in (("thinking", "It is raining."), ("instructions", "Be polite.")):
+            await client.send(f"session.{kind}.append", event_id=kind, delegation_id=None, content=text)
+            appended = await client.until(f"session.{kind}.appended")
+            assert appended["client_event_id"] == kind
+        await events_of(client, 3)
+        assert not engine.requests
+        await speak_live(client)
+        await until_said(client, "You said hello")
+        (request,) = engine.requests
+        assert request.instructions == f"Be brief.\n\n{DELEGATE_RULE}\n\nBe polite."
+        assert [one.text for one in request.history] == ["It is raining."]
+
+
+async def test_appends_are_checked() -> None:
+    async with live_server(Talker()) as server, live_client(inline(server)) as client:
+        await client.start()
+        long = "word " * MAX_APPEND_TOKENS
+        for kind in ("commentary", "thinking", "instructions"):
+            name = f"session.{kind}.append"
+            for fields, code, param in (
+                ({"content": "x"}, "missing_required_parameter", "delegation_id"),
+                ({"delegation_id": None}, "missing_required_parameter", "content"),
+                ({"delegation_id": None, "content": 3}, "invalid_value", "content"),
+                ({"delegation_id": None, "content": " "}, "invalid_value", "content"),
+                ({"delegation_id": None, "content": f"{long}word"}, "invalid_value", "content"),
+                ({"delegation_id": 3, "content": "x"}, "invalid_value", "delegation_id"),
+                ({"delegation_id": "call_9", "content": "x"}, "invalid_value", "delegation_id"),
+            ):
+                error = await client.failed(name, **fields)
+                assert (error["code"], error["param"]) == (code, param)
+            assert error["message"] == "Unknown client delegation."
+            await client.send(name, delegation_id=None, content=long)
+            await client.until(f"{name}ed")
+
+
+async def test_too_many_appends_are_refused_and_the_session_goes_on() -> None:
+    engine = Talker("hello")
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.append(quiet(96) + loud(320))  # the user speaks
+        for number in range(65):
+            fields = {"delegation_id": None, "content": f"News {number}."}
+            await client.send("session.commentary.append", event_id=f"c{number}", **fields)
+        error = (await client.until("error"))["error"]
+        assert (error["code"], error["client_event_id"]) == ("engine_overloaded", "c64")
+        await client.send("session.close")
+        refused = [(await client.until("error"))["error"]["client_event_id"] for _ in range(64)]
+        assert refused == [f"c{number}" for number in range(64)]
+        assert (await client.receive())["type"] == "session.closed"
+        assert (await client.closed())[0] == 1000
+
+
+# Delegation
+
+
+async def test_work_is_handed_over_and_told_once_while_the_talk_goes_on() -> None:
+    def reply(said: str) -> Iterable[Any]:
+        if "parcel?" in said:
+            return delegates("One moment.")
+        return spoken("It is in Lisbon." if "Lisbon" in said else f"Sure, {said}.")
+
+    engine = Talker("Where is my parcel?", "what time", "how much", reply=reply)
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        created = await client.until("session.delegation.created")
+        assert created["delegation"] == {"id": "call_1", "type": "delegation", "target": "client"}
+        assert created["offset_ms"] > 0
+        await until_said(client, "One moment.")
+        for question in ("what time", "how much"):
+            await speak_live(client)
+            await until_said(client, f"Sure, {question}.")
+        fields = {"delegation_id": "call_1", "content": "The parcel is in Lisbon."}
+        await client.send("session.commentary.append", **fields)
+        await until_said(client, "It is in Lisbon.")
+        await events_of(client, 20)
+        assert client.said() == "One moment. Sure, what time. Sure, how much. It is in Lisbon."
+        assert len(client.seen("session.delegation.created")) == 1
+
+
+async def test_an_interrupted_answer_hands_nothing_over() -> None:
+    """The call comes at the end of an answer that is cancelled before."""
+    replies = iter((delegates(SIX), spoken("Fine.")))
+    engine = Talker("go", "stop", reply=lambda said: next(replies))
+    never = asyncio.Event()
+
+    def reply(said: str) -> Iterable[Any]:
+        if said == "go":
+            yield from delegates(SIX)[:-2]
+            yield never.wait
+        yield from spoken("Fine.")
+
+    engine.reply = reply
+    async with live_server(engine) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        while len(client.said().split()) < 3:
+            await client.receive()
+        await speak_live(client)
+        await until_said(client, "Fine.")
+        assert not client.seen("session.delegation.created")
