@@ -67,7 +67,7 @@ from omni_ws.service.conversation.remarks import Remark
 from omni_ws.service.conversation.request import FieldNames, Request, RequestState, SavedRequest, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue, SavedQueue, remark_configuration, remark_input
 from omni_ws.service.conversation.spoken_turns import SpokenTurns
-from omni_ws.service.conversation.telling import SavedTellings, Telling
+from omni_ws.service.conversation.telling import FACT, SavedTellings, Telling
 from omni_ws.service.conversation.tool_results import ToolResults
 from omni_ws.service.conversation.turn_listener import SavedListening, TurnListener
 from omni_ws.service.conversation.unasked import Unasked
@@ -296,11 +296,10 @@ class Conversation:
         A rule joins the instructions. Raises what ``configure`` raises.
         """
         if role == "system":
-            before = self.configuration.effective.instructions
-            self.configure({"instructions": "\n\n".join(filter(None, (before, text)))})
-            return
-        self.ledger.place([Message(role, text)], item_id=new_id("item_"))
-        self.ledger.weigh()
+            rules = filter(None, (self.configuration.effective.instructions, text))
+            self.configure({"instructions": "\n\n".join(rules)})
+        else:
+            self.unasked.tellings.know(FACT + text if role == "user" else text, role)
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
@@ -456,7 +455,7 @@ class Conversation:
         elif saved.discarding is not None:
             self.stream.go_on_with(RequestInput.restored(self.configuration.input_settings(), saved.discarding))
         self._results.restore(requests, saved.input)
-        self.unasked.tellings.restore(saved.tellings)
+        self.unasked.tellings.restore(saved.tellings, later=now - saved.now)
         if saved.listening is not None:
             self._listen_on(saved.listening)
         self._update_order()
@@ -473,7 +472,7 @@ class Conversation:
 
     def _restored(self, saved: SavedRequest) -> Request:
         settings = input_settings(saved.config)
-        settings = dataclasses.replace(settings, audio=saved.audio, results_wait=saved.results_wait)
+        settings = dataclasses.replace(settings, audio=saved.audio, mode=saved.mode, results_wait=saved.results_wait)
         if saved.remark is not None:
             settings = remark_input().settings
         session = RequestInput.restored(settings, saved.input)

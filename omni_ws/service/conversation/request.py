@@ -136,8 +136,10 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     remark: Remark | None
     context: tuple[Message, ...] | None
     seen: tuple[Message, ...] | None
-    #: The format of its audio; whether a request of nothing but tool results starts at its end only; its input.
+    #: The format of its audio, and whether input after its start extends it; whether a request of nothing but tool
+    #: results starts at its end only; its input.
     audio: AudioFormat
+    mode: InputMode
     results_wait: bool
     input: SavedRequestInput
     #: What started it, and the number of that chunk; None before. The input that the engine was given since then, and
@@ -434,6 +436,7 @@ class Request:
             context=self.context,
             seen=self.seen,
             audio=self.session.settings.audio,
+            mode=self.session.settings.mode,
             results_wait=self.session.settings.results_wait,
             input=self.session.saved(),
             trigger=None if started is None else started.trigger,

@@ -23,7 +23,7 @@ from omni_ws.core.history import Message
 from omni_ws.core.quota import Share
 from omni_ws.errors import EngineOverloaded
 from omni_ws.service.conversation.request import Request, RequestState
-from omni_ws.service.conversation.tool_results import MAX_WITHDRAWN, ToolResults
+from omni_ws.service.conversation.tool_results import MAX_CALLS, ToolResults
 from omni_ws.service.failure import new_id
 from omni_ws.wire.session_config import SessionConfig
 
@@ -47,6 +47,10 @@ _TITLE_CHARACTERS: Final = 200
 WORKING: Final = (
     "Still working. The result is not known yet and will come later by itself. "
     "Do not guess it, and do not call the tool again for it. Meanwhile answer whatever the user asks."
+)
+#: What precedes a fact that the model is to know.
+FACT: Final = (
+    "[This is not from the user, who does not see it. Know it, and do not speak of it unless it is asked for.]\n"
 )
 _NEWS: Final = (
     "[This is not from the user, who does not see it. Tell the user the following now, once, in your own words and in "
@@ -118,6 +122,8 @@ class SavedTellings(msgspec.Struct, kw_only=True):
     waiting: list[SavedTelling] = []
     current: SavedTelling | None = None
     request_id: str | None = None
+    due: float | None = None
+    not_before: float = 0.0
     titles: dict[str, str] = {}
     calls: tuple[list[str], list[str], list[str]] = msgspec.field(default_factory=lambda: ([], [], []))
 
@@ -155,6 +161,11 @@ class Tellings:
         self._share.resize(size)
         self._waiting.append(telling)
 
+    def know(self, text: str, role: str = "user") -> None:
+        """Put a message into the history that no request has."""
+        self._conversation.ledger.place([Message(role, text)], item_id=new_id("item_"))
+        self._conversation.ledger.weigh()
+
     def close(self) -> None:
         """Drop all tellings. Idempotent."""
         self._waiting.clear()
@@ -170,17 +181,17 @@ class Tellings:
     def _result(self, call_id: str, text: str) -> None:
         self._conversation.tell(Telling(text, about=call_id))
 
-    def note_end(self, request: Request) -> list[ToolCall]:
-        """Note that a request has its final. Returns its calls to async tools, which work from now on."""
-        calls = [] if request.error is not None or not request.entry.answer_kept else async_calls(request)
-        found = [one for one in calls if one.is_whole and not self._results.withdrew(one.id)]
+    def note_calls(self, request: Request) -> list[ToolCall]:
+        """Note that an answer is over. Returns its calls to async tools, which work from now on."""
+        found = async_calls(request)
         for call in found:
             arguments = call.arguments
             shown = arguments if len(arguments) <= _TITLE_CHARACTERS else f"{arguments[:_TITLE_CHARACTERS]}…"
             self._titles[call.id] = f"{call.name}({shown})"
             self._results.work(call.id)
-            self._conversation.ledger.place([Message("tool", WORKING, tool_call_id=call.id)], item_id=new_id("item_"))
-        for forgotten in [*self._titles][:-MAX_WITHDRAWN]:
+            working = Message("tool", WORKING, tool_call_id=call.id)
+            self._conversation.ledger.place([working], item_id=new_id("item_"))
+        for forgotten in [*self._titles][:-MAX_CALLS]:
             del self._titles[forgotten]
         return found
 
@@ -199,7 +210,10 @@ class Tellings:
         if by_user:
             for one in self._waiting:
                 one.stopped = False
-        self._due = None if since is None else since + PAUSE_SEC
+        if since is None:
+            self._due = None
+        elif self._due is None or since > now:  # it is longer ago otherwise
+            self._due = since + PAUSE_SEC
 
     def cancelled(self, request_id: str | None, named: Request | None) -> None:
         """Note a cancel of a client, before it takes effect: what it stops is told after the next turn at the earliest.
@@ -289,7 +303,7 @@ class Tellings:
             self._not_before = now + RETRY_SEC
             self._wait_again(telling)
             return
-        self._conversation.note(self._prompt(telling), "user")
+        self.know(self._prompt(telling))
         self._over(telling)
 
     def _release(self, telling: Telling) -> None:
@@ -303,12 +317,19 @@ class Tellings:
             waiting=list(map(SavedTelling.of, self._waiting)),
             current=None if self._current is None else SavedTelling.of(self._current),
             request_id=self._request_id,
+            due=self._due,
+            not_before=self._not_before,
             titles=self._titles,
             calls=self._results.async_calls(),
         )
 
-    def restore(self, saved: SavedTellings) -> None:
-        """Continue from what ``saved`` returned. The requests of the queue must be restored before."""
+    def restore(self, saved: SavedTellings, *, later: float) -> None:
+        """Continue from what ``saved`` returned. The requests of the queue must be restored before.
+
+        ``later`` is how many seconds the clock shows more than that of the other.
+        """
+        self._due = None if saved.due is None else saved.due + later
+        self._not_before = saved.not_before + later
         self._waiting = [one.restored() for one in saved.waiting]
         self._current = None if saved.current is None else saved.current.restored()
         self._request_id, self._titles = saved.request_id, saved.titles

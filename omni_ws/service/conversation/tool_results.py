@@ -17,8 +17,8 @@ from omni_ws.service.conversation.request import Request
 
 #: States in which the input of a request is lost, and the tool results in it.
 _LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
-#: Calls that are remembered as withdrawn.
-MAX_WITHDRAWN: Final = 256
+#: Calls that are remembered: of those that were withdrawn, of those to async tools that work, and so on.
+MAX_CALLS: Final = 256
 
 
 class ToolResults:
@@ -111,7 +111,7 @@ class ToolResults:
         if call_id in self._working:
             del self._working[call_id]
         else:
-            self._early[call_id] = None
+            _keep_newest(self._early, call_id)
 
     # calls of async tools
 
@@ -128,9 +128,7 @@ class ToolResults:
         if call_id in self._early:
             del self._early[call_id]
             return
-        self._working[call_id] = None
-        for forgotten in [*self._working][:-MAX_WITHDRAWN]:
-            del self._working[forgotten]
+        _keep_newest(self._working, call_id)
 
     def works(self, call_id: str) -> bool:
         """Return whether an async tool still works."""
@@ -151,9 +149,8 @@ class ToolResults:
 
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
         """Want no results of these calls any more, as their request was cancelled."""
-        self._withdrawn.update(dict.fromkeys(call.id for call in calls))
-        for forgotten in [*self._withdrawn][:-MAX_WITHDRAWN]:
-            del self._withdrawn[forgotten]
+        for call in calls:
+            _keep_newest(self._withdrawn, call.id)
 
     def done(self, call_id: str) -> bool:
         """Return whether no result of a call is awaited: it has arrived, if not at its place, or was withdrawn."""
@@ -192,3 +189,10 @@ class ToolResults:
     def _has(self, call_id: str) -> bool:
         joined = self._joined.get(call_id)
         return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)
+
+
+def _keep_newest(calls: dict[str, None], call_id: str) -> None:
+    calls.pop(call_id, None)
+    calls[call_id] = None
+    if len(calls) > MAX_CALLS:
+        del calls[next(iter(calls))]

@@ -65,11 +65,9 @@ class Unasked:
         if request.remark is not None and request.error is not None:
             self._remarks.stop_fillers()
         calls, config, conversation = request.tool_calls, request.config, self._conversation
-        if not calls or conversation.stream.single_request:
+        if not calls or not request.answerable or not request.entry.answer_kept or conversation.stream.single_request:
             return
-        later = self.tellings.note_end(request)
-        if not request.answerable or not request.entry.answer_kept:
-            return
+        later = self.tellings.note_calls(request)
         wanted = config.tool_filler and conversation.configuration.rules.tool_filler != ""
         if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
             awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0

@@ -91,8 +91,9 @@ class SpokenText:
         self._told = 0
         self._words: deque[Word] = deque()
         self._timed = False
-        #: Up to where in the answer its sound was told of, in milliseconds.
-        self._until_ms = 0.0
+        #: Up to where in the answer its sound was heard, and up to where its words were told, in milliseconds.
+        self._heard_ms = 0.0
+        self._told_ms = 0.0
 
     def write(self, text: str) -> None:
         """Add text of the answer."""
@@ -101,14 +102,13 @@ class SpokenText:
     def pronounce(self, words: Sequence[Word]) -> None:
         """Add words of its sound. Those that were told are left out: the answer was held, and is sent again."""
         self._timed = self._timed or bool(words)
-        last_ms = self._words[-1].end_ms if self._words else self._until_ms
+        last_ms = self._words[-1].end_ms if self._words else self._heard_ms
         self._words.extend(word for word in words if word.end_ms > last_ms)
 
     def heard(self, position_ms: float, entry: LedgerEntry | None) -> Delta | None:
         """Return the text that was heard up to this position and not told yet, with times in the answer."""
-        delta = self._words_until(position_ms) if self._timed else self._clauses_until(position_ms, entry)
-        self._until_ms = max(self._until_ms, position_ms)
-        return delta
+        self._heard_ms = max(self._heard_ms, position_ms)
+        return self._words_until(position_ms) if self._timed else self._clauses_until(position_ms, entry)
 
     def rest(self) -> str:
         """Return all text that was not told, which is told then: the answer was heard to its end."""
@@ -146,7 +146,7 @@ class SpokenText:
             part = Clause(clause.start_ms, clause.end_ms, 0, len(text))
             spoken = end_of_clauses(text, [part], position_ms, whole=complete, pace=None, read=read_all)
             end = max(end, clause.start + spoken)
-        return self._tell(end, self._until_ms, position_ms)
+        return self._tell(end, self._told_ms, position_ms)
 
     def _see(self, end: int, start: int) -> None:
         """Let the window reach from ``start``, or where telling has come to, to ``end`` and somewhat further."""
@@ -159,4 +159,7 @@ class SpokenText:
     def _tell(self, end: int, start_ms: float, end_ms: float) -> Delta | None:
         text = self._window[self._told - self._start : end - self._start]
         self._told += len(text)
-        return Delta(text, start_ms, end_ms) if text else None
+        if not text:
+            return None
+        self._told_ms = end_ms
+        return Delta(text, start_ms, end_ms)

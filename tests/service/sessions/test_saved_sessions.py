@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
+from support.capable_engine import HearingEngine, PlayingEngine
 from support.inline_workers import MS, InlineWorkers, loud, quiet
 from support.reined_engine import ReinedEngine, Reins
 
@@ -33,6 +33,7 @@ from omni_ws.core.chunks import (
     Modality,
     OutputChunk,
     OutputModality,
+    StartTrigger,
     ToolCallFragment,
     UrlCitation,
     Usage,
@@ -40,14 +41,24 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.ledger import Ledger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import AudioOutput, Engine, TextOutput, TranscriptOutput
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    Finished,
+    GenerationRequest,
+    TextOutput,
+    ToolCallOutput,
+    TranscriptOutput,
+)
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionConflict, SessionNotFound, ShuttingDown
 from omni_ws.service.conversation.messages import OF_THE_MOMENT, RequestWarning, SavedMessage, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
+from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.wire.server_frames import (
     HistoryTruncatedFrame,
+    ResponseStartedFrame,
     SessionUpdatedFrame,
     SpeechConfirmedFrame,
     SpeechDismissedFrame,
@@ -114,10 +125,12 @@ class Server:
 class Wandering:
     """A client that does the same with the same ``seed``, whether its session ``moves`` or not."""
 
-    def __init__(self, seed: int, *, moves: bool) -> None:
+    def __init__(self, seed: int, *, moves: bool, news: bool) -> None:
         self._rng = random.Random(seed)
         #: For what must not change what the client does.
         self._fate = random.Random(seed)
+        #: For when something is given to be told, by the side of the steps.
+        self._news = random.Random(seed) if news else None
         self._moves = moves
         self.moved = 0
         self.story: list[str] = []
@@ -151,6 +164,8 @@ class Wandering:
             (step,) = self._rng.choices(list(steps), list(steps.values()))
             self.story.append(step.__name__)
             step()
+            if self._news is not None and self._news.random() < 0.1:
+                self._session.conversation.tell(Telling(f"news {len(self.story)}"))
             passes, moves = self._rng.choice([0, 0, 1, 2, 5, SETTLED]), self._rng.random() < 0.2
             await self._rest(passes)
             if moves and self._moves:
@@ -329,9 +344,11 @@ def named_by_order(messages: list[ServerMessage]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
-async def test_a_session_goes_on_in_another_server_as_if_it_had_not_moved(seed: int) -> None:
-    stays, moves = Wandering(seed, moves=False), Wandering(seed, moves=True)
+@pytest.mark.parametrize(
+    ("seed", "news"), [*((seed, False) for seed in range(20)), *((seed, True) for seed in range(10))]
+)
+async def test_a_session_goes_on_in_another_server_as_if_it_had_not_moved(seed: int, news: bool) -> None:
+    stays, moves = Wandering(seed, moves=False, news=news), Wandering(seed, moves=True, news=news)
     expected = named_by_order(await stays.play())
     found = named_by_order(await moves.play())
     assert moves.story == stays.story
@@ -643,3 +660,50 @@ def test_every_kind_of_error_is_restored() -> None:
         assert type(again) is InvalidValue
         assert vars(again) == vars(error)
         assert str(again) == "no"
+
+
+class Finder(PlayingEngine):
+    """Calls a tool, slowly, and says slowly where something is once it knows it."""
+
+    def steps(self, request: GenerationRequest, taken: list[InputChunk]) -> Iterable[Any]:
+        async def a_moment() -> None:
+            await asyncio.sleep(0.15)
+
+        if taken[0].payload == b"find it":
+            call = ToolCallOutput(ToolCallFragment(0, "call_1", "find", "{}"))
+            return [a_moment, call, Finished(FinishReason.TOOL_CALLS, Usage())]
+        return [a_moment, TextOutput("in "), a_moment, TextOutput("Lisbon")]
+
+
+async def told(*, moves_at: int) -> tuple[str, int]:
+    """What a client gets of a tool's late result if the session moves after so many steps, and how often it is told."""
+
+    def server_of_this() -> Server:
+        return Server(Reins(), engine=Finder(tools=True))
+
+    server = server_of_this()
+    await server.engine.start()
+    session, client = server.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    tool = {"type": "function", "async": True, "function": {"name": "find"}}
+    session.conversation.configure({"tools": [tool], "modalities": ["text"]})
+    chunks = {2: InputChunk(Modality.TEXT, b"find it", 0, end_of_input=True)}
+    chunks[5] = InputChunk(Modality.TEXT, b"Lisbon", 1, tool_call_id="call_1")
+    for step in range(16):
+        if step == moves_at:
+            before, server = server, server_of_this()
+            session = await moved(session, client, before, server)
+        if (chunk := chunks.get(step)) is not None:
+            session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(5)
+    await server.stop()
+    text = "".join(one.text for one in client.received if isinstance(one, OutputChunk))
+    starts = [one.trigger for one in client.received if isinstance(one, ResponseStartedFrame)]
+    return text, starts.count(StartTrigger.TELLING)
+
+
+@pytest.mark.parametrize("moves_at", range(1, 14))
+async def test_a_late_result_is_told_once_wherever_the_session_moves(moves_at: int) -> None:
+    assert await told(moves_at=moves_at) == ("in Lisbon", 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from support import inline_workers
 from support.inline_workers import inline
@@ -14,6 +15,7 @@ from support.live_client import LiveClient, live_client
 from support.live_server import live_server
 from support.live_talker import WORD_MS, Talker, delegates, spoken
 
+from omni_ws.audio.pcm import encode_a_law, encode_mu_law
 from omni_ws.transport.realtime.live_delegations import DELEGATE_RULE
 from omni_ws.transport.realtime.live_player import LEAD_MS
 from omni_ws.wire.live_session import MAX_APPEND_TOKENS
@@ -102,10 +104,6 @@ async def test_a_telephone_can_talk(kind: str) -> None:
 
 
 def encoded(pcm16: bytes, kind: str) -> bytes:
-    import numpy as np
-
-    from omni_ws.audio.pcm import encode_a_law, encode_mu_law
-
     samples = np.frombuffer(pcm16, "<i2")
     return encode_mu_law(samples) if kind == "pcmu" else encode_a_law(samples)
 
@@ -126,22 +124,23 @@ async def test_silence_may_be_left_out() -> None:
 @pytest.mark.parametrize("timed", [True, False])
 async def test_speech_silences_the_answer_and_the_rest_is_not_in_the_transcript(timed: bool) -> None:
     replies = iter((SIX, "Yes."))
-    engine = Talker("count", "stop", reply=lambda said: spoken(next(replies), timed=timed))
+    engine = Talker("count", "and what about Paris", reply=lambda said: spoken(next(replies), timed=timed))
     async with live_server(engine) as server, live_client(inline(server)) as client:
         await client.start()
         await speak_live(client)
         while len(client.said().split()) < 3:
             await client.receive()
-        speaking = asyncio.create_task(speak_live(client))
+        speaking = asyncio.create_task(speak_live(client, ms=960))
         await until_said(client, "Yes.")
         await speaking
         await events_of(client, 1)
         first, _, rest = client.said().rpartition(" Yes.")
-        assert SIX.startswith(first) and 3 <= len(first.split()) < 12, first
+        assert SIX.startswith(first)
+        assert 3 <= len(first.split()) <= 12, first
         assert not rest
         told = [one.text for one in engine.requests[1].history if one.role == "assistant"]
-        assert len(told) == 1 and SIX.startswith(told[0])
-        assert abs(len(told[0].split()) - len(first.split())) <= 2
+        assert len(told) == 1
+        assert first.startswith(told[0])  # the model knows nothing that was not heard
         sounds = [any(client.sound[index : index + 100 * MS]) for index in range(0, len(client.sound), 100 * MS)]
         assert sum(sounds) * 100 <= (len(first.split()) + 2) * WORD_MS + WORD_MS + 300
 
@@ -226,7 +225,7 @@ async def test_commentary_waits_while_the_user_speaks() -> None:
 
 
 async def test_commentary_that_nobody_heard_is_told_again() -> None:
-    engine = Talker("wait", reply=lambda said: spoken("News it is." if "parcel" in said else "Fine."))
+    engine = Talker("and what about Paris", reply=lambda said: spoken("News it is." if "parcel" in said else "Fine."))
     slow = asyncio.Event()
 
     def reply(said: str) -> Iterable[Any]:
@@ -243,7 +242,7 @@ async def test_commentary_that_nobody_heard_is_told_again() -> None:
         slow.set()
         await until_said(client, "News it is.")
         await events_of(client, 3)
-        assert client.said() == "Fine. News it is."
+        assert client.said() == "Fine. News it is.", engine.asked
         assert len(client.seen("session.commentary.appended")) == 1
 
 
@@ -261,7 +260,8 @@ async def test_facts_and_rules_are_silent() -> None:
         await until_said(client, "You said hello")
         (request,) = engine.requests
         assert request.instructions == f"Be brief.\n\n{DELEGATE_RULE}\n\nBe polite."
-        assert [one.text for one in request.history] == ["It is raining."]
+        given = [*(one.text.encode() for one in request.history), *(one.payload for one in engine.inputs[0])]
+        assert any(b"It is raining." in one for one in given)
 
 
 async def test_appends_are_checked() -> None:
@@ -334,7 +334,7 @@ async def test_work_is_handed_over_and_told_once_while_the_talk_goes_on() -> Non
 async def test_an_interrupted_answer_hands_nothing_over() -> None:
     """The call comes at the end of an answer that is cancelled before."""
     replies = iter((delegates(SIX), spoken("Fine.")))
-    engine = Talker("go", "stop", reply=lambda said: next(replies))
+    engine = Talker("go", "and what about Paris", reply=lambda said: next(replies))
     never = asyncio.Event()
 
     def reply(said: str) -> Iterable[Any]:
@@ -349,6 +349,6 @@ async def test_an_interrupted_answer_hands_nothing_over() -> None:
         await speak_live(client)
         while len(client.said().split()) < 3:
             await client.receive()
-        await speak_live(client)
+        await speak_live(client, ms=960)
         await until_said(client, "Fine.")
         assert not client.seen("session.delegation.created")
