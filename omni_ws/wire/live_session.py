@@ -16,7 +16,7 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.core.history import Message, estimate_tokens
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.realtime_events import RealtimeRefusal
-from omni_ws.wire.session_config import place_and_text
+from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS, place_and_text
 
 Kind = TypeVar("Kind")
 
@@ -289,6 +289,7 @@ def live_config(start: MediaStart, *, turn_detection: str, tools: Iterable[Mappi
         "input_audio": given,
         "output_audio": given,
         "turn_detection": {"type": turn_detection, "interrupt_response": True, "interrupt_resume": True, "duck": ducks},
+        "max_lead_ms": DEFAULT_MAX_LEAD_MS,
         "tools": list(tools),
     }
 

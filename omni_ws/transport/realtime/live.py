@@ -30,11 +30,21 @@ from omni_ws.core.chunks import (
     Modality,
     OutputChunk,
     OutputModality,
+    WordsKnown,
 )
+from omni_ws.core.history import estimate_tokens
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
 from omni_ws.engine.composed.parts import parts_of
 from omni_ws.engine.llm.coming import RULES
-from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, UnknownType, UnsupportedParameter
+from omni_ws.errors import (
+    EmptyInput,
+    EngineOverloaded,
+    InvalidRequest,
+    InvalidValue,
+    OmniError,
+    UnknownType,
+    UnsupportedParameter,
+)
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import unexpected
@@ -51,6 +61,7 @@ from omni_ws.transport.realtime.live_delegations import (
 from omni_ws.transport.realtime.live_player import FRAME_MS, SILENCE, Heard, LivePlayer
 from omni_ws.transport.realtime.live_transcripts import HeardText, SpokenText, TranscriptLine
 from omni_ws.wire.live_session import (
+    MAX_INSTRUCTIONS_TOKENS,
     ClientDelegation,
     MediaStart,
     ResponsesDelegation,
@@ -142,11 +153,13 @@ class LiveDialect:
         self._input, self._output = TranscriptLine(), TranscriptLine()
         self._heard: dict[str, HeardText] = {}
         self._spoken: dict[str, SpokenText] = {}
-        #: The calls of each request that is being answered, by their index: id, name and arguments.
-        self._calls: dict[str, dict[int, list[str]]] = {}
+        #: Answers of which nothing more is played than what was sent: their text is told up to there.
+        self._ending: set[str] = set()
         #: Commentary that has not entered the model's context, by its number: the id of the client's event.
         self._appends: dict[int, str | None] = {}
         self._appended = 0
+        #: The size of all appended instructions.
+        self._rule_tokens = 0
         self._reported: OmniError | None = None
 
     # what carries it
@@ -320,6 +333,8 @@ class LiveDialect:
             case "session.thinking.append" | "session.instructions.append":
                 content, _ = self._append(fields)
                 role = "user" if "thinking" in kind else "system"
+                if role == "system":
+                    self._check_rules(content)
                 if self._within_limits(partial(self.conversation.note, content, role), event_id):
                     self._acknowledge(kind, event_id)
             case "session.update":
@@ -356,6 +371,15 @@ class LiveDialect:
         if delegation_id is not None:
             self._delegations.check(delegation_id)
         return content, delegation_id
+
+    def _check_rules(self, content: str) -> None:
+        """Note the size of a rule that joins the instructions. Raises InvalidValue if they become too long."""
+        tokens = self._rule_tokens + estimate_tokens(content)
+        if tokens > MAX_INSTRUCTIONS_TOKENS:
+            raise InvalidValue(
+                f"appended instructions must not exceed {MAX_INSTRUCTIONS_TOKENS} tokens together", param="content"
+            )
+        self._rule_tokens = tokens
 
     def _tell(self, content: str, delegation_id: str | None, event_id: str | None) -> None:
         number = self._appended = self._appended + 1
@@ -401,16 +425,16 @@ class LiveDialect:
             case SpeechStartedFrame(audio_ms=audio_ms) | SpeechConfirmedFrame(audio_ms=audio_ms):
                 self._spoke_ms, self._stopped_ms = audio_ms + self._behind_ms, None
                 self.player.duck(False)
-                self.player.cut()
+                self._cut()
             case SpeechStoppedFrame(audio_ms=audio_ms):
                 self._stopped_ms = audio_ms + self._behind_ms
             case OmniError(request_id=None):
                 yield from self._fatal(message)
-            case OmniError() if not isinstance(message, InvalidRequest):  # a turn without words is no error here
+            case OmniError() if not isinstance(message, EmptyInput):  # a turn without words is no error here
                 yield self.error(message)
 
     def _answered(self, chunk: OutputChunk) -> Iterator[Event]:
-        request_id, fragment = chunk.request_id, chunk.tool_call
+        request_id = chunk.request_id
         if chunk.modality is OutputModality.AUDIO:
             if chunk.words:
                 self._text_of(request_id).pronounce(chunk.words)
@@ -420,9 +444,6 @@ class LiveDialect:
             self._text_of(request_id).write(chunk.text)
         elif chunk.modality is OutputModality.TRANSCRIPT:
             yield from self._transcript(chunk)
-        elif fragment is not None:
-            call = self._calls.setdefault(request_id, {}).setdefault(fragment.index, ["", "", ""])
-            call[0], call[1], call[2] = fragment.id or call[0], fragment.name or call[1], call[2] + fragment.arguments
 
     def _fatal(self, error: OmniError) -> Iterator[Event]:
         if self._reported is not error:
@@ -434,22 +455,35 @@ class LiveDialect:
 
     def _final(self, final: FinalChunk) -> Iterator[Event]:
         request_id = final.request_id
-        calls = self._calls.pop(request_id, {})
-        self._heard.pop(request_id, None)
+        if final.words is not WordsKnown.NOT_YET:
+            self._heard.pop(request_id, None)
         if final.finish_reason is FinishReason.CANCELLED:
             if self.player.has(request_id):
                 self.player.cut()
-            else:
-                self._spoken.pop(request_id, None)
+            self._end_text(request_id)
             return
         self.player.finish(request_id)
         self.player.pump((self._loop.time() - self._origin) * 1000)
         if not self.player.has(request_id):
             yield from self._rest(request_id)
-        if final.finish_reason is not FinishReason.ERROR:
-            for call_id, name, arguments in calls.values():
-                if name == DELEGATE:
-                    self._delegations.opened(call_id, arguments)
+        entry = self.conversation.ledger.find(request_id)
+        if final.finish_reason is not FinishReason.ERROR and entry is not None:
+            for call in entry.tool_calls:
+                if call.name == DELEGATE:
+                    self._delegations.opened(call.id, call.arguments)
+
+    def _cut(self) -> None:
+        """Play nothing more than what was sent. An answer that is held goes on later; one that has ended does not."""
+        for request_id in self.player.cut():
+            self._end_text(request_id)
+
+    def _end_text(self, request_id: str) -> None:
+        """Tell of an answer the words that were sent as sound, and no more."""
+        if self.player.has(request_id):
+            self._ending.add(request_id)
+        else:
+            self._ending.discard(request_id)
+            self._spoken.pop(request_id, None)
 
     # transcripts
 
@@ -478,6 +512,8 @@ class LiveDialect:
         if delta is not None:
             shift_ms = heard.line_ms - heard.position_ms
             self.send(self._spoke(text, delta.text, delta.start_ms + shift_ms, delta.end_ms + shift_ms))
+        if request_id in self._ending:
+            self._end_text(request_id)
 
     def _rest(self, request_id: str) -> Iterator[Event]:
         """Tell the text of an answer that was heard to its end, as far as it was not told."""

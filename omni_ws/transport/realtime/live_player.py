@@ -93,8 +93,8 @@ class LivePlayer:
         if not self._answers or self._answers[-1].answer_id != answer_id:
             if self._answers:
                 self._answers[-1].ended = True
-            resumed_ms = self._cut[1] if self._cut[0] == answer_id else start_ms or 0.0
-            self._answers.append(_Answer(answer_id, resumed_ms))
+            sent_ms = self._cut[1] if self._cut[0] == answer_id else 0.0
+            self._answers.append(_Answer(answer_id, max(sent_ms, start_ms or 0.0)))
         answer = self._answers[-1]
         expected_ms = answer.sent_ms + len(answer.audio) / self._bytes_per_ms
         if start_ms is not None and start_ms < expected_ms - 1:  # it was sent before the answer was held
@@ -119,14 +119,16 @@ class LivePlayer:
             if not self._answers:
                 self._ducker.settle()
 
-    def cut(self) -> None:
-        """Drop all sound that was not sent."""
+    def cut(self) -> list[str]:
+        """Drop all sound that was not sent. Returns the answers that had no more to come, of which some is dropped."""
+        ended = [answer.answer_id for answer in self._answers if answer.ended]
         if self._answers:
             first = self._answers[0]
             self._cut = (first.answer_id, first.sent_ms)
             self._answers.clear()
         if self._ducker is not None:
             self._ducker.settle()
+        return ended
 
     def pump(self, now_ms: float) -> None:
         """Send sound, as far as it is there and may be sent at ``now_ms`` of the line."""
@@ -177,13 +179,14 @@ class LivePlayer:
 
     def _pass(self, now_ms: float) -> None:
         """Tell what the line has passed by now."""
-        while self._ahead and self._ahead[0].line_ms <= now_ms:
+        while self._ahead:
             piece = self._ahead[0]
-            whole = piece.line_ms + piece.lasts_ms <= now_ms
-            passed_ms = piece.lasts_ms if whole else now_ms - piece.line_ms
-            if whole:
+            passed_ms = min(piece.lasts_ms, now_ms - piece.line_ms)
+            if passed_ms < 0 or (not passed_ms and not piece.ended):
+                return
+            if passed_ms == piece.lasts_ms:
                 self._ahead.popleft()
             position_ms, line_ms = piece.position_ms + passed_ms, piece.line_ms + passed_ms
             self._heard(Heard(piece.answer_id, position_ms, line_ms, piece.ended))
-            if not whole:
+            if passed_ms < piece.lasts_ms:
                 return

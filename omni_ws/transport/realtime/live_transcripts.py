@@ -157,7 +157,7 @@ class SpokenText:
             self._window += self._pieces.popleft()
 
     def _tell(self, end: int, start_ms: float, end_ms: float) -> Delta | None:
-        text = self._window[self._told - self._start : end - self._start]
+        text = self._window[self._told - self._start : end - self._start].rstrip()  # blanks are told with what follows
         self._told += len(text)
         if not text:
             return None

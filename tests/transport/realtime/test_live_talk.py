@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from support import inline_workers
+from support.capable_engine import interim
 from support.inline_workers import inline
 from support.live_client import LiveClient, live_client
 from support.live_server import live_server
 from support.live_talker import WORD_MS, Talker, delegates, spoken
 
 from omni_ws.audio.pcm import encode_a_law, encode_mu_law
-from omni_ws.transport.realtime.live_delegations import DELEGATE_RULE
+from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TranscriptOutput
+from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.transport.realtime.live_delegations import DELEGATE_RULE, MAX_DELEGATIONS, ClientDelegations
 from omni_ws.transport.realtime.live_player import LEAD_MS
-from omni_ws.wire.live_session import MAX_APPEND_TOKENS
+from omni_ws.wire.live_session import MAX_APPEND_TOKENS, MAX_INSTRUCTIONS_TOKENS, ClientDelegation
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -352,3 +357,94 @@ async def test_an_interrupted_answer_hands_nothing_over() -> None:
         await speak_live(client, ms=960)
         await until_said(client, "Fine.")
         assert not client.seen("session.delegation.created")
+
+
+async def test_delegations_are_remembered_up_to_a_limit() -> None:
+    """The latest may still be told of, one long ago not."""
+    numbers = iter(range(1, MAX_DELEGATIONS + 2))
+    opened: list[Any] = []
+
+    class Dialect:
+        now_ms = 5
+
+        def send(self, events: list[Any]) -> None:
+            opened.extend(events)
+
+    delegations = ClientDelegations(Dialect(), ClientDelegation())  # type: ignore[arg-type]
+    for number in numbers:
+        delegations.opened(f"call_{number}", "{}")
+    assert len(opened) == MAX_DELEGATIONS + 1
+    delegations.check("call_2")
+    with pytest.raises(InvalidValue):
+        delegations.check("call_1")
+
+
+# Transcripts
+
+
+async def test_input_is_told_while_the_user_speaks() -> None:
+    """Words on which two interim texts agree come before the end of the turn, and nothing is told twice."""
+
+    class Writer(Talker):
+        async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+            words, count = "where is my parcel now", 0
+            async for _ in request.input:
+                count += 1
+                out.write(interim(" ".join(words.split()[: 1 + count // 3])))
+            out.write(TranscriptOutput(words))
+            for step in spoken("Here."):
+                out.write(step)
+            out.write(Finished(FinishReason.STOP, Usage()))
+
+    async with live_server(Writer()) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client, ms=1500)
+        await until_said(client, "Here.")
+        deltas = client.seen("session.input_transcript.delta")
+        assert len(deltas) > 1
+        assert client.heard() == "where is my parcel now"
+        assert deltas[0]["end_ms"] < 1500
+        assert all(one["end_ms"] == two["start_ms"] for one, two in pairwise(deltas))
+
+
+async def test_a_second_turn_begins_behind_a_blank() -> None:
+    async with live_server(Talker("one", "two")) as server, live_client(inline(server)) as client:
+        await client.start()
+        for heard in ("one", "two"):
+            await speak_live(client)
+            await until_said(client, f"You said {heard}")
+        assert client.heard() == "one two"
+        first, second = client.seen("session.input_transcript.delta")
+        assert second["start_ms"] - first["end_ms"] > 800
+
+
+# Failures
+
+
+async def test_an_answer_that_fails_is_an_error_and_the_session_goes_on() -> None:
+    def reply(said: str) -> Iterable[Any]:
+        if said == "fail":
+            yield EngineFailed("the model is gone", param="llm")
+        yield from spoken("Back.")
+
+    async with live_server(Talker("fail", "again", reply=reply)) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        error = (await client.until("error"))["error"]
+        assert (error["type"], error["code"]) == ("server_error", "engine_failed")
+        await speak_live(client)
+        await until_said(client, "Back.")
+
+
+async def test_rules_have_a_limit_together() -> None:
+    async with live_server(Talker()) as server, live_client(inline(server)) as client:
+        await client.start()
+        rule = "word " * MAX_APPEND_TOKENS
+        for _ in range(MAX_INSTRUCTIONS_TOKENS // MAX_APPEND_TOKENS):
+            await client.send("session.instructions.append", delegation_id=None, content=rule)
+            await client.until("session.instructions.appended")
+        fields = {"delegation_id": None, "content": "word " * (MAX_INSTRUCTIONS_TOKENS % MAX_APPEND_TOKENS + 1)}
+        assert (await client.failed("session.instructions.append", **fields))["code"] == "invalid_value"
+        fields["content"] = "word " * (MAX_INSTRUCTIONS_TOKENS % MAX_APPEND_TOKENS)
+        await client.send("session.instructions.append", **fields)
+        await client.until("session.instructions.appended")
