@@ -49,6 +49,8 @@ CERTAIN_MS: Final = 500
 #: The least silence that ends a turn, and the longest that may be within one.
 ENDED_MS: Final = 300
 PAUSE_MS: Final = 1000
+#: Pieces of audio in which one word is heard.
+PIECES_PER_WORD: Final = 4
 #: What happens in one interleaving, and how much time there is for what is left to be told.
 ACTIONS: Final = 9
 LEFT_MS: Final = 12_000
@@ -56,6 +58,11 @@ LEFT_MS: Final = 12_000
 ENCODERS: Final = {"pcma": encode_a_law, "pcmu": encode_mu_law}
 SILENCE: Final = {"pcma": 0xD5, "pcmu": 0xFF}
 KINDS: Final = ("instructions", "thinking", "commentary")
+
+
+def words(name: str, count: int) -> str:
+    """So many words that nobody else says."""
+    return " ".join(f"{name}w{index}" for index in range(count))
 
 
 class MemoryLink:
@@ -105,16 +112,17 @@ class Told(ActingEngine):
         super().__init__("told", **HEARS, transcribes_first=True, tools=True, word_times=True)
 
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
-        turn, text = "", ""
+        story, turn, heard, text = self.story, 0, 0, ""
         async for chunk in request.input:
             if chunk.modality is Modality.TEXT:
                 text += chunk.payload.decode()
                 continue
-            if not turn:
-                turn = self.story.next_turn()
-            out.write(TranscriptOutput(turn, interim=True))
-            await out.drain()
-        for step in self.story.answer(request, turn, text):
+            turn = turn or story.next_turn()
+            heard += 1
+            if heard % PIECES_PER_WORD == 1:
+                out.write(TranscriptOutput(words(f"u{turn}", heard // PIECES_PER_WORD + 1), interim=True))
+                await out.drain()
+        for step in story.answer(request, words(f"u{turn}", heard // PIECES_PER_WORD + 1) if turn else "", text):
             if isinstance(step, float):
                 await asyncio.sleep(step)
             else:
@@ -133,10 +141,10 @@ class Story:
         self.now = asyncio.get_running_loop().time
         self.origin = self.now()
         self.connection: LiveConnection
-        #: Where the user speaks, in milliseconds of his audio, and whether he is muted then.
+        #: Where the user speaks and is not muted, in milliseconds of his audio; and until when he speaks, if he does.
         self.speech: list[tuple[int, int]] = []
+        self.speaks_until = 0
         self.muted = False
-        self.muted_frames: set[int] = set()
         self.frames = 0
         #: Each event with the time at which it came, audio apart; and when each of the client's was sent.
         self.events: list[tuple[float, dict[str, Any]]] = []
@@ -148,6 +156,8 @@ class Story:
         self.closed = False
         self.turns = self.answers = 0
         self.faults: list[str] = []
+        #: The words that the model has said by what it is told of it: the last one may be cut, and in no transcript.
+        self.remembered: set[str] = set()
 
     # what happens
 
@@ -164,13 +174,19 @@ class Story:
         match action:
             case "speak" if not self.speaking:
                 begin = self.frames * FRAME_MS
-                self.speech.append((begin, begin + self.chance.choice((100, 500, 900, 1600))))
+                self.speaks_until = begin + self.chance.choice((100, 500, 900, 1600))
+                if not self.muted:
+                    self.speech.append((begin, self.speaks_until))
             case "append":
                 self.append(self.chance.choice(KINDS), None)
             case "result" if self.open:
                 self.append("commentary", self.open.pop(0))
             case "mute":
                 self.muted = not self.muted
+                if self.muted and self.speaking:
+                    self.speech[-1] = (self.speech[-1][0], self.frames * FRAME_MS)
+                elif not self.muted:
+                    self.speaks_until = 0
                 self.send("session.input_audio.mute" if self.muted else "session.input_audio.unmute")
             case "close":
                 self.closed = True
@@ -190,7 +206,7 @@ class Story:
 
     @property
     def speaking(self) -> bool:
-        return bool(self.speech) and self.frames * FRAME_MS < self.speech[-1][1]
+        return self.frames * FRAME_MS < self.speaks_until
 
     @property
     def begun(self) -> float:
@@ -208,14 +224,12 @@ class Story:
         """Send the next 100 ms."""
         sound = inline_workers.loud if self.speaking else inline_workers.quiet
         samples = np.frombuffer(sound(FRAME_MS, khz=8), "<i2")
-        if self.muted:
-            self.muted_frames.add(self.frames)
         self.frames += 1
         self.send("session.input_audio.append", audio=base64.b64encode(ENCODERS[self.kind](samples)).decode())
 
-    def next_turn(self) -> str:
+    def next_turn(self) -> int:
         self.turns += 1
-        return f"turn{self.turns}"
+        return self.turns
 
     def answer(self, request: GenerationRequest, turn: str, text: str) -> Iterator[Any]:
         """The steps of the answer to what was said, or is to be told. No two words of all answers are the same."""
@@ -227,13 +241,13 @@ class Story:
             self.answers += 1
             name, way = f"a{self.answers}", self.chance.random()
             if way < 0.3:
-                yield from delegates(f"{name}w0 {name}w1", number=self.answers)
+                yield from delegates(words(name, 2), number=self.answers)
                 return
             count = 2 if way < 0.6 else 12
         else:
             name = re.findall("<(t[0-9]+)>", text)[-1]  # facts may stand before it
             count = self.chance.choice((1, 3, 6))
-        yield from spoken(" ".join(f"{name}w{index}" for index in range(count)))
+        yield from spoken(words(name, count))
 
     # what comes of it
 
@@ -264,8 +278,8 @@ class Story:
     @property
     def quiet(self) -> bool:
         """Whether everything was told."""
-        said = self.text("output")
-        return all(f"{tag}w0" in said for tag in self.news)
+        heard = self.remembered | {*self.text("output").split()}
+        return all(f"{tag}w0" in heard for tag in self.news)
 
     # what must be true
 
@@ -283,6 +297,7 @@ class Story:
         heard = self.text("output").split()
         for message in request.history:
             if message.role == "assistant":
+                self.remembered |= {*message.text.split()}
                 unheard = [word for word in message.text.split() if word not in heard]
                 if len(unheard) > 1:
                     self.faults.append(f"{unheard} was not heard, and is in the context")
@@ -311,12 +326,13 @@ class Story:
 
     def check_told(self) -> None:
         said, heard = self.text("output").split(), self.text("input").split()
+        assert bool(heard) <= bool(self.speech), "what was muted is heard"
         assert len(said) == len(set(said)), f"said twice: {Counter(said).most_common(3)}"
         assert len(heard) == len(set(heard)), f"told twice of what was heard: {Counter(heard).most_common(3)}"
         told = [word.removesuffix("w0") for word in said if word.endswith("w0") and word.startswith("t")]
-        assert told == self.news[: len(told)] or not self.closed
-        if not self.closed:
-            assert sorted(told) == sorted(self.news), f"lost: {set(self.news) - set(told)}"
+        begun = [tag for tag in self.news if f"{tag}w0" in self.remembered or tag in told]
+        assert begun == self.news[: len(begun)], f"told in another order: {begun}"
+        assert begun == self.news or self.closed, f"lost: {set(self.news) - set(begun)}"
         for name in {word.partition("w")[0] for word in said}:
             numbers = [int(word.partition("w")[2]) for word in said if word.startswith(f"{name}w")]
             assert numbers == [*range(len(numbers))], f"{name} is told in pieces: {numbers}"
@@ -329,14 +345,12 @@ class Story:
         loud = (np.frombuffer(whole, np.uint8) != SILENCE[self.kind]).reshape(-1, 8).any(axis=1)
         begins = np.flatnonzero(loud & ~np.concatenate(([False], loud[:-1])))
         for begin, end in self.speech:
-            frames = set(range(begin // FRAME_MS, end // FRAME_MS))
-            if end - begin < CERTAIN_MS or frames & self.muted_frames:
+            if end - begin < CERTAIN_MS:
                 continue
             late = [one for one in begins if begin + NOTICED_MS < one < end]
             assert not late, f"it begins at {late} while the user speaks from {begin} to {end}"
             assert not loud[begin + SILENCED_MS : end].any(), f"it talks on over the user, from {begin} to {end}"
-        words = len(self.text("output").split())
-        assert loud.sum() >= (words - 1) * WORD_MS * 0.9
+        assert loud.sum() >= (len(self.text("output").split()) - 1) * WORD_MS * 0.9
 
 
 async def play(server: LiveServer, engine: Told, seed: int) -> None:
