@@ -32,7 +32,6 @@ from omni_ws.audio.pcm import encode_a_law, encode_mu_law
 from omni_ws.core.chunks import FinishReason, Modality, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TranscriptOutput
 from omni_ws.transport.realtime.live_endpoint import Live, LiveConnection
-from omni_ws.transport.realtime.live_player import LEAD_MS
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -40,6 +39,8 @@ pytestmark = pytest.mark.virtual_clock
 INTERLEAVINGS: Final = 300
 AT_ONCE: Final = 30
 FRAME_MS: Final = 100
+#: How far ahead of time sound may be sent.
+AHEAD_MS: Final = 400
 #: What the detector needs for the beginning of speech; and until an answer is silent, however uncertain it is at first
 #: whether the speech interrupts it.
 NOTICED_MS: Final = 500
@@ -259,7 +260,7 @@ class Story:
         line_ms = (self.now() - self.origin) * 1000 + 1
         if event["type"] == "session.output_audio.delta":
             self.sound += base64.b64decode(event["delta"])
-            assert len(self.sound) / 8 <= line_ms + LEAD_MS, "sound too early"
+            assert len(self.sound) / 8 <= line_ms + AHEAD_MS, "sound too early"
             return
         for name in ("start_ms", "end_ms", "offset_ms"):
             assert event.get(name, 0) <= line_ms, f"{event} at {line_ms}"
@@ -340,7 +341,7 @@ class Story:
     def check_sound(self) -> None:
         """As much as time, none while the user speaks, and as much of it as was said."""
         lasted_ms = (self.events[-1][0] - self.origin) * 1000
-        assert lasted_ms - 2 * FRAME_MS <= len(self.sound) / 8 <= lasted_ms + LEAD_MS + 1
+        assert lasted_ms - 2 * FRAME_MS <= len(self.sound) / 8 <= lasted_ms + AHEAD_MS + 1
         whole = self.sound[: len(self.sound) // 8 * 8]
         loud = (np.frombuffer(whole, np.uint8) != SILENCE[self.kind]).reshape(-1, 8).any(axis=1)
         begins = np.flatnonzero(loud & ~np.concatenate(([False], loud[:-1])))
