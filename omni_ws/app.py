@@ -16,9 +16,11 @@ from omni_ws.config.plugins import FRONTS, OWN, made
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.addresses import Hosts
 from omni_ws.engine.base import Engine
+from omni_ws.engine_choice import live_backend
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.listening.workers import TurnModel
 from omni_ws.service.observing.profiling import Profiling
+from omni_ws.service.sessions.chats import Chats
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.transport.http import access
@@ -53,6 +55,7 @@ class App(Application):
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None
         self.secrets = ClientSecrets()
+        self.chats = self.sessions.chats = Chats(self.sessions, live_backend(config))
         self.recordings = HttpRecordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         self.recorder = self.recordings.recorder if self.recordings else None
         self.registry = ModeBRegistry(self.sessions)
@@ -136,6 +139,7 @@ class App(Application):
         """Wait until no session is left, then release shared resources. All connections must be closed."""
         for front_end in self.front_ends:
             await front_end.wait_closed()
+        await self.chats.close()
         if self.recordings is not None:
             await self.recordings.close()
         if self.sessions.daily_use_file is not None:

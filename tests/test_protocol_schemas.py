@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 import yaml
 from msgspec import Struct
+from openai.types.live import ClientEvent, ServerEvent
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from support.routes import routes_of
@@ -60,8 +61,8 @@ ROUTES = {
     "/stop_request_profile": {"post"},
 }
 
-#: Served on the same port, and described in asyncapi.yaml.
-NOT_HTTP = {"/v1/streaming_input": {"GET"}, "/v1/realtime": {"GET"}}
+#: Served on the same port, and described in asyncapi.yaml and live.asyncapi.yaml.
+NOT_HTTP = {path: {"GET"} for path in ("/v1/streaming_input", "/v1/realtime", "/v1/live/sessions")}
 BODIES: dict[str, type[Struct]] = {
     "ClientSecretRequest": ClientSecretBody,
     "ChatRequest": ChatBody,
@@ -231,6 +232,22 @@ def test_every_reference_of_asyncapi_resolves(asyncapi: Document) -> None:
         file, _, pointer = reference.partition("#")
         document = json.loads((PROTOCOL / file).read_text(encoding="utf-8")) if file else asyncapi
         resolve(document, pointer)
+
+
+def test_the_asyncapi_of_live_sessions_has_the_events_of_openai() -> None:
+    document = yaml.safe_load((PROTOCOL / "live.asyncapi.yaml").read_text(encoding="utf-8"))
+    messages = document["components"]["messages"]
+    for operation, union in (("receiveFromClient", ClientEvent), ("sendToClient", ServerEvent)):
+        known = {
+            kind: one for one in get_args(get_args(union)[0]) for kind in get_args(one.model_fields["type"].annotation)
+        }
+        for reference in document["operations"][operation]["messages"]:
+            payload = messages[reference["$ref"].rpartition("/")[2]]["payload"]
+            fields = known[payload["properties"]["type"]["const"]].model_fields
+            assert set(payload["required"]) <= set(payload["properties"]) <= set(fields)
+            assert {name for name, field in fields.items() if field.is_required()} <= set(payload["required"])
+    for reference in references(document):
+        resolve(document, reference.partition("#")[2])
 
 
 # --- OpenAPI

@@ -96,6 +96,8 @@ export interface Turn {
 export interface Tool {
   description?: string;
   parameters?: Record<string, unknown>;
+  /* Whether the talk goes on while it runs: the server tells the result at the next pause. */
+  async?: boolean;
   run(args: any): unknown;
 }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from omni_ws.client.connection import error_from_fields, read_frame
 from omni_ws.client.events import (
@@ -230,7 +232,9 @@ class IncomingFrames:
         ref, turn_id = optional(frame.ref), optional(frame.turn_id)
         if frame.trigger == StartTrigger.GREETING:
             self._outgoing.greeting_started(frame.request_id, self.output_audio)
-        elif frame.trigger in (StartTrigger.FILLER, StartTrigger.IDLE):
+        elif frame.trigger in (StartTrigger.FILLER, StartTrigger.IDLE) or (
+            frame.trigger == StartTrigger.TELLING and ref is None
+        ):
             self._outgoing.remark_started(frame.request_id)
         else:
             request = self._outgoing.started(frame.request_id, frame.sequence_id, ref=ref, turn_id=turn_id)
@@ -262,11 +266,17 @@ class IncomingFrames:
                     event = replace(event, ref=request.ref)
             case ToolCallChunk(call=call) if call.id is not None:
                 self.calls.add(call.id)
+                if any(tool.get("async") and tool["function"]["name"] == call.name for tool in self._tools):
+                    self._outgoing.late_calls.add(call.id)
                 request = self._outgoing.find(event.request_id)
             case _:
                 request_id: str | None = getattr(event, "request_id", None)
                 request = self._outgoing.find(request_id) if request_id is not None else None
         return None if request is not None and request.muted else event
+
+    @property
+    def _tools(self) -> Sequence[Mapping[str, Any]]:
+        return self.config.tools if self.config else ()
 
     def _configured(self, updated: SessionUpdatedFrame) -> None:
         self.config = updated

@@ -126,6 +126,8 @@ class OutgoingInput:
         self.unacknowledged_bytes = 0
         #: The bytes beyond the acknowledged ones that the server accepts; None before its first ``input_ack``.
         self.credit_bytes: int | None = None
+        #: The calls of async tools, whose results are told by requests of their own.
+        self.late_calls: set[str] = set()
         #: The unfinished requests, in the order in which they were opened, which is the order of their answers.
         self.requests: deque[OutgoingRequest] = deque()
         self.receiving: OutgoingRequest | None = None
@@ -181,6 +183,8 @@ class OutgoingInput:
             numbered = replace(chunk, sequence_id=self.next_sequence_id)
             self._count(len(chunk.payload))
             return numbered
+        if chunk.tool_call_id is not None and chunk.tool_call_id in self.late_calls:
+            return self._add_late(chunk, output_audio)
         if request is None:
             self._opened += 1
             name = chunk.ref or f"request-{self._opened}"
@@ -194,6 +198,17 @@ class OutgoingInput:
             return None
         says = request.last_sequence_id < 0 or chunk.end_of_input
         numbered = replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref if says else None)
+        self._place(request, numbered)
+        return numbered
+
+    def _add_late(self, chunk: InputChunk, output_audio: OutputAudioConfig) -> InputChunk:
+        """Number the result of an async tool: it is a request of its own, whatever input is open."""
+        self._opened += 1
+        name = chunk.ref or f"request-{self._opened}"
+        request = OutgoingRequest(self.next_sequence_id, name, output_audio, input_open=False)
+        self.requests.append(request)
+        self.last_ref = name
+        numbered = replace(chunk, sequence_id=self.next_sequence_id, ref=name)
         self._place(request, numbered)
         return numbered
 

@@ -468,6 +468,13 @@ class LiveConfig(Section):
 
     silence: bool = setting("Send silence between answers, as OpenAI does; if off, nothing is sent there.", True)
     max_session_sec: Seconds = setting("Longest session; it then ends as expired.", 7200)
+    backend: Text | None = setting(
+        "Base URL (`http://host:8000/v1`) of the server whose model does the work that a session delegates to "
+        "`responses`; unset: the model that talks does it.",
+        often=True,
+    )
+    backend_model: Text | None = setting("Model name at the backend; unset: the first that it lists.")
+    backend_api_key: Key | None = setting("API key for the backend.")
 
 
 class WebrtcConfig(Section):

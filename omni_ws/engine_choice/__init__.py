@@ -359,6 +359,28 @@ def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
     return SpeechEngine(LanguageVoices(voice, table, required=config.tts.voices, first=first))
 
 
+def live_backend(config: ServerConfig) -> Engine | None:
+    """Return the engine of ``live.backend``, which starts by itself; None if the server's own model does its work."""
+    live = config.live
+    if live.backend is None:
+        return None
+    from omni_ws.engine.remote.backend import Backend
+    from omni_ws.engine.remote.settings import RemoteLlmSettings, key_of, patience
+
+    common = {**patience(config.remote), "start_timeout": 0, "log_content": config.log_content}
+    return Backend(
+        RemoteLlmSettings(
+            urls=(live.backend,),
+            model=live.backend_model,
+            api_key=key_of(live.backend_api_key),
+            section="live",
+            key_variable="OMNI_WS_LIVE__BACKEND_API_KEY",
+            options=("tools", "reasoning_effort", "verbosity", "service_tier"),
+            **common,
+        )
+    )
+
+
 def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
     """Return the fields of UpstreamSettings for a part on a server."""
     from omni_ws.engine.remote.settings import key_of, patience

@@ -6,9 +6,12 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, get_args
 
 import orjson
+import yaml
+from jsonschema import Draft202012Validator
 from openai.types.live import ServerEvent
 from support.live_server import LiveServer
 from support.native_client import FrameClient
@@ -18,8 +21,10 @@ from websockets.asyncio.client import ClientConnection, connect
 _EVENTS: dict[str, Any] = {
     kind: one for one in get_args(get_args(ServerEvent)[0]) for kind in get_args(one.model_fields["type"].annotation)
 }
+_DOCUMENT = Path(__file__).parents[2] / "protocol" / "live.asyncapi.yaml"
+_MESSAGES = yaml.safe_load(_DOCUMENT.read_text(encoding="utf-8"))["components"]["messages"]
+_SCHEMAS = {kind: Draft202012Validator(message["payload"]) for kind, message in _MESSAGES.items()}
 AUDIO = "session.output_audio.delta"
-CLIENT = {"type": "client"}
 
 
 class LiveClient(FrameClient):
@@ -59,6 +64,8 @@ class LiveClient(FrameClient):
     def _check(self, event: dict[str, Any]) -> None:
         kind = event["type"]
         _EVENTS[kind].model_validate(event)
+        if kind in _SCHEMAS:
+            _SCHEMAS[kind].validate(event)
         assert "session.closed" not in {one["type"] for one in self.received}, "an event after the last"
         if kind == AUDIO:
             assert event.keys() == {"type", "delta"}

@@ -404,7 +404,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
 /** @param {any} configuration */
 function sessionObject({ input_audio: heard, instructions = null, modalities, tools, tool_filler: fills = true, turn_detection: detection, voice = null }) {
   /** @param {{ function: object }} tool */
-  const described = ({ function: fields }) => ({ type: "function", ...fields });
+  const described = ({ function: fields, ...rest }) => ({ ...rest, ...fields });
   const keywords = heard?.keywords?.join(", ");
   return {
     type: "realtime",

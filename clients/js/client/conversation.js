@@ -36,8 +36,8 @@ const NEXT = {
   stopped: [],
   failed: [],
 };
-/* What the server says unasked: at the beginning, while a tool works, and after a long silence. */
-const UNASKED = ["greeting", "filler", "idle"];
+/* What the server says unasked: at the beginning, while a tool works, after a long silence, and what it is given to tell. */
+const UNASKED = ["greeting", "filler", "idle", "telling"];
 /* Of two turns that turn out to be one, which is kept: what somebody wrote or said with the button. */
 /** @type {Record<Turn["kind"], number>} */
 const RANK = { tool: 0, greeting: 0, heard: 1, spoken: 2, written: 2 };
@@ -287,7 +287,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
       if (one && !one.requestId && (one.unwanted || this.#awaiting.includes(one))) turn = this.#assign(requestId, one);
     }
     if (turn) return turn;
-    turn = (!this.isNamed && this.#guess(frame)) || undefined;
+    turn = ((!this.isNamed || trigger === "telling") && this.#guess(frame)) || undefined;
     const kind = ref && ref !== this.nextRef ? "tool" : "heard";
     return this.#assign(requestId, turn ?? this.#unasked(UNASKED.includes(trigger) ? "greeting" : kind));
   }
@@ -304,6 +304,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
      before. What was asked begins to be answered at once; what has its end without a beginning was said and interrupted. */
   /** @param {Frame} frame */
   #guess({ type, trigger, sequence_id: chunk, final, modality }) {
+    if (trigger === "telling") return this.#awaiting.find(({ kind, ref }) => kind === "tool" && !ref) ?? null;
     if (UNASKED.includes(trigger)) return null;
     const wasSaid = final || modality === "transcript" || (type === "response_started" && typeof chunk === "number");
     /** @param {boolean} heard */

@@ -268,8 +268,9 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       interrupt_resume: capabilities.transcripts ?? false,
       duck: true,
     };
-    const described = Object.entries(tools).map(([name, { description, parameters }]) => ({
+    const described = Object.entries(tools).map(([name, { description, parameters, async: later }]) => ({
       type: "function",
+      ...(later && { async: true }),
       function: { name, description, parameters: parameters ?? { type: "object", properties: {} } },
     }));
     return {
@@ -470,21 +471,33 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.heardTurn = null;
   }
 
-  /* Reply to the calls of an answer: by themselves, or, while someone speaks, as part of what is being said. */
+  /* Reply to the calls of an answer: to each of an `async` tool when that is done, and to all others at once. */
   /** @param {KeptTurn} asking */
   async #runTools(asking) {
     const { calls } = asking.answer;
-    const { conversation, session, talk } = this;
+    const { conversation } = this;
     const replies = conversation.turns.filter(({ kind }) => kind !== "greeting").slice(-MAX_TOOL_TURNS);
     if (replies.filter(({ kind }) => kind === "tool").length === MAX_TOOL_TURNS) return;
+    /** @param {ToolCall} call */
+    const isLater = ({ name }) => Object.hasOwn(this.tools, name) && this.tools[name].async === true;
+    const now = calls.filter((call) => !isLater(call));
+    const later = calls.filter(isLater).map((call) => this.#reply(asking, [call], true));
+    await Promise.all([...later, ...(now.length ? [this.#reply(asking, now, false)] : [])]);
+  }
+
+  /* Send the results of calls: by themselves, or, while someone speaks, as part of what is being said. Those of an `async`
+     tool (`isLater`) are told by the server when it suits. */
+  /** @param {KeptTurn} asking @param {ToolCall[]} calls @param {boolean} isLater */
+  async #reply(asking, calls, isLater) {
+    const { conversation, session, talk } = this;
     const asked = this.#sessions;
     const results = await Promise.all(calls.map((call) => this.#run(call)));
     if (asking.unwanted || asking.dropped) return;
     if (asked !== this.#sessions) return conversation.missResults(); // no other session knows of this call
-    const alone = !this.heardTurn && talk.phase !== "talking";
+    const alone = isLater || (!this.heardTurn && talk.phase !== "talking");
     const { number: turn, ref } = alone ? conversation.begin("tool") : { number: this.#pageTurn, ref: this.#ref };
     // An end would end what somebody has begun to say, too. A server that names requests ends this one by itself.
-    const ends = alone && !(conversation.isNamed && session.endsResults && talk.phase === "listening");
+    const ends = alone && !isLater && !(conversation.isNamed && session.endsResults && talk.phase === "listening");
     calls.forEach((call, place) => {
       conversation.answerCall(asking, call, results[place]);
       const endOfInput = ends && place === calls.length - 1;

@@ -513,13 +513,45 @@ test("results whose call the server has forgotten are told in their turn", async
   assert.deepEqual([tool.kind, tool.answer.state, tool.answer.error], ["tool", "failed", "session_conflict"]);
 });
 
+test("the result of an async tool is sent when it is there, by itself, and told in a turn of its own", async () => {
+  const replies = {};
+  const run = (name) => () => new Promise((resolve) => (replies[name] = resolve));
+  const found = conversation({ tools: { weather: { run: run("weather"), async: true }, dice: { run: run("dice") } } });
+  const { client, hear, sockets } = found;
+  await client.write("Will it rain?");
+  hear(started("r1", { ref: "turn-0" }));
+  hear(output("r1", CALL));
+  hear(output("r1", { ...CALL, index: 1, id: "call_2", name: "dice" }));
+  hear(final("r1", "tool_calls", { ref: "turn-0" }));
+  replies.dice("6");
+  await new Promise((resolve) => setImmediate(resolve));
+  assert.deepEqual(chunks(sockets[0]).at(-1).tool_call_id, "call_2");
+  hear(started("r2", { ref: "turn-1" }));
+  hear(text("r2", "Six."));
+  hear(final("r2"));
+  hear(speech("started", "turn_a", 100, "r3"));
+  replies.weather("rain");
+  await new Promise((resolve) => setImmediate(resolve));
+  const { tool_call_id: id, ref, end_of_input: end } = chunks(sockets[0]).at(-1);
+  assert.deepEqual([id, ref, end], ["call_1", "turn-3", false]);
+  hear(speech("stopped", "turn_a", 900, "r3"));
+  hear(started("r3", { turn_id: "turn_a" }));
+  hear(text("r3", "Fine."));
+  hear(final("r3"));
+  hear(started("r4", { ref: "turn-3", trigger: "telling" }));
+  hear(text("r4", "It rains."));
+  hear(final("r4"));
+  const [, ...told] = shown(client);
+  assert.deepEqual(told, [["tool", "", "Six.", "done"], ["heard", "", "Fine.", "done"], ["tool", "", "It rains.", "done"]]);
+});
+
 test("what the server says unasked is an answer to nothing", () => {
   const { client, hear } = conversation();
   hear(speech("started", "turn_a", 100, "A"));
   hear(speech("stopped", "turn_a", 900, "A"));
   hear(started("A", { turn_id: "turn_a" }));
   hear(final("A"));
-  for (const trigger of ["filler", "idle"]) {
+  for (const trigger of ["filler", "idle", "telling"]) {
     hear(started(trigger, { trigger }));
     hear(text(trigger, "One moment."));
     const turn = client.conversation.turns.at(-1);

@@ -163,7 +163,7 @@ class Conversation:
         #: The timer of the client's time, see ``watch_time``, and when it fires.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        self._admit = admit or (lambda: None)
+        self.admit = admit or (lambda: None)
         self.counted_priority = counted_priority
         self.queue = self._new_queue()
         #: Whether the configurations of the latest requests are kept, also after their ends: see ``configuration_of``.
@@ -694,7 +694,7 @@ class Conversation:
         input_kept: bool = True,
         answer_kept: bool = True,
         context: tuple[Message, ...] | None = None,
-        trigger: StartTrigger | None = None,
+        trigger: StartTrigger = StartTrigger.END_OF_INPUT,
     ) -> str:
         """Open a request of complete input with a configuration of its own. It interrupts no open request.
 
@@ -707,8 +707,10 @@ class Conversation:
         if chunks:
             self.note_given()
         for chunk in chunks:
+            if chunk.ref is not None:
+                session.name(chunk)
             session.receive_chunk(chunk)
-        events = session.finish()
+        events = session.finish(trigger=trigger)
         request = self._new_request(session, config, by_speech=False)
         request.is_whole(input_kept=input_kept, answer_kept=answer_kept, context=context)
         held = sum(CHUNK_OVERHEAD_BYTES + len(chunk.payload) for chunk in chunks)
@@ -721,7 +723,6 @@ class Conversation:
         for event in events:
             match event:
                 case GenerationStarted():
-                    event = dataclasses.replace(event, trigger=trigger or event.trigger)
                     request.timeline.mark_policy_fired(event)
                     request.start(event)
                 case InputEnded(error=error):
@@ -858,7 +859,7 @@ class Conversation:
         may_wait = self.limits.max_pending_requests
         if waits and len(self.queue.waiting) > may_wait:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
-        self._admit()
+        self.admit()
 
     def _input_ended(self, request: Request, error: OmniError | None) -> None:
         """Note that the input of a request has ended; ``error`` is set if it was empty."""

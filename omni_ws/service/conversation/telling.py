@@ -84,6 +84,8 @@ class Telling:
     about: str | None = None
     entered: Callable[[], None] = _entered
     told: Callable[[str], None] = _told
+    #: The client's name for the request that tells it.
+    ref: str | None = None
     #: The requests for it that have failed.
     tries: int = 0
     #: Whether a client has cancelled it: then it waits until the user has said something else.
@@ -102,15 +104,16 @@ class SavedTelling(msgspec.Struct, frozen=True):
     about: str | None
     tries: int
     stopped: bool
+    ref: str | None = None
 
     @classmethod
     def of(cls, telling: Telling) -> SavedTelling:
         """Return a telling as a value."""
-        return cls(telling.text, telling.about, telling.tries, telling.stopped)
+        return cls(telling.text, telling.about, telling.tries, telling.stopped, telling.ref)
 
     def restored(self) -> Telling:
         """Return the telling again."""
-        return Telling(self.text, self.about, tries=self.tries, stopped=self.stopped)
+        return Telling(self.text, self.about, ref=self.ref, tries=self.tries, stopped=self.stopped)
 
 
 class SavedTellings(msgspec.Struct, kw_only=True):
@@ -178,12 +181,12 @@ class Tellings:
         """Return whether an answer that is being made has called an async tool by this id."""
         return any(call.id == call_id for one in self._conversation.queue.requests for call in async_calls(one))
 
-    def _result(self, call_id: str, text: str) -> None:
-        self._conversation.tell(Telling(text, about=call_id))
+    def _result(self, call_id: str, text: str, ref: str | None) -> None:
+        self._conversation.tell(Telling(text, about=call_id, ref=ref))
 
     def note_calls(self, request: Request) -> list[ToolCall]:
         """Note that an answer is over. Returns its calls to async tools, which work from now on."""
-        found = async_calls(request)
+        found = [one for one in async_calls(request) if one.is_whole and not self._results.withdrew(one.id)]
         for call in found:
             arguments = call.arguments
             shown = arguments if len(arguments) <= _TITLE_CHARACTERS else f"{arguments[:_TITLE_CHARACTERS]}…"
@@ -251,7 +254,7 @@ class Tellings:
         assert telling is not None
         self._waiting.remove(telling)
         self._current, self._entered = telling, False
-        chunk = InputChunk(Modality.TEXT, self._prompt(telling).encode())
+        chunk = InputChunk(Modality.TEXT, self._prompt(telling).encode(), ref=telling.ref)
         config = _free_choice(conversation.configuration.effective)
         self._request_id = conversation.respond([chunk], config, trigger=StartTrigger.TELLING)
         self._look(now)  # it may have been refused

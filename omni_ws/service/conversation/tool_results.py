@@ -38,7 +38,7 @@ class ToolResults:
         self._ledger = ledger
         #: See ``watch``.
         self._is_async: Callable[[str], bool] = lambda call_id: False
-        self._tell: Callable[[str, str], None] = lambda call_id, text: None
+        self._tell: Callable[[str, str, str | None], None] = lambda call_id, text, ref: None
         #: Calls of async tools that have no result yet, and calls whose result came before the end of the answer.
         self._working: dict[str, None] = {}
         self._early: dict[str, None] = {}
@@ -54,18 +54,21 @@ class ToolResults:
     ) -> Sequence[StreamEvent]:
         """Take a result that a client has sent. Returns what follows for the input.
 
-        If it is not wanted there, only its number and its end of the input count. ``refuse`` is called with the error
+        If it is not wanted there, only its number and its end of the input count; of what an async tool brings, only
+        the number. ``refuse`` is called with the error
         of a result that is refused. Raises what ``stream.receive_chunk`` raises.
         """
         number = chunk.sequence_id
         if number is not None and number < stream.reorder.next_sequence_id:
             return stream.receive_chunk(chunk, now=now)  # a duplicate
+        late = False
         try:
-            wanted = self.take(chunk)
+            late = self.take_late(chunk)
+            wanted = not late and self._take(chunk)
         except (SessionConflict, EngineOverloaded, InvalidValue) as refusal:  # the first two end a session elsewhere
             refuse(refusal.about(ref=chunk.ref))
             wanted = False
-        if not wanted and not (chunk.end_of_input and stream.had_request):
+        if late or (not wanted and not (chunk.end_of_input and stream.had_request)):
             return stream.refuse(number, now=now) if number is not None else ()
         taken = chunk if wanted else replace(InputChunk.end(), sequence_id=number)
         try:
@@ -77,17 +80,13 @@ class ToolResults:
             self.refused(taken)
         return events
 
-    def take(self, chunk: InputChunk) -> bool:
+    def _take(self, chunk: InputChunk) -> bool:
         """Accept a result that has arrived. Returns False if its call has one already, or was withdrawn.
 
-        The result of an async tool is told, and no input. Raises SessionConflict if the call is not in the history of
-        the session; for an async tool EngineOverloaded, and InvalidValue if it is not UTF-8.
+        Raises SessionConflict if the call is not in the history of the session.
         """
         call_id = chunk.tool_call_id
         assert call_id is not None
-        if call_id in self._working or self._is_async(call_id):
-            self._take_late(call_id, chunk)
-            return False
         if not self._ledger.knows_call(call_id):
             raise SessionConflict(
                 f"the tool call {call_id[:64]!r} is not in the history of this session",
@@ -99,24 +98,32 @@ class ToolResults:
         self._waiting[call_id] = None
         return True
 
-    def _take_late(self, call_id: str, chunk: InputChunk) -> None:
-        """Have the result of an async tool told, unless it has one already, or was withdrawn."""
+    def take_late(self, chunk: InputChunk) -> bool:
+        """Have the result of an async tool told, unless its call has one already, or was withdrawn.
+
+        Returns False if the tool is not async. Raises EngineOverloaded, and InvalidValue if it is not UTF-8.
+        """
+        call_id = chunk.tool_call_id
+        assert call_id is not None
+        if call_id not in self._working and not self._is_async(call_id):
+            return False
         if call_id in self._early or call_id in self._withdrawn:
-            return
+            return True
         try:
             text = chunk.payload.decode()
         except UnicodeDecodeError:
             raise InvalidValue("a tool result must be UTF-8", sequence_id=chunk.sequence_id) from None
-        self._tell(call_id, text)
+        self._tell(call_id, text, chunk.ref)
         if call_id in self._working:
             del self._working[call_id]
         else:
             _keep_newest(self._early, call_id)
+        return True
 
     # calls of async tools
 
-    def watch(self, is_async: Callable[[str], bool], tell: Callable[[str, str], None]) -> None:
-        """Call ``tell`` with the id of an async call and its result, as text, when that arrives.
+    def watch(self, is_async: Callable[[str], bool], tell: Callable[[str, str, str | None], None]) -> None:
+        """Call ``tell`` with the id of an async call, its result as text, and the client's name, when that arrives.
 
         ``is_async`` returns whether an answer that is not over has made an async call of this id. ``tell`` may raise
         EngineOverloaded.

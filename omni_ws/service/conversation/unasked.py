@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from omni_ws.core.chunks import StartTrigger, Task, ToolCall
+from omni_ws.core.chunks import InputChunk, StartTrigger, Task, ToolCall
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.service.conversation.remarks import Remarks
 from omni_ws.service.conversation.request import Request
@@ -34,6 +34,10 @@ class Unasked:
         """See ``Conversation.tell``."""
         self.tellings.put(telling)
         self.note_quiet(now)
+
+    def takes(self, result: InputChunk) -> bool:
+        """Return whether the result of a tool is that of an async one, which is told now. Raises EngineOverloaded."""
+        return self._results.take_late(result)
 
     def note_quiet(self, now: float) -> None:
         """Note whether anybody speaks, or an answer is due, and if not, since when."""
@@ -65,9 +69,12 @@ class Unasked:
         if request.remark is not None and request.error is not None:
             self._remarks.stop_fillers()
         calls, config, conversation = request.tool_calls, request.config, self._conversation
-        if not calls or not request.answerable or not request.entry.answer_kept or conversation.stream.single_request:
+        single = conversation.stream.single_request
+        if not calls or request.error is not None or not request.entry.answer_kept or single:
             return
         later = self.tellings.note_calls(request)
+        if not request.answerable:
+            return
         wanted = config.tool_filler and conversation.configuration.rules.tool_filler != ""
         if wanted and "audio" in config.modalities and Task.SPEECH in conversation.engine.capabilities.tasks:
             awaited, spoken = [call.id for call in calls if call not in later], request.entry.sent_ms > 0

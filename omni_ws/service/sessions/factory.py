@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from prometheus_client import Gauge
@@ -42,6 +42,9 @@ from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
+
+if TYPE_CHECKING:
+    from omni_ws.service.sessions.chats import Chats
 
 logger = logging.getLogger("omni_ws.model")
 
@@ -101,6 +104,8 @@ class SessionFactory:
             counts=None if group is None else SharedSlotCounts(group.counts, group.row),
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
+        #: Opens chats that sessions hold beside their own conversation; set by the application.
+        self.chats: Chats | None = None
         self._has_stood_in = False
         self.media_room = MediaRoom(self.budget)
         self.observers = Observers()
@@ -162,6 +167,7 @@ class SessionFactory:
         stored: StoredBytes | None = None,
         survives: bool = False,
         session_id: str | None = None,
+        engine: Engine | None = None,
     ) -> Conversation:
         """Open a session and return its conversation. The caller must call ``observed.ended`` at its end.
 
@@ -177,6 +183,7 @@ class SessionFactory:
             stored: The budget for its output, if that is kept for readers.
             survives: Whether it can be saved at any time, to be restored in another server.
             session_id: The id of a session that is restored; None for a new one.
+            engine: What answers in place of the server's engine, with text.
         """
         now = asyncio.get_running_loop().time
 
@@ -185,33 +192,32 @@ class SessionFactory:
                 admit()
             self.admission.reserve(owner)
 
-        listens = not single_request and self.speech_workers.available
+        hears = self.speech_workers if self.speech_workers.available and not single_request else None
         account = self._account()
-        outbox = self._output_log(account, now, resumable=resumable, stored=stored)
         identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
+        kind: Any = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         conversation = Conversation(
-            self.engine,
-            self.configuration(output_formats, any_model=any_model, single_request=single_request, account=account),
-            outbox,
+            engine or self.engine,
+            self.configuration(**kind, account=account, engine=engine),
+            self._output_log(account, now, resumable=resumable, stored=stored),
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body, survives=survives),
             budget=account,
             media_room=self.media_room,
             now=now,
             admit=admit_request,
             counted_priority=partial(self.admission.priority, owner),
-            speech_workers=self.speech_workers if listens else None,
+            speech_workers=hears,
             observed=observed,
         )
-        kind = {"output_formats": output_formats, "any_model": any_model, "single_request": single_request}
         self.conversations[conversation] = kind
         return conversation
 
     def _engine_changed(self) -> None:
         """Have the open sessions follow the engine, whose capabilities may have changed."""
         for conversation, kind in [*self.conversations.items()]:
-            if not kind["single_request"]:
+            if not kind["single_request"] and conversation.engine is self.engine:
                 conversation.follow(self._rules(**kind))
 
     def _account(self) -> SessionAccount:
@@ -242,9 +248,12 @@ class SessionFactory:
         any_model: bool = False,
         single_request: bool = False,
         account: SessionAccount | None = None,
+        engine: Engine | None = None,
     ) -> Configuration:
         """Return the configuration that a session begins with, charged to its ``account``; see ``open``."""
         rules = self._rules(output_formats, any_model=any_model, single_request=single_request)
+        if engine is not None:
+            rules = replace(rules, capabilities=engine.capabilities)
         return Configuration(rules, account)
 
     def connect_gauges(self) -> None:

@@ -50,6 +50,7 @@ from omni_ws.service.conversation.telling import Telling
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.transport.realtime.delegation import ResponsesDelegations
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live_delegations import (
     DELEGATE,
@@ -276,8 +277,7 @@ class LiveDialect:
     def _delegations_of(self, start: MediaStart) -> Delegations:
         wanted = start.delegation or ClientDelegation()
         if isinstance(wanted, ResponsesDelegation):
-            message = "delegation to responses is not offered here"
-            raise UnsupportedParameter(message, param="session.delegation.type")
+            return ResponsesDelegations(self, wanted)
         assert isinstance(wanted, ClientDelegation)
         return ClientDelegations(self, wanted)
 
@@ -461,16 +461,22 @@ class LiveDialect:
             if self.player.has(request_id):
                 self.player.cut()
             self._end_text(request_id)
+            self._hand_over(request_id, cancelled=True)
             return
         self.player.finish(request_id)
         self.player.pump((self._loop.time() - self._origin) * 1000)
         if not self.player.has(request_id):
             yield from self._rest(request_id)
-        entry = self.conversation.ledger.find(request_id)
-        if final.finish_reason is not FinishReason.ERROR and entry is not None:
-            for call in entry.tool_calls:
-                if call.name == DELEGATE:
-                    self._delegations.opened(call.id, call.arguments)
+        if final.finish_reason is not FinishReason.ERROR:
+            self._hand_over(request_id)
+
+    def _hand_over(self, request_id: str, *, cancelled: bool = False) -> None:
+        """Begin the work that an answer has handed over; of one that was ``cancelled``, what the history has of it."""
+        ledger = self.conversation.ledger
+        entry = ledger.find(request_id)
+        for call in () if entry is None else entry.tool_calls:
+            if call.name == DELEGATE and (not cancelled or ledger.knows_call(call.id)):
+                self._delegations.opened(call.id, call.arguments)
 
     def _cut(self) -> None:
         """Play nothing more than what was sent. An answer that is held goes on later; one that has ended does not."""

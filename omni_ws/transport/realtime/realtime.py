@@ -560,6 +560,8 @@ class RealtimeDialect:
             raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
         for chunk in item.chunks:
             self._conversation.configuration.check_chunk(chunk)
+        if item.kind == "function_call_output" and self._conversation.unasked.takes(item.chunks[0]):
+            item.take_chunks()  # it is told at the next pause, and waits for no response
         previous = self._items.create(item)
         self._conversation.note_given()
         self._send([item_event("added", item, previous=previous), item_event("done", item, previous=previous)])

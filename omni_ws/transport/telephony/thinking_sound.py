@@ -31,7 +31,7 @@ NOTE_SEC: Final = 0.1
 #: Sound is sent in packets of the telephone network.
 PACKET_SEC: Final = 0.02
 #: Answers that nobody waits for.
-_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE)
+_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 
 
 def notes(sample_rate: int) -> Samples:

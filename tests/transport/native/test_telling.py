@@ -444,3 +444,47 @@ async def test_a_model_by_url_gets_the_placeholder_and_then_the_result() -> None
     assert last["role"] == "user"
     assert last["content"].endswith(']\n{"city": "Lisbon"}')
     assert 'find({"what": "parcel"})' in last["content"]
+
+
+async def test_the_answer_to_a_result_has_the_name_that_the_client_gave_it() -> None:
+    async with talk() as one:
+        (call,) = await one.ask()
+        await one.client.chunk("found", role="tool", tool_call_id=call, ref="mine", end_of_input=True)
+        _, answer = await one.telling()
+        assert answer.started is not None
+        assert (answer.started["ref"], answer.final["ref"]) == ("mine", "mine")
+
+
+async def test_a_result_ends_no_input_that_is_open() -> None:
+    async with talk(start_policy="on_end_only") as one:
+        (call,) = await one.ask()
+        await one.client.chunk("how ")
+        await one.client.chunk("found", role="tool", tool_call_id=call, end_of_input=True)
+        await one.silent_for(5)
+        await one.client.say("are you")
+        assert (await one.client.answer()).text == "how are you"
+        assert (await one.telling())[1].text == "found"
+
+
+async def test_a_call_whose_answer_was_interrupted_still_brings_its_result() -> None:
+    class Interrupted(Talker):
+        async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+            if self.asked:
+                await super().act(request, out)
+                return
+            self.asked.append("".join([chunk.payload.decode() async for chunk in request.input]))
+            out.write(TextOutput("I look"))
+            out.write(ToolCallOutput(ToolCallFragment(0, id="call_1", name="find", arguments="{}")))
+            await asyncio.Event().wait()
+
+    engine = Interrupted()
+    async with talk(engine, overlap="interrupt", modalities=["text"]) as one:
+        await one.client.say("find it")
+        while (await one.client.receive()).get("modality") != "tool_call":
+            pass
+        await one.client.say("hello")
+        assert (await one.client.answer()).reason == "cancelled"
+        assert (await one.client.answer()).text == "hello"
+        assert engine.requests[-1].history[-1].text == WORKING
+        await one.result("call_1")
+        assert (await one.telling())[1].text == "found"
