@@ -297,7 +297,7 @@ def live_config(start: MediaStart, *, turn_detection: str, tools: Iterable[Mappi
 def session_resource(start: MediaStart, *, session_id: str, expires_at: int, voice: str | None) -> dict[str, Any]:
     """Return the whole configuration as the client sees it, with the values in effect; ``voice`` is the one in use."""
     shown: dict[str, Any] = msgspec.to_builtins(start)
-    output = {"voice": start.voice or voice or "default"}
+    output = {"voice": voice or "default"}
     return {
         "id": session_id,
         "expires_at": expires_at,

@@ -60,7 +60,7 @@ from omni_ws.transport.realtime.live_delegations import (
     Delegations,
 )
 from omni_ws.transport.realtime.live_player import FRAME_MS, SILENCE, Heard, LivePlayer
-from omni_ws.transport.realtime.live_transcripts import HeardText, SpokenText, TranscriptLine
+from omni_ws.transport.realtime.live_transcripts import Delta, HeardText, SpokenText, TranscriptLine
 from omni_ws.wire.live_session import (
     MAX_INSTRUCTIONS_TOKENS,
     ClientDelegation,
@@ -226,7 +226,7 @@ class LiveDialect:
         shown = session_resource(
             self.start_fields, session_id=self.session_id, expires_at=self._expires_at, voice=voice
         )
-        return {**shown, "delegation": shown_delegation(self._delegations)}
+        return {**shown, "delegation": to_builtins(self._delegations.shown)}
 
     def start(self, fields: Mapping[str, Any], event_id: str | None = None) -> None:
         """Start the session with the object ``session``. Raises an InvalidRequest, and nothing is started then."""
@@ -389,7 +389,7 @@ class LiveDialect:
                 del self._appends[number]
                 self._acknowledge("session.commentary.append", event_id)
 
-        telling = Telling(content, about=delegation_id, entered=entered, told=lambda request_id: None)
+        telling = Telling(content, about=delegation_id, entered=entered)
         self._appends[number] = event_id
         if not self._within_limits(partial(self.conversation.tell, telling), event_id):
             del self._appends[number]
@@ -500,7 +500,7 @@ class LiveDialect:
             now_ms = self.now_ms
             end_ms = now_ms if self._stopped_ms is None else self._stopped_ms
             start_ms = max(self._spoke_ms, self._input.end_ms) if joins else self._spoke_ms
-            delta = self._input.place(text, start_ms, end_ms, now_ms=now_ms, joins=joins and not chunk.interim)
+            delta = self._input.place(text, start_ms, end_ms, now_ms=now_ms, joins=joins)
             yield _transcript_delta("input", delta)
         if chunk.late:
             self._heard.pop(chunk.request_id, None)
@@ -525,7 +525,8 @@ class LiveDialect:
         """Tell the text of an answer that was heard to its end, as far as it was not told."""
         text = self._spoken.pop(request_id, None)
         if text is not None and (rest := text.rest()).strip():
-            yield from self._spoke(text, rest, self._output.end_ms, self.now_ms)
+            start_ms = self._output.end_ms if text.begun else self.now_ms
+            yield from self._spoke(text, rest, start_ms, self.now_ms)
 
     def _spoke(self, text: SpokenText, new: str, start_ms: float, end_ms: float) -> Iterator[Event]:
         delta = self._output.place(new, start_ms, end_ms, now_ms=self.now_ms, joins=text.begun)
@@ -559,18 +560,12 @@ class LiveDialect:
             self.send([{"type": "session.usage.updated", "usage": self.usage}])
 
 
-def shown_delegation(delegations: Delegations) -> dict[str, Any]:
-    """Return the settings of the delegation as the client sees them."""
-    shown: dict[str, Any] = to_builtins(delegations.shown)
-    return shown
-
-
 def _answering(event: Event, event_id: str | None) -> Event:
     """Return the event with the id of the client's event that it answers."""
     return event if event_id is None else {**event, "client_event_id": event_id}
 
 
-def _transcript_delta(direction: str, delta: Any) -> Event:
+def _transcript_delta(direction: str, delta: Delta) -> Event:
     times = {"start_ms": delta.start_ms, "end_ms": delta.end_ms}
     return {"type": f"session.{direction}_transcript.delta", "delta": delta.text, **times}
 

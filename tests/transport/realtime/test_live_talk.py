@@ -19,7 +19,7 @@ from support.live_talker import WORD_MS, Talker, delegates, spoken
 
 from omni_ws.audio.pcm import encode_a_law, encode_mu_law
 from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TranscriptOutput
+from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.transport.realtime.live_delegations import DELEGATE_RULE, MAX_DELEGATIONS, ClientDelegations
 from omni_ws.transport.realtime.live_player import LEAD_MS
@@ -448,3 +448,33 @@ async def test_rules_have_a_limit_together() -> None:
         fields["content"] = "word " * (MAX_INSTRUCTIONS_TOKENS % MAX_APPEND_TOKENS)
         await client.send("session.instructions.append", **fields)
         await client.until("session.instructions.appended")
+
+
+async def test_text_that_is_not_spoken_is_told_as_it_is_final() -> None:
+    """A voice that says nothing leaves the words."""
+    reply = lambda said: [TextOutput("Only "), TextOutput("text.")]  # noqa: E731
+    async with live_server(Talker("hello", reply=reply)) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        (delta,) = [await client.until("session.output_transcript.delta")]
+        assert delta["delta"] == "Only text."
+        assert delta["start_ms"] > 500
+
+
+async def test_characters_are_told_without_blanks_between() -> None:
+    class Writer(Talker):
+        async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+            text, count = "你好吗我很好", 0
+            async for _ in request.input:
+                count += 1
+                out.write(interim(text[: 1 + count // 2]))
+            out.write(TranscriptOutput(text))
+            out.write(Finished(FinishReason.STOP, Usage()))
+
+    async with live_server(Writer()) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client, ms=1500)
+        while len(client.heard()) < 6:
+            await client.receive()
+        assert len(client.seen("session.input_transcript.delta")) > 1
+        assert client.heard() == "你好吗我很好"
