@@ -44,6 +44,8 @@ PYTHON: Final = {
 SPOKEN_LEVEL: Final = 600
 #: Output may be so far ahead of real time.
 LEAD_SEC: Final = 0.4
+#: What a client may read its first event later than it came, on a busy machine. (Tests on a virtual clock are exact.)
+LATE_SEC: Final = 1.0
 #: Above it livekit takes the stream for speech.
 SILENCE_LEVEL: Final = 35
 #: What an answer may take longer while work is delegated.
@@ -191,7 +193,7 @@ def check_times(story: Story) -> None:
     for line in story.lines:
         event = line.event
         place = event.get("end_ms", event.get("offset_ms", 0))
-        assert place / 1000 <= line.at - started + LEAD_SEC + 0.2, event
+        assert place / 1000 <= line.at - started + LEAD_SEC + LATE_SEC, event
         direction = event["type"].split("_")[0].removeprefix("session.") if event else ""
         if event and event["type"].endswith("_transcript.delta"):
             assert before[direction] <= event["start_ms"] <= event["end_ms"], event
@@ -203,7 +205,7 @@ def check_sound(story: Story) -> None:
     started, sent = story.came("session.started"), 0.0
     for at, samples in story.audio:
         sent += len(samples) / RATE
-        assert sent <= at - started + LEAD_SEC + 0.2, f"{sent:.1f} s after {at - started:.1f} s"
+        assert sent <= at - started + LEAD_SEC + LATE_SEC, f"{sent:.1f} s after {at - started:.1f} s"
     assert sent >= story.at("closes") - started - 1
     loud = np.array(story.loud)
     for at, samples in story.audio:
