@@ -53,7 +53,7 @@ PAUSE_MS: Final = 1000
 #: Pieces of audio in which one word is heard.
 PIECES_PER_WORD: Final = 4
 #: What happens in one interleaving, and how much time there is for what is left to be told.
-ACTIONS: Final = 9
+ACTIONS: Final = 7
 LEFT_MS: Final = 12_000
 #: Without ``pcma`` sound is lowered while it is uncertain whether speech interrupts it.
 ENCODERS: Final = {"pcma": encode_a_law, "pcmu": encode_mu_law}
