@@ -22,9 +22,9 @@ from typing import Final
 
 import websockets
 
-from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, first_events, microphone, say
+from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, first_events, microphone
 from benchmarks.server_process import cpu_seconds_of_all, free_port, running, wait_until_ready
-from omni_ws.caller.script import PIECE_SEC, beside
+from omni_ws.caller.script import PIECE_SEC, beside, say
 from omni_ws.client import ClientSession, connect
 from omni_ws.client.audio import paced
 
@@ -146,10 +146,15 @@ class _Answers(BaseHTTPRequestHandler):
         pass
 
 
+class _Model(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a connection whose answer is not needed any more is reset
+
+
 @contextmanager
 def _model() -> Iterator[str]:
     """Yield the base URL of the language model."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+    with _Model(("127.0.0.1", 0), _Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()

@@ -290,8 +290,8 @@ def _read_realtime(event: Mapping[str, Any]) -> None:
             response = read_response(object_field(event, "response"))
             for able in (_ABLE, _UNABLE):
                 _in_effect(response_config(response, able))
-            for index, item in enumerate(response.input or ()):
-                read_item(item, "item_new", place=f"response.input[{index}]")
+            for index, one in enumerate(response.input or ()):
+                read_item(one, "item_new", place=f"response.input[{index}]")
         case "input_audio_buffer.append":
             assert type(read(event.get("audio"), bytes, "audio")) is bytes
         case "client_secret":  # not an event: the body of POST /v1/realtime/client_secrets

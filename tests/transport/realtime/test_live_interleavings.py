@@ -80,7 +80,8 @@ class MemoryLink:
     def heard_at(self) -> float:
         return self._now()
 
-    touch = heard_at.fget
+    def touch(self) -> float:
+        return self._now()
 
     def attach(self, receiver: Any, account: Any = None) -> None: ...
 
@@ -357,7 +358,8 @@ class Story:
 async def play(server: LiveServer, engine: Told, seed: int) -> None:
     (live,) = [one for one in server.app.front_ends if isinstance(one, Live)]
     engine.story = story = Story(seed)
-    story.connection = await live._begin(None, "127.0.0.1", MemoryLink(story.take))
+    link: Any = MemoryLink(story.take)
+    story.connection = await live._begin(None, "127.0.0.1", link)
     running = asyncio.create_task(story.connection.run())
     await asyncio.sleep(0)
     story.origin = story.now()
