@@ -55,6 +55,8 @@ ROUTES = {
     "/v1/realtime/client_secrets": {"post"},
     "/v1/realtime/calls": {"post"},
     "/v1/realtime/calls/{call_id}/hangup": {"post"},
+    "/v1/live/sessions": {"post"},
+    "/v1/live/sessions/{session_id}/hangup": {"post"},
     "/start_profile": {"post"},
     "/stop_profile": {"post"},
     "/start_request_profile": {"post"},
@@ -62,7 +64,21 @@ ROUTES = {
 }
 
 #: Served on the same port, and described in asyncapi.yaml and live.asyncapi.yaml.
-NOT_HTTP = {path: {"GET"} for path in ("/v1/streaming_input", "/v1/realtime", "/v1/live/sessions")}
+NOT_HTTP = {
+    path: {"GET"}
+    for path in ("/v1/streaming_input", "/v1/realtime", "/v1/live/sessions", "/v1/live/sessions/{session_id}/attach")
+}
+#: Served to be refused by name (docs/live.md).
+REFUSED = {
+    f"/v1/live/sessions/{{session_id}}/{step}": methods
+    for step, methods in {
+        "accept": {"POST"},
+        "reject": {"POST"},
+        "refer": {"POST"},
+        "fork": {"GET", "POST"},
+        "content": {"GET"},
+    }.items()
+}
 BODIES: dict[str, type[Struct]] = {
     "ClientSecretRequest": ClientSecretBody,
     "ChatRequest": ChatBody,
@@ -263,10 +279,13 @@ def test_openapi_has_the_routes_of_this_version(openapi: Document) -> None:
 def test_openapi_has_every_route_that_is_served_and_every_field_that_is_read(openapi: Document) -> None:
     app = create_app(EchoEngine(), ServerConfig())
     served = {path.replace(":path}", "}"): methods for path, methods in routes_of(app).items()}
-    assert served == {path: {method.upper() for method in item} for path, item in openapi["paths"].items()} | NOT_HTTP
+    described = {path: {method.upper() for method in item} for path, item in openapi["paths"].items()}
+    for path, methods in NOT_HTTP.items():
+        described[path] = described.get(path, set()) | methods
+    assert served == described | REFUSED
     for name, body in BODIES.items():
-        described = openapi["components"]["schemas"][name]["properties"].keys()
-        read = {field.removesuffix("[]") for field in described}
+        properties = openapi["components"]["schemas"][name]["properties"].keys()
+        read = {field.removesuffix("[]") for field in properties}
         assert [field for field in body.__struct_fields__ if field not in read] == [], name
 
 

@@ -15,7 +15,8 @@ from msgspec import Meta, Struct
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.core.history import Message, estimate_tokens
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.wire.realtime_events import RealtimeRefusal
+from omni_ws.wire.live_channel import ClientConfig
+from omni_ws.wire.realtime_events import RealtimeRefusal, read
 from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS, place_and_text
 
 Kind = TypeVar("Kind")
@@ -173,7 +174,7 @@ class MediaStart(LiveUpdate, frozen=True, kw_only=True):
     instructions: str | None = None
     input: Annotated[list[InitialItem], Meta(max_length=MAX_INPUT_MESSAGES)] | None = None
     audio: LiveAudio | None = None
-    client: dict[str, Any] | None = None
+    client: ClientConfig | None = None
     store: bool | None = None
     safety_identifier: Annotated[str, Meta(max_length=512)] | None = None
     idle_timeout_s: Annotated[int, Meta(ge=0)] | None = None
@@ -214,6 +215,8 @@ def read_start(fields: Mapping[str, Any], *, media: bool = False) -> MediaStart:
         raise _unknown("session.audio.format")
     if not media and start.client is not None:
         raise UnsupportedParameter("session.client is for sessions over WebRTC", param="session.client")
+    if start.client is not None:
+        start.client.data_channel.check()
     if media and (start.idle_timeout_s is not None or start.wake_policy is not None):
         name = "idle_timeout_s" if start.idle_timeout_s is not None else "wake_policy"
         raise UnsupportedParameter("a session is never paused here", param=f"session.{name}")
@@ -268,6 +271,19 @@ def checked_append(fields: Mapping[str, Any]) -> tuple[str, str | None]:
         raise InvalidValue(message, param="content")
     delegation_id = fields["delegation_id"]
     return content, None if delegation_id is None else strict(delegation_id, str, "delegation_id")
+
+
+def read_audio(fields: Mapping[str, Any]) -> bytes:
+    """Return the audio of an event. Raises an InvalidRequest for anything but base64."""
+    try:
+        return read(fields.get("audio"), bytes, "audio")
+    except InvalidValue as error:
+        raise invalid_audio(error.message) from None
+
+
+def invalid_audio(message: str) -> RealtimeRefusal:
+    """Return the error for audio that cannot be used."""
+    return RealtimeRefusal("invalid_audio", message, param="audio")
 
 
 def audio_of(given: Pcm | Pcmu | Pcma) -> AudioFormat:

@@ -37,7 +37,7 @@ from omni_ws.workers.channel import (
 logger = logging.getLogger(__name__)
 
 #: The id of a session or call, with the number of its worker, in the target of a request.
-_ID: Final = re.compile(rb"(?<![A-Za-z0-9])w([1-9][0-9]{0,8})_(?:sess_)?[0-9a-f]{24}(?![A-Za-z0-9])")
+_ID: Final = re.compile(rb"(?<![A-Za-z0-9])w([1-9][0-9]{0,8})_(?:sess_|live_)?[0-9a-f]{24}(?![A-Za-z0-9])")
 #: The interval at which a worker records its state, for changes that no event reports.
 NOTE_INTERVAL_SEC: Final = 0.25
 

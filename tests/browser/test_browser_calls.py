@@ -15,7 +15,8 @@ from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
 from support.part_engines import ReadingEngine, ToolCallingEngine
-from support.speech_clips import WORDS, clip_bytes
+from support.realtime_client import realtime_client, text_of
+from support.speech_clips import WORDS, clip_bytes, word_errors
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import VoiceChoice
@@ -150,6 +151,28 @@ async def test_a_model_uses_the_tool_of_the_page() -> None:
         await demo.write("What time is it?")
         assert re.fullmatch(r"It is .+ at .+ \(.+\)\.", await demo.answered(turn=1))
         assert "used local_time" in await demo.page.locator(".turn").nth(0).locator(".note").inner_text()
+
+
+async def test_a_sideband_sees_the_call_and_asks_for_an_answer(server: LiveServer) -> None:
+    async with demo_page(settings=CALL) as demo:
+        async with demo.page.expect_response("**/v1/realtime/calls") as answered:
+            await demo.open(url(server))
+        call_id = (await answered.value).headers["location"].rpartition("/")[2]
+        async with realtime_client(server, query=f"call_id={call_id}") as sideband:
+            await demo.page.locator("#talk").click()
+            await demo.say(clip_bytes("goforward"))
+            heard = await sideband.until("conversation.item.input_audio_transcription.completed")
+            assert word_errors(FORWARD, heard["transcript"].strip()) <= 1
+            assert text_of(await sideband.response()) == TO_FORWARD
+            await sideband.until("output_audio_buffer.stopped")
+            before = (await demo.played()).seconds
+            await sideband.say("What is three plus four?")
+            await sideband.send("response.create")
+            assert text_of(await sideband.response()) == "That makes 7."
+            await sideband.until("output_audio_buffer.stopped")
+            await demo.in_state("listening")
+            assert (await demo.played()).seconds > before + 0.5
+        await demo.page.goto(url(server) + "health")
 
 
 async def test_a_call_that_ends_is_made_again(server: LiveServer) -> None:

@@ -27,6 +27,14 @@ _SCHEMAS = {kind: Draft202012Validator(message["payload"]) for kind, message in 
 AUDIO = "session.output_audio.delta"
 
 
+def check_live(event: dict[str, Any]) -> None:
+    """The event is one that OpenAI's library and our document know, with all its fields."""
+    kind = event["type"]
+    _EVENTS[kind].model_validate(event)
+    if kind in _SCHEMAS:
+        _SCHEMAS[kind].validate(event)
+
+
 class LiveClient(FrameClient):
     """One connection. ``received`` has all events but the audio, which is in ``sound``."""
 
@@ -63,9 +71,7 @@ class LiveClient(FrameClient):
 
     def _check(self, event: dict[str, Any]) -> None:
         kind = event["type"]
-        _EVENTS[kind].model_validate(event)
-        if kind in _SCHEMAS:
-            _SCHEMAS[kind].validate(event)
+        check_live(event)
         assert "session.closed" not in {one["type"] for one in self.received}, "an event after the last"
         if kind == AUDIO:
             assert event.keys() == {"type", "delta"}

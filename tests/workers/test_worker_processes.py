@@ -10,16 +10,19 @@ import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from support.live_server import LiveServer
 from support.native_client import NativeClient, RawWebSocket, native_client
 from support.patience import PATIENCE_SEC
 from support.raw_http import RawClient, RawResponse, raw_client, request, websocket_upgrade
+from support.webrtc_client import webrtc_call
 from support.worker_server import WorkerServer, worker_server
 from websockets.exceptions import ConnectionClosed
 
 from omni_ws.transport.http.hang_up import MAX_TURNED_AWAY
+from omni_ws.workers.worker import _ID
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -141,6 +144,25 @@ async def test_a_websocket_resumes_through_the_other_worker(shared: WorkerServer
     async with native_client(shared, query=query, greeted=False) as late:
         # The token is good until the server hears from the client, and ends with its connection.
         assert (await late.receive())["type"] == "session_resumed"
+
+
+async def test_a_sideband_finds_the_worker_of_its_call(shared: WorkerServer) -> None:
+    async with two_workers(shared) as (first, second, *ids):
+        async with webrtc_call(cast("LiveServer", shared)) as caller:
+            call_id = caller.location.rpartition("/")[2]
+            for client in (first, second):
+                await client.send(websocket_upgrade(f"/v1/realtime?call_id={call_id}"))
+                assert (await client.head())[1] == 101
+                created = await RawWebSocket(client).until("session.created")
+                assert created["session"]["id"] == caller.received[0]["session"]["id"]
+        await delete(shared, *ids)
+
+
+def test_the_ids_of_sessions_name_their_worker() -> None:
+    for prefix in ("w2_sess_", "w2_live_", "rtc_w2_"):
+        found = _ID.search(f"/v1/some/path/{prefix}{24 * 'a'}/attach?x=1".encode())
+        assert found is not None
+        assert found[1] == b"2"
 
 
 async def test_a_profile_is_that_of_all_workers(shared: WorkerServer) -> None:

@@ -213,7 +213,8 @@ class Router:
     ) -> None:
         """Let ``upgrade`` answer the handshakes at ``path`` for which ``takes`` returns True.
 
-        Endpoints at the same path are asked in the order in which they were added.
+        ``path`` may be the template of a route. Endpoints at the same path are asked in the order in which they were
+        added.
 
         A GET without an upgrade needs a route of its own; see ``needs_upgrade``.
         """
@@ -221,7 +222,10 @@ class Router:
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Return the decision on a handshake. Raises the error that refuses it: NotFound if no endpoint takes it."""
-        for takes, upgrade in self._websockets.get(request.path, ()):
+        found = self._websockets.get(request.path)
+        if found is None:
+            found = self._websockets.get(self._find(request.segments)[0].template, [])
+        for takes, upgrade in found:
             if takes(request):
                 return upgrade(request)
         self.match("GET", request.segments)  # raises its own NotFound if there is no route either

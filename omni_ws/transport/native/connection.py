@@ -641,7 +641,47 @@ class SoleLink(Protocol):
     async def close_in_time(self, code: int, reason: str) -> None: ...
 
 
-class SoleConnection(Attachment, ABC):
+class WatchedPeer(ABC):
+    """Mixin of receivers that ping a silent peer, and find out by that whether it is gone. They set the attributes."""
+
+    _connection: SoleLink
+    _keep_alive: KeepAlive
+    _loop: asyncio.AbstractEventLoop
+    _timer: asyncio.TimerHandle | None
+
+    @property
+    @abstractmethod
+    def _listening(self) -> bool:
+        """Whether the peer is still wanted."""
+
+    @abstractmethod
+    def connection_closing(self) -> None:
+        """Note that the peer is gone."""
+
+    def _watch_peer(self) -> None:
+        """Set the timer that checks the peer, for when it may have been silent for too long."""
+        self._keep_alive.heard(self._connection.heard_at)
+        when = self._keep_alive.get_timer(listening=self._connection.is_reading)
+        self._ignore_peer()
+        self._timer = None if when is None else self._loop.call_at(when, self._look_at_peer, when)
+
+    def _ignore_peer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_at_peer(self, due: float) -> None:
+        if not self._listening:
+            return
+        self._keep_alive.heard(self._connection.heard_at)
+        # A timer may fire a little early.
+        now, listening = max(self._loop.time(), due), self._connection.is_reading
+        if not self._keep_alive.check(now, self._connection.write_ping, listening=listening):
+            self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+            self.connection_closing()
+        self._watch_peer()
+
+
+class SoleConnection(WatchedPeer, Attachment):
     """Base class of Attachments of sessions that end with their connection: handles pauses, timers and the end.
 
     A subclass receives the messages of the client, and writes the messages of the outbox.
@@ -724,25 +764,3 @@ class SoleConnection(Attachment, ABC):
 
     def time_is_up(self, error: OmniError) -> None:
         self._session.end(error)
-
-    def _watch_peer(self) -> None:
-        """Set the timer that checks the peer, for when it may have been silent for too long."""
-        self._keep_alive.heard(self._connection.heard_at)
-        when = self._keep_alive.get_timer(listening=self._connection.is_reading)
-        self._ignore_peer()
-        self._timer = None if when is None else self._loop.call_at(when, self._look_at_peer, when)
-
-    def _ignore_peer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look_at_peer(self, due: float) -> None:
-        if not self._listening:
-            return
-        self._keep_alive.heard(self._connection.heard_at)
-        # A timer may fire a little early.
-        now, listening = max(self._loop.time(), due), self._connection.is_reading
-        if not self._keep_alive.check(now, self._connection.write_ping, listening=listening):
-            self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-            self.connection_closing()
-        self._watch_peer()

@@ -59,6 +59,7 @@ from omni_ws.transport.realtime.live_delegations import (
     ClientDelegations,
     Delegations,
 )
+from omni_ws.transport.realtime.live_fixture import LiveFixture
 from omni_ws.transport.realtime.live_player import FRAME_MS, SILENCE, Heard, LivePlayer
 from omni_ws.transport.realtime.live_transcripts import Delta, HeardText, SpokenText, TranscriptLine
 from omni_ws.wire.live_session import (
@@ -68,13 +69,15 @@ from omni_ws.wire.live_session import (
     ResponsesDelegation,
     audio_of,
     checked_append,
+    invalid_audio,
     live_config,
+    read_audio,
     read_start,
     read_update,
     session_resource,
 )
 from omni_ws.wire.openai_fields import object_field
-from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, optional_id, read
+from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, optional_id
 from omni_ws.wire.server_frames import (
     SpeechConfirmedFrame,
     SpeechDismissedFrame,
@@ -91,7 +94,6 @@ _FIELDS: Final = {"model": "session.model", "voice": "session.audio.output.voice
 #: Events of OpenAI's that are not offered here.
 _REFUSED: Final = frozenset(
     {
-        "session.output_audio.fixture.play",
         "decision.create",
         "decision.item.create",
         "decision.item.delete",
@@ -135,6 +137,7 @@ class LiveDialect:
         self._session = session
         self._media = media
         self._audio = media or AudioFormat()
+        self._fixture: LiveFixture
         self._send: Callable[[Iterable[Event]], None] = lambda events: None
         self._loop = asyncio.get_running_loop()
         self._share = Share(self.conversation.account)
@@ -200,6 +203,7 @@ class LiveDialect:
             self._clock.cancel()
         if self.started:
             self._delegations.close()
+            self._fixture.close()
         self._share.resize(0)
 
     # the session
@@ -228,6 +232,10 @@ class LiveDialect:
         )
         return {**shown, "delegation": to_builtins(self._delegations.shown)}
 
+    def greeting(self) -> list[Event]:
+        """Return the events with which a client is told what the session is. It must have started."""
+        return [{"type": "session.started", "session": self.resource()}]
+
     def start(self, fields: Mapping[str, Any], event_id: str | None = None) -> None:
         """Start the session with the object ``session``. Raises an InvalidRequest, and nothing is started then."""
         start = read_start(fields, media=self._media is not None)
@@ -254,12 +262,13 @@ class LiveDialect:
         conversation.ledger.place(start.messages())
         self.start_fields, self._delegations = start, delegations
         self._audio = self._media or audio_of(start.format)
+        self._fixture = LiveFixture(self, self._audio)
         self._origin = self._heard_at = self._loop.time()
         self._ends_at = min(self._ends_at, self._origin + self.factory.config.live.max_session_sec)
         self._expires_at = int(time.time() + self._ends_at - self._origin)
         silence = self.factory.config.live.silence
         self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
-        self.send([_answering({"type": "session.started", "session": self.resource()}, event_id)])
+        self.send([_answering(event, event_id) for event in self.greeting()])
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
 
     def _check_llm(self) -> None:
@@ -320,11 +329,7 @@ class LiveDialect:
     def _receive(self, kind: str, fields: Mapping[str, Any], event_id: str | None, now: float) -> None:
         match kind:
             case "session.input_audio.append":
-                try:
-                    audio = read(fields.get("audio"), bytes, "audio")
-                except InvalidValue as error:
-                    raise _invalid_audio(error.message) from None
-                self.append(audio, now)
+                self.append(read_audio(fields), now)
             case "session.input_audio.mute" | "session.input_audio.unmute":
                 self._muted = kind == "session.input_audio.mute"
                 self.send([_answering({"type": f"{kind}d"}, event_id)])
@@ -342,6 +347,8 @@ class LiveDialect:
                 if update.delegation is not None:
                     self._delegations.update(update.delegation)
                 self.send([_answering({"type": "session.updated", "session": self.resource()}, event_id)])
+            case "session.output_audio.fixture.play":
+                self._fixture.play(fields, event_id)
             case "response.create" | "response.item.create":
                 self._delegations.receive(fields)
             case _ if kind in _REFUSED:
@@ -352,10 +359,10 @@ class LiveDialect:
     def append(self, audio: bytes, now: float) -> None:
         """Take audio of the user, in the format of the session. Raises what ``receive`` raises."""
         if not audio:
-            raise _invalid_audio("audio must not be empty")
+            raise invalid_audio("audio must not be empty")
         if len(audio) % SAMPLE_BYTES[self._audio.encoding]:
-            raise _invalid_audio("audio must be whole samples")
-        if self._muted:
+            raise invalid_audio("audio must be whole samples")
+        if self._muted or self._fixture.playing:
             audio = SILENCE[self._audio.encoding] * len(audio)
         chunk = InputChunk(Modality.AUDIO, audio)
         self.conversation.configuration.check_chunk(chunk)
@@ -367,6 +374,8 @@ class LiveDialect:
     # context
 
     def _append(self, fields: Mapping[str, Any]) -> tuple[str, str | None]:
+        if self._fixture.playing:
+            raise InvalidValue("nothing can be appended while a fixture is played", param="type")
         content, delegation_id = checked_append(fields)
         if delegation_id is not None:
             self._delegations.check(delegation_id)
@@ -507,6 +516,8 @@ class LiveDialect:
 
     def _passed(self, heard: Heard) -> None:
         """Tell what was heard of an answer: the core how far, and the client which words."""
+        if self._fixture.passed(heard):
+            return
         request_id = heard.answer_id
         self.conversation.report_playback(heard.position_ms, request_id=request_id)
         if heard.ended:
@@ -568,7 +579,3 @@ def _answering(event: Event, event_id: str | None) -> Event:
 def _transcript_delta(direction: str, delta: Delta) -> Event:
     times = {"start_ms": delta.start_ms, "end_ms": delta.end_ms}
     return {"type": f"session.{direction}_transcript.delta", "delta": delta.text, **times}
-
-
-def _invalid_audio(message: str) -> RealtimeRefusal:
-    return RealtimeRefusal("invalid_audio", message, param="audio")

@@ -21,6 +21,7 @@ from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.session import RealtimeConnection, close_code, write_event
+from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import encode_event, error_event
@@ -106,12 +107,18 @@ class LiveConnection(RealtimeConnection):
     def saved(self) -> bytes:
         return b""
 
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+    def receive_message(
+        self, data: bytes | bytearray | memoryview, *, is_text: bool, sideband: Sideband | None = None
+    ) -> None:
         if not is_text and self._listening:
-            self._send([self._live.error(InvalidFrame("events are text messages"))])
-            self._connection.end_pass()
+            refusal = self._live.error(InvalidFrame("events are text messages"))
+            if sideband is not None:
+                sideband.send(refusal)
+            else:
+                self._send([refusal])
+            (sideband or self._connection).end_pass()
             return
-        super().receive_message(data, is_text=is_text)
+        super().receive_message(data, is_text=is_text, sideband=sideband)
 
     async def _say_goodbye(self, error: OmniError) -> None:
         if isinstance(error, ORDERLY_ENDS) and self._live.started:

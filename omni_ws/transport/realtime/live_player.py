@@ -78,6 +78,8 @@ class LivePlayer:
         self._answers: deque[_Answer] = deque()
         #: What was sent and not passed yet.
         self._ahead: deque[_Piece] = deque()
+        #: The id of an answer that is never cut.
+        self.kept: str | None = None
         #: Up to where on the line something was sent.
         self.sent_ms = 0.0
         #: Of the answer that was cut last, up to where it was sent: what is sent again before that is left out.
@@ -120,12 +122,16 @@ class LivePlayer:
                 self._ducker.settle()
 
     def cut(self) -> list[str]:
-        """Drop all sound that was not sent. Returns the answers that had no more to come, of which some is dropped."""
-        ended = [answer.answer_id for answer in self._answers if answer.ended]
+        """Drop all sound that was not sent, but that of ``kept``.
+
+        Returns the answers that had no more to come, of which some is dropped.
+        """
+        ended = [answer.answer_id for answer in self._answers if answer.ended and answer.answer_id != self.kept]
         if self._answers:
             first = self._answers[0]
-            self._cut = (first.answer_id, first.sent_ms)
-            self._answers.clear()
+            if first.answer_id != self.kept:
+                self._cut = (first.answer_id, first.sent_ms)
+            self._answers = deque(one for one in self._answers if one.answer_id == self.kept)
         if self._ducker is not None:
             self._ducker.settle()
         return ended

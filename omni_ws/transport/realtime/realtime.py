@@ -221,6 +221,10 @@ class RealtimeDialect:
         self._conversation.followed = self._engine_changed
         if self._goes_on:
             return []
+        return self.greeting()
+
+    def greeting(self) -> list[Event]:
+        """Return the events with which a client is told what the session is."""
         return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:

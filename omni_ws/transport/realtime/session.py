@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -28,7 +28,7 @@ from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
 from omni_ws.transport.http.access import Authenticator, presented_key
-from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.application import Router, ServeConnection, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -36,6 +36,7 @@ from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect, SavedRealtime
+from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begins_vllm_dialect
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
@@ -44,6 +45,8 @@ from omni_ws.wire.realtime_session import SessionFields
 
 REALTIME_PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"
+#: The query parameter that names a call which the connection is to join.
+CALL_ID: Final = "call_id"
 #: Label of the sessions in metrics, logs and recordings.
 REALTIME_ORIGIN: Final = "realtime"
 
@@ -63,6 +66,25 @@ def identify(request: HttpRequest, authenticator: Authenticator, secrets: Client
     if secret is None:
         return RealtimeCaller(authenticator.authenticate(request), request.client)
     return RealtimeCaller(secret.key, request.client, secret.settings())
+
+
+def accepted(
+    request: HttpRequest, sessions: SessionFactory, key: ApiKey | None, *, serve: ServeConnection, route: str
+) -> UpgradeDecision:
+    """Return the decision to ``serve`` a handshake, within the limits of ``key``."""
+    settings = sessions.config.streaming_input
+    return UpgradeDecision(
+        connection=partial(
+            StreamConnection,
+            input_pace=sessions.admission.input_pace(key),
+            budget=sessions.budget,
+            write_timeout=settings.write_timeout_sec,
+        ),
+        serve=serve,
+        subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,
+        route=route,
+        max_size=max_frame_bytes(settings.max_chunk_bytes),
+    )
 
 
 class Realtime(SessionFrontEnd):
@@ -86,7 +108,7 @@ class Realtime(SessionFrontEnd):
     def register(self, router: Router) -> None:
         if self._sessions.config.streaming_input.enabled:
             router.add("GET", REALTIME_PATH, needs_upgrade)
-            router.add_websocket(REALTIME_PATH, self.upgrade)
+            router.add_websocket(REALTIME_PATH, self.upgrade, takes=lambda request: CALL_ID not in request.query)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated or ModelNotFound; an event reports all other errors."""
@@ -94,18 +116,7 @@ class Realtime(SessionFrontEnd):
         if request.query.get("intent") == "transcription":
             client = replace(client, bound=structs.replace(client.bound, type="transcription"))
         self._sessions.any_model.check(request.query.get("model"))
-        return UpgradeDecision(
-            connection=partial(
-                StreamConnection,
-                input_pace=self._sessions.admission.input_pace(client.key),
-                budget=self._sessions.budget,
-                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
-            ),
-            serve=partial(self._serve, client),
-            subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,
-            route=REALTIME_PATH,
-            max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
-        )
+        return accepted(request, self._sessions, client.key, serve=partial(self._serve, client), route=REALTIME_PATH)
 
     async def _serve(self, client: RealtimeCaller, connection: StreamConnection) -> None:
         """Serve one connection, from the end of its handshake to its close."""
@@ -197,6 +208,8 @@ class RealtimeConnection(SoleConnection):
         #: Whether the dialect is known: from the client's first event, or from a restored session.
         self._dialect_known = not self._created
         self._observed = session.conversation.observed
+        #: Raises an InvalidRequest for types of events that the client may not send; None if it may send all.
+        self._check_kind: Callable[[str], None] | None = None
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
 
@@ -207,11 +220,12 @@ class RealtimeConnection(SoleConnection):
             self._connection.attach(self, self._conversation.account)
             self._watch_peer()
             error = await self._over
+            code, reason = int(CloseCode.NORMAL_CLOSURE), ""
             if error is not None:
                 await self._say_goodbye(error)
-                await self._connection.close_in_time(self._close_code(error), error.message)
-            else:
-                await self._connection.close_in_time(CloseCode.NORMAL_CLOSURE, "")
+                code, reason = self._close_code(error), error.message
+            self._closing(code, reason)
+            await self._connection.close_in_time(code, reason)
         finally:
             self._ignore_peer()
             self._dialect.close()
@@ -219,6 +233,9 @@ class RealtimeConnection(SoleConnection):
 
     def _close_code(self, error: OmniError) -> int:
         return close_code(error)
+
+    def _closing(self, code: int, reason: str) -> None:
+        """Called when the last event is written, before the connection is closed."""
 
     async def _say_goodbye(self, error: OmniError) -> None:
         """Write the remaining events, and the error that ends the session."""
@@ -244,30 +261,40 @@ class RealtimeConnection(SoleConnection):
 
     # input
 
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+    def receive_message(
+        self, data: bytes | bytearray | memoryview, *, is_text: bool, sideband: Sideband | None = None
+    ) -> None:
+        """Receive one event of the client, or of a ``sideband``."""
         if not self._listening:
             return
+        heard_at = (sideband or self._connection).heard_at
         event_id: str | None = None
         try:
             event = decode_event(data)
             event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
             check_event(event)
+            if (check := self._check_kind if sideband is None else sideband.check) is not None:
+                check(event["type"])
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
                     self._dialect.close()
                     self._dialect = VllmDialect(self._conversation)
                     self._dialect.connect(self._send, self._output_cleared)
-            self._dialect.receive(event, now=self._connection.heard_at)
+            self._dialect.receive(event, now=heard_at)
             if event["type"] not in AUDIO_EVENTS:
-                self._connection.end_pass()
+                (sideband or self._connection).end_pass()
         except InvalidRequest as error:
-            self._send([self._dialect.error(error, event_id=event_id)])
+            refusal = self._dialect.error(error, event_id=event_id)
+            if sideband is not None:
+                sideband.send(refusal)
+            else:
+                self._send([refusal])
         except OmniError as error:
             self._session.end(error)
         except Exception as error:
             self._session.end(unexpected(error, where="the input of a Realtime session"))
-        self._conversation.stream.touch(now=self._connection.heard_at)
+        self._conversation.stream.touch(now=heard_at)
         self._conversation.take_ack()  # there are no acknowledgements; the metrics count input by them
         self._pause_if_blocked()
 

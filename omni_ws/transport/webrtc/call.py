@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any, Final
@@ -57,14 +57,16 @@ from omni_ws.errors import (
 from omni_ws.installing import check_private_names
 from omni_ws.metrics import Metrics
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.failure import unexpected
+from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
 from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
+from omni_ws.transport.realtime.sideband import Sidebands
 from omni_ws.wire.server_frames import SpeechConfirmedFrame, SpeechDismissedFrame, SpeechStartedFrame
 
 logger = logging.getLogger(__name__)
@@ -90,26 +92,35 @@ check_private_names(
 )
 #: A call has no pings; see CallChannel.
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
+#: What a sideband may not send, and why.
+_REFUSED: Final = {"input_audio_buffer.append": "the audio of a call comes by its track: a sideband cannot append any"}
 
 
-class RealtimeCall(RealtimeConnection):
-    """The RealtimeConnection of a call: events travel over the data channel, speech over the tracks.
+class Call(RealtimeConnection):
+    """The connection of a session that a call carries: events travel over the data channel, speech over the tracks.
 
-    The server sends the audio of answers in real time. Therefore it reports when the audio of a response begins and
-    ends, and drops audio that was not heard when the caller speaks or a response is cancelled. While it is not known
-    whether what the caller says interrupts, the audio is lowered.
+    Sidebands see its events, and command the session as well.
     """
 
-    def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        channel: CallChannel,
+        session: Session,
+        dialect: RealtimeDialect | LiveDialect,
+        metrics: Metrics,
+        *,
+        refused: Mapping[str, str],
+    ) -> None:
+        """``refused``: the types of events that a sideband may not send, each with the reason."""
         super().__init__(channel, session, dialect, keep_alive=_NO_PINGS)
         self._channel = channel
-        self._dialect: RealtimeDialect = dialect
+        self._of_call = dialect
         self._dialect_known = True  # vLLM's clients do not call
         self._dropped = metrics.webrtc_packets.labels(PacketOutcome.DROPPED.value)
         self.microphone = CallMicrophone(self.hear, metrics)
         self.speaker = CallSpeaker(self._audio_started, self._audio_stopped)
-        #: The id of the response that was cut short: its audio that is still to come is not played.
-        self._cut: str | None = None
+        self.sidebands = Sidebands(self, dialect.greeting, refused=refused)
+        self._hold_commands()
 
     async def run(self) -> None:
         """Wait for the data channel, and serve the call to its end."""
@@ -118,10 +129,23 @@ class RealtimeCall(RealtimeConnection):
             first: list[asyncio.Future[Any]] = [self._channel.opened, self._over]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             timer.cancel()
+            self._opened()
             await super().run()
         finally:
             timer.cancel()
+            self._closing(CloseCode.NORMAL_CLOSURE, "")
             self.release()
+
+    def _opened(self) -> None:
+        """Called when the data channel is open, or never will be."""
+        self._hold_commands()
+
+    def hang_up(self) -> None:
+        """End the call, as its client asks for."""
+        self._session.end(None)
+
+    def _closing(self, code: int, reason: str) -> None:
+        self.sidebands.end(code, reason)
 
     def release(self) -> None:
         """Stop the tracks, and release what the dialect holds. May be called repeatedly."""
@@ -130,13 +154,13 @@ class RealtimeCall(RealtimeConnection):
         self._dialect.close()
 
     def hear(self, audio: bytes) -> None:
-        """Pass on speech of the caller, in the format of the session."""
+        """Pass on speech of the caller (pcm16 at SAMPLE_RATE)."""
         if not self._listening or not self._channel.heard(len(audio)):
             self._dropped.inc()
             return
         now = self._channel.heard_at
         try:
-            self._dialect.append(audio, now)
+            self._of_call.append(audio, now)
         except InvalidRequest as error:
             self._send([self._dialect.error(error)])
         except OmniError as error:
@@ -146,6 +170,41 @@ class RealtimeCall(RealtimeConnection):
         self._conversation.stream.touch(now=now)
         self._conversation.take_ack()
         self._pause_if_blocked()
+
+    def _pause_if_blocked(self) -> None:
+        super()._pause_if_blocked()
+        self._hold_commands()
+
+    def input_may_continue(self) -> None:
+        super().input_may_continue()
+        self._hold_commands()
+
+    output_has_room = input_may_continue
+
+    def _hold_commands(self) -> None:
+        """Let sidebands wait while the session has no room for input, or the caller is not there yet."""
+        self.sidebands.hold(self._reading_paused or not self._channel.opened.done())
+
+    def _audio_started(self, response_id: str) -> None:
+        """Note that the audio of a response begins to be heard."""
+
+    def _audio_stopped(self, response_id: str) -> None:
+        """Note that the audio of a response was heard to its end."""
+
+
+class RealtimeCall(Call):
+    """A call of the Realtime API.
+
+    The server sends the audio of answers in real time. Therefore it reports when the audio of a response begins and
+    ends, and drops audio that was not heard when the caller speaks or a response is cancelled. While it is not known
+    whether what the caller says interrupts, the audio is lowered.
+    """
+
+    def __init__(self, channel: CallChannel, session: Session, dialect: RealtimeDialect, metrics: Metrics) -> None:
+        super().__init__(channel, session, dialect, metrics, refused=_REFUSED)
+        self._dialect: RealtimeDialect = dialect
+        #: The id of the response that was cut short: its audio that is still to come is not played.
+        self._cut: str | None = None
 
     # output
 
@@ -165,6 +224,9 @@ class RealtimeCall(RealtimeConnection):
                 return
             case "response.output_audio.done":
                 self.speaker.finish(event["response_id"])
+        if self.sidebands:
+            event = {"event_id": new_id("event_"), **event}
+            self.sidebands.write(event)
         super()._write(event)
         match event["type"]:
             case "input_audio_buffer.speech_started" if self._dialect.speech_interrupts:
@@ -498,6 +560,11 @@ class CallChannel(PausedReading):
             self._receiver.resume_output()
 
     # the end
+
+    @property
+    def lost(self) -> bool:
+        """Whether the peer is gone without a word, or never came."""
+        return self._channel is None or self._peer.connectionState == "failed"
 
     def _on_state(self) -> None:
         if self._peer.connectionState in ("failed", "closed"):

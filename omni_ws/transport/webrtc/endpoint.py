@@ -1,4 +1,4 @@
-"""``POST /v1/realtime/calls``: the front end of calls over WebRTC, which answers SDP offers."""
+"""The front end of calls over WebRTC: answers the SDP offers at ``/v1/realtime/calls`` and ``/v1/live/sessions``."""
 
 from __future__ import annotations
 
@@ -6,30 +6,46 @@ import asyncio
 import contextlib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from omni_ws.config.keys import key_name
-from omni_ws.core.chunks import AudioEncoding
-from omni_ws.errors import InvalidFrame, InvalidValue, SessionNotFound, UnsupportedFormat, WebrtcOff
+from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
+from omni_ws.errors import (
+    InvalidFrame,
+    InvalidValue,
+    SessionNotFound,
+    UnsupportedFormat,
+    UnsupportedParameter,
+    WebrtcOff,
+)
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.application import Router, SessionFrontEnd
-from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form
+from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form, read_json_object
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
+from omni_ws.transport.realtime.live import LiveDialect, live_id
+from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
 from omni_ws.transport.realtime.realtime import RealtimeDialect
-from omni_ws.transport.realtime.session import REALTIME_PATH, RealtimeCaller, identify
+from omni_ws.transport.realtime.session import CALL_ID, REALTIME_PATH, accepted, identify
+from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.wire.frames import loads_object
-from omni_ws.wire.realtime_session import SessionFields, merged_session
+from omni_ws.wire.openai_fields import object_field
+from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, read
+from omni_ws.wire.realtime_session import merged_session
 from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS
 
 if TYPE_CHECKING:
-    from omni_ws.transport.webrtc.call import RealtimeCall
+    from omni_ws.transport.webrtc.call import Call, CallChannel
 
 CALLS_PATH: Final = f"{REALTIME_PATH}/calls"
 #: Label of the sessions in metrics and logs.
@@ -48,6 +64,20 @@ _CALL_MODULE: Final = "omni_ws.transport.webrtc.call"
 _PACKAGES: Final = ("aiortc", "aioice", "cryptography", "pylibsrtp", "pyopenssl", "cffi", "dnspython")
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A call with its task, and the name of the key that opened it. ``live``: its API is the Live API."""
+
+    owner: str | None
+    live: bool
+    call: Call
+    task: asyncio.Task[None]
+
+
+#: Makes the call of a session over a channel.
+_Make: TypeAlias = "Callable[[Session, CallChannel], Call]"
+
+
 class WebrtcCalls(SessionFrontEnd):
     """The front end of calls over WebRTC: answers offers, and runs the calls. Loads aiortc with the first call."""
 
@@ -57,16 +87,30 @@ class WebrtcCalls(SessionFrontEnd):
         self._authenticator = authenticator
         self._secrets = secrets
         self._config = sessions.config.webrtc
-        #: The owner's key name, the session and the task of each call, by its id.
-        self._calls: dict[str, tuple[str | None, Session, asyncio.Task[None]]] = {}
+        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        #: By id.
+        self._calls: dict[str, _Running] = {}
 
     def register(self, router: Router) -> None:
-        if self._sessions.config.streaming_input.enabled:
-            router.add("POST", CALLS_PATH, self.create)
-            router.add("POST", f"{CALLS_PATH}/{{call_id}}/hangup", self.hang_up)
+        if not self._sessions.config.streaming_input.enabled:
+            return
+        router.add("POST", CALLS_PATH, self.create)
+        router.add("POST", f"{CALLS_PATH}/{{call_id}}/hangup", self.hang_up)
+        router.add_websocket(REALTIME_PATH, self.join, takes=lambda request: CALL_ID in request.query)
+        router.add("POST", LIVE_PATH, self.create_live)
+        one = f"{LIVE_PATH}/{{session_id}}"
+        router.add("POST", f"{one}/hangup", self.hang_up_live)
+        router.add("GET", f"{one}/attach", needs_upgrade)
+        router.add_websocket(f"{one}/attach", self.attach)
+        for method, step in (*(("POST", name) for name in ("accept", "reject", "refer", "fork")), ("GET", "content")):
+            router.add(method, f"{one}/{step}", self.refuse)
+        router.add("GET", f"{one}/fork", needs_upgrade)
+        router.add_websocket(f"{one}/fork", self.refuse_fork)
 
     def connect_gauges(self, metrics: Metrics) -> None:
         metrics.webrtc_calls.set_function(lambda: len(self._calls))
+
+    # calls of the Realtime API
 
     async def create(self, exchange: HttpExchange) -> None:
         """Answer an offer.
@@ -78,24 +122,90 @@ class WebrtcCalls(SessionFrontEnd):
         self._check_served()
         self._sessions.any_model.check(exchange.request.query.get("model"))
         offer, given = await _read_body(exchange)
-        await asyncio.to_thread(_load_aiortc)
-        from omni_ws.transport.webrtc.call import check_offer
 
-        offer = check_offer(offer)
-        bound = merged_session(caller.bound, given)
-        session = await self._live.admit(caller.key, client=caller.address)
-        try:
-            call, answer = await self._answer(session, caller, bound, offer)
-        except BaseException:
-            session.end(None)
-            raise
+        def make(session: Session, channel: CallChannel) -> Call:
+            from omni_ws.transport.webrtc.call import RealtimeCall
+
+            dialect = RealtimeDialect(session, self._sessions, merged_session(caller.bound, given), media=_MEDIA)
+            return RealtimeCall(channel, session, dialect, self._sessions.metrics)
+
         worker = self._sessions.worker
         call_id = new_id(f"rtc_{worker}_" if worker else "rtc_")
-        task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
-        self._calls[call_id] = (key_name(caller.key), session, task)
-        task.add_done_callback(lambda ended: self._calls.pop(call_id))
+        _, answer = await self._begin(caller.key, caller.address, offer, make, call_id=call_id)
         headers = [("Content-Type", SDP_TYPE), ("Location", f"{CALLS_PATH}/{call_id}")]
         await exchange.respond(201, headers, answer.encode())
+
+    async def hang_up(self, exchange: HttpExchange) -> None:
+        """End a call. Raises Unauthenticated, and SessionNotFound if the key has no such call."""
+        caller = identify(exchange.request, self._authenticator, self._secrets)
+        await self._hang_up(exchange, self._find(exchange.path_parameters["call_id"], caller.key))
+
+    def join(self, request: HttpRequest) -> UpgradeDecision:
+        """Accept the handshake of a sideband. A client secret opens none: it is in the hands of a page.
+
+        Raises Unauthenticated, SessionNotFound if the key has no such call, and SessionConflict if it has all sidebands
+        that it may have.
+        """
+        key = self._authenticator.authenticate(request)
+        running = self._find(request.query.get(CALL_ID), key)
+        return self._accept(request, key, running, route=REALTIME_PATH)
+
+    # calls of the Live API
+
+    async def create_live(self, exchange: HttpExchange) -> None:
+        """Answer the offer of a Live session. Raises what ``create`` raises. Client secrets do not open any."""
+        key = self._authenticator.authenticate(exchange.request)
+        self._check_served()
+        body, _ = await read_json_object(exchange, MAX_BODY_BYTES)
+        transport = object_field(body, "transport")
+        if transport.get("type") != "webrtc":
+            raise UnsupportedParameter("the only transport here is webrtc", param="transport.type")
+        offer = read(transport.get("sdp"), str, "transport.sdp")
+        given = object_field(body, "session")
+
+        def make(session: Session, channel: CallChannel) -> Call:
+            from omni_ws.transport.webrtc.live_call import LiveCall
+
+            most = None if key is None else key.max_session_sec
+            dialect = LiveDialect(session, self._sessions, max_sec=most, media=AudioFormat(sample_rate=24_000))
+            call = LiveCall(channel, session, dialect, self._sessions.metrics)
+            try:
+                call.start(given)
+            except BaseException:
+                call.release()
+                raise
+            return call
+
+        try:
+            call_id, answer = await self._begin(key, exchange.request.client, offer, make)
+        except RealtimeRefusal as error:  # whose code is of this API alone
+            await exchange.respond_json(400, {"error": error_fields(error)})
+            return
+        shown = {"session": {"id": call_id}, "transport": {"type": "webrtc", "sdp": answer}}
+        await exchange.respond_json(201, shown, [("Location", f"{LIVE_PATH}/{call_id}")])
+
+    async def hang_up_live(self, exchange: HttpExchange) -> None:
+        """End a Live session over WebRTC. Raises Unauthenticated, and SessionNotFound if the key has no such one."""
+        key = self._authenticator.authenticate(exchange.request)
+        await self._hang_up(exchange, self._find(exchange.path_parameters["session_id"], key, live=True))
+
+    def attach(self, request: HttpRequest) -> UpgradeDecision:
+        """Accept the handshake of a sideband of a Live session over WebRTC. Raises what ``join`` raises."""
+        key = self._authenticator.authenticate(request)
+        running = self._find(request.segments[-2], key, live=True)
+        return self._accept(request, key, running, route=f"{LIVE_PATH}/{{session_id}}/attach")
+
+    async def refuse(self, exchange: HttpExchange) -> None:
+        """Raise Unauthenticated, or UnsupportedParameter: a step of telephone calls or of stored sessions."""
+        self._authenticator.authenticate(exchange.request)
+        raise _not_offered(exchange.request)
+
+    def refuse_fork(self, request: HttpRequest) -> UpgradeDecision:
+        """Raise Unauthenticated, or UnsupportedParameter."""
+        self._authenticator.authenticate(request)
+        raise _not_offered(request)
+
+    # all calls
 
     def _check_served(self) -> None:
         if not self._config.enabled:
@@ -103,46 +213,82 @@ class WebrtcCalls(SessionFrontEnd):
         if not self._sessions.takes_calls:
             raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
 
-    async def _answer(
-        self, session: Session, caller: RealtimeCaller, bound: SessionFields, offer: str
-    ) -> tuple[RealtimeCall, str]:
-        """Create the call of a session, attach it, and return it with the SDP answer."""
-        from omni_ws.transport.webrtc.call import CallChannel, RealtimeCall, answer_offer, new_peer
+    async def _begin(
+        self, key: ApiKey | None, address: str, offer: str, make: _Make, *, call_id: str | None = None
+    ) -> tuple[str, str]:
+        """Open a session, answer the ``offer``, and run the call that ``make`` makes; without ``call_id`` it is a Live
+        session. Returns the id of the call and the SDP answer."""
+        await asyncio.to_thread(_load_aiortc)
+        from omni_ws.transport.webrtc.call import check_offer
 
-        dialect = RealtimeDialect(session, self._sessions, bound, media=_MEDIA)
+        offer = check_offer(offer)
+        session = await self._live.admit(key, client=address)
+        try:
+            call, answer = await self._answer(session, key, make, offer)
+        except BaseException:
+            session.end(None)
+            raise
+        running_id = call_id or live_id(session.session_id)
+        task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
+        self._calls[running_id] = _Running(key_name(key), call_id is None, call, task)
+        task.add_done_callback(lambda ended: self._calls.pop(running_id))
+        return running_id, answer
+
+    async def _answer(self, session: Session, key: ApiKey | None, make: _Make, offer: str) -> tuple[Call, str]:
+        """Create the call of a session, attach it, and return it with the SDP answer."""
+        from omni_ws.transport.webrtc.call import CallChannel, answer_offer, new_peer
+
         peer = new_peer(self._config)
-        pace = self._sessions.admission.input_pace(caller.key)
         channel = CallChannel(
             peer,
             budget=session.conversation.account,
-            input_pace=pace,
+            input_pace=self._sessions.admission.input_pace(key),
             write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
         )
-        call = RealtimeCall(channel, session, dialect, self._sessions.metrics)
+        call: Call | None = None
         try:
+            call = make(session, channel)
             answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
         except BaseException:
             await peer.close()
-            call.release()
+            if call is not None:
+                call.release()
             raise
         channel.bound_fragments()
         session.attach(call)
         return call, answer
 
-    async def hang_up(self, exchange: HttpExchange) -> None:
-        """End a call. Raises Unauthenticated, and SessionNotFound if the key has no such call."""
-        caller = identify(exchange.request, self._authenticator, self._secrets)
-        owner, session, task = self._calls.get(exchange.path_parameters["call_id"]) or (None, None, None)
-        if session is None or task is None or owner != key_name(caller.key):
-            raise SessionNotFound("there is no such call", param="call_id")
-        session.end(None)
-        await asyncio.wait([task])
+    def _accept(self, request: HttpRequest, key: ApiKey | None, running: _Running, *, route: str) -> UpgradeDecision:
+        sidebands = running.call.sidebands
+        sidebands.check_room()
+
+        async def serve(connection: StreamConnection) -> None:
+            await Sideband(connection, sidebands, keep_alive=self._keep_alive).run()
+
+        return accepted(request, self._sessions, key, serve=serve, route=route)
+
+    async def _hang_up(self, exchange: HttpExchange, running: _Running) -> None:
+        running.call.hang_up()
+        await asyncio.wait([running.task])
         await exchange.respond(200)
+
+    def _find(self, call_id: str | None, key: ApiKey | None, *, live: bool = False) -> _Running:
+        """Return the call of this id. Raises SessionNotFound if ``key`` has none."""
+        running = self._calls.get(call_id or "")
+        if running is None or running.owner != key_name(key) or running.live is not live:
+            raise SessionNotFound("there is no such call", param="session_id" if live else CALL_ID)
+        return running
 
     async def wait_closed(self) -> None:
         await super().wait_closed()
         if self._calls:
-            await asyncio.wait([task for _, _, task in self._calls.values()])
+            await asyncio.wait([running.task for running in self._calls.values()])
+
+
+def _not_offered(request: HttpRequest) -> UnsupportedParameter:
+    step = request.segments[-1]
+    why = "sessions are not stored" if step in ("fork", "content") else "there are no telephone calls (SIP)"
+    return UnsupportedParameter(f"{step} is not offered here: {why}", param=step)
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:

@@ -164,6 +164,22 @@ async def test_work_of_twenty_seconds_is_told_once_while_two_questions_are_answe
     assert result.text.startswith("Still working.")
 
 
+async def test_a_question_waits_no_longer_while_work_is_done() -> None:
+    """The model of the work hangs; the answer begins as soon after the turn as without any work."""
+    waits = []
+    for first in (WHERE, "hello"):
+        async with session(first, "what time", script=[hang]) as one:
+            await one.speak()
+            await one.until_said("One moment." if first == WHERE else "Sure, hello.")
+            assert bool(one.client.seen("session.delegation.created")) == (first == WHERE)
+            await one.speak()
+            end, heard = asyncio.get_running_loop().time(), len(one.client.sound)
+            while not any(one.client.sound[heard:]):
+                await one.client.take()
+            waits.append(asyncio.get_running_loop().time() - end)
+    assert waits[0] <= waits[1] + 0.1
+
+
 async def test_a_result_that_nobody_heard_is_told_again() -> None:
     may_tell = asyncio.Event()
 

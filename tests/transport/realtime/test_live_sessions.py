@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from support import inline_workers
 from support.inline_workers import inline
 from support.live_client import LiveClient, live_client
 from support.live_server import live_server
 from support.live_talker import Talker
+from support.recordings import lines, recordings
 from support.scrape import read
 from websockets.exceptions import InvalidStatus
 
@@ -220,7 +223,7 @@ async def test_no_mistake_ends_a_session() -> None:
         assert (await client.failed("session.dance"))["code"] == "invalid_event"
         for kind in ("response.create", "response.item.create"):
             assert (await client.failed(kind))["code"] == "unsupported_parameter"
-        for kind in ("session.output_audio.fixture.play", "decision.create", "transport.dtmf.send"):
+        for kind in ("decision.create", "decision.item.create", "transport.dtmf.send"):
             assert (await client.failed(kind))["message"] == f"{kind} is not offered here"
         assert await spoken_turn(client) == "You"
 
@@ -328,3 +331,37 @@ async def test_a_server_that_ends_closes_its_sessions() -> None:
         assert (await client.until("session.closed"))["reason"] == "expired"
         assert (await client.closed())[0] == 1000
         await draining
+
+
+async def test_a_client_that_does_not_read_misses_silence_and_nothing_piles_up() -> None:
+    loop = asyncio.get_running_loop()
+    async with live_server(Talker("yes")) as server, live_client(inline(server)) as client:
+        await client.start()
+        began = loop.time()
+        (connection,) = server.connections
+        client.connection.transport.pause_reading()
+        while not connection.paused:
+            await client.append(quiet(100))
+            await asyncio.sleep(10)
+        waiting = connection.transport.get_write_buffer_size()
+        for _ in range(5):
+            await client.append(quiet(100))
+            await asyncio.sleep(10)
+        assert connection.transport.get_write_buffer_size() - waiting < 2000  # usage alone
+        client.connection.transport.resume_reading()
+        assert await spoken_turn(client) == "You"
+        assert len(client.sound) / 48_000 < loop.time() - began - 45
+
+
+async def test_what_is_said_and_sent_is_recorded(tmp_path: Path) -> None:
+    async with live_server(Talker("yes"), record=tmp_path) as server, live_client(inline(server)) as client:
+        await client.start()
+        await spoken_turn(client)
+        await client.end()
+        await server.until(lambda: not server.sessions)
+    (path,) = recordings(tmp_path)
+    written = lines(path)
+    assert written[0]["kind"] == "live"
+    texts = [orjson.loads(line["text"])["type"] for line in written if line.get("text")]
+    assert texts[:2] == ["session.start", "session.started"]
+    assert texts[-1] == "session.closed"
