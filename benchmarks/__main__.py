@@ -31,6 +31,7 @@ ELSEWHERE: Final = (
     "browser",
     "open_microphone",
     "mouth_to_ear",
+    "live",
     "asr",
     "languages_heard",
     "voices",
