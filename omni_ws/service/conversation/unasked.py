@@ -144,6 +144,7 @@ class Unasked:
         """Want no results of these calls any more, and give up those that are being made."""
         calls = tuple(calls)
         self._results.withdraw(calls)
+        self.tellings.withdraw(calls)
         if mcp := self._conversation.configuration.mcp:
             mcp.drop(call.id for call in calls)
 
@@ -194,7 +195,6 @@ class Unasked:
         if filler is not None and (stopped or conversation.ledger.stop(filler, now)):
             self._remarks.stop_fillers()
         self.tellings.cancelled(request_id, named)
-        withdrawn: Sequence[ToolCall] = ()
         if named is not None:
             self._withdraw(named.tool_calls)
         elif request_id is not None and not conversation.ledger.stop(request_id, now):

@@ -196,7 +196,6 @@ class SessionFactory:
                 admit()
             self.admission.reserve(owner)
 
-        hears = self.speech_workers if self.speech_workers.available and not single_request else None
         account = self._account()
         identity = SessionIdentity(session_id or self._new_id(), origin, owner, near_client.get())
         observed = ObservedSession(identity, self.observers, now=now)
@@ -212,7 +211,7 @@ class SessionFactory:
             now=now,
             admit=admit_request,
             counted_priority=partial(self.admission.priority, owner),
-            speech_workers=hears,
+            speech_workers=self.speech_workers if self.speech_workers.available and not single_request else None,
             observed=observed,
         )
         self._allow_mcp(conversation, readers=stored is not None)

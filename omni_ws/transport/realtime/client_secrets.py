@@ -20,7 +20,7 @@ from omni_ws.service.sessions.shared_counts import KNOW_SECRET
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
-from omni_ws.transport.realtime.realtime import abilities_of
+from omni_ws.transport.realtime.effects import abilities_of
 from omni_ws.wire.realtime_events import read
 from omni_ws.wire.realtime_session import (
     SessionFields,

@@ -10,15 +10,23 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_ws.core.chunks import OutputModality
+from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.core.history import STRIDE
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.realtime.items import Event
 from omni_ws.wire.realtime_events import RealtimeRefusal
 from omni_ws.wire.realtime_parity import verdict_of, with_fields
-from omni_ws.wire.realtime_session import WITHOUT_TURNS, CommonFields, RetentionRatio, SessionFields, current_names
+from omni_ws.wire.realtime_session import (
+    WITHOUT_TURNS,
+    CommonFields,
+    RealtimeAbilities,
+    RetentionRatio,
+    SessionFields,
+    current_names,
+)
 
 #: The warnings of one event; a client learns of further fields when it has left out these.
 MAX_WARNINGS: Final = 32
@@ -28,6 +36,23 @@ _NAMED_APART: Final = ("type", "event_id", "session", "response", "item")
 
 #: The fields of a session and of a response that a transport decides with fields of ``session_config``.
 _OF_MEDIA: Final = {"input_audio": "audio.input.format", "output_audio": "audio.output.format"}
+
+
+def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
+    """Return what the engine of this server can do in a Realtime session."""
+    able = factory.engine.capabilities
+    hears = Modality.AUDIO in able.input_modalities
+    sampling = able.sampling | able.sampling_no_ops
+    return RealtimeAbilities(
+        audio_output=OutputModality.AUDIO in able.output_modalities,
+        text_output=OutputModality.TEXT in able.output_modalities,
+        turn_detection_types=tuple(factory.speech_workers.turn_detection_types) if hears else (),
+        languages=frozenset(able.languages),
+        keywords=able.keywords,
+        cleans_audio=factory.speech_workers.cleans_audio,
+        temperature="temperature" in sampling,
+        max_tokens="max_tokens" in sampling,
+    )
 
 
 class Effects:

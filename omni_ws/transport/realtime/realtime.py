@@ -36,7 +36,7 @@ from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.realtime.dictation import AfterAudio, Dictation
-from omni_ws.transport.realtime.effects import Effects
+from omni_ws.transport.realtime.effects import Effects, abilities_of
 from omni_ws.transport.realtime.field_names import naming
 from omni_ws.transport.realtime.items import (
     ConversationItems,
@@ -67,7 +67,6 @@ from omni_ws.wire.realtime_events import (
     read_item,
 )
 from omni_ws.wire.realtime_session import (
-    RealtimeAbilities,
     SessionFields,
     beta_transcription_session,
     merged_session,
@@ -90,23 +89,6 @@ from omni_ws.wire.session_config import SessionConfig
 BACKCHANNEL: Final = "input_audio_buffer.backchannel"
 #: Responses that may wait for the transcript of a turn.
 MAX_DEFERRED: Final = 4
-
-
-def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
-    """Return what the engine of this server can do in a Realtime session."""
-    able = factory.engine.capabilities
-    hears = Modality.AUDIO in able.input_modalities
-    sampling = able.sampling | able.sampling_no_ops
-    return RealtimeAbilities(
-        audio_output=OutputModality.AUDIO in able.output_modalities,
-        text_output=OutputModality.TEXT in able.output_modalities,
-        turn_detection_types=tuple(factory.speech_workers.turn_detection_types) if hears else (),
-        languages=frozenset(able.languages),
-        keywords=able.keywords,
-        cleans_audio=factory.speech_workers.cleans_audio,
-        temperature="temperature" in sampling,
-        max_tokens="max_tokens" in sampling,
-    )
 
 
 class RealtimeDialect:
@@ -265,13 +247,9 @@ class RealtimeDialect:
                 yield from self._output(message)
             case FinalChunk():
                 yield from self._final(message)
-            case ResponseStartedFrame(trigger=StartTrigger.FILLER, request_id=request_id):
-                config = self._conversation.configuration_of(request_id)
-                metadata = {"trigger": message.trigger}
-                yield from self._begin(request_id, config, metadata=metadata, in_conversation=False)
-            case ResponseStartedFrame(trigger=StartTrigger.TELLING, request_id=request_id):
-                config = self._conversation.configuration_of(request_id)
-                yield from self._begin(request_id, config, metadata={"trigger": message.trigger})
+            case ResponseStartedFrame(trigger=StartTrigger.FILLER | StartTrigger.TELLING as why, request_id=request_id):
+                config, kept = self._conversation.configuration_of(request_id), why is StartTrigger.TELLING
+                yield from self._begin(request_id, config, metadata={"trigger": why}, in_conversation=kept)
             case ResponseStartedFrame(request_id=request_id):
                 yield from self._started(request_id)
             case SpeechStartedFrame(certain=False) | SpeechDismissedFrame():

@@ -211,7 +211,7 @@ class RealtimeConnection(SoleConnection):
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = dialect.connect(self._send, self._output_cleared)
-        self._dialect: RealtimeDialect | VllmDialect | LiveDialect = dialect
+        self._dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect = dialect
         #: Whether the dialect is known: from the client's first event, or from a restored session.
         self._dialect_known = not self._created
         self._observed = session.conversation.observed
