@@ -351,28 +351,37 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   /** @param {any} frame */ // its fields are believed to be those of the protocol
   #frame(frame) {
-    if (frame.type === "speech_started") return frame.certain === false ? this.#speechBegins(frame) : this.#speechStarted(frame);
-    if (frame.type === "speech_confirmed") return this.#speechConfirmed(frame);
-    if (frame.type === "speech_dismissed") return this.#speechDismissed(frame);
-    if (frame.type === "speech_stopped") return this.#speechStopped(frame);
-    if (frame.type === "backchannel") return this.#murmur(frame);
-    if (frame.type === "history_truncated") return this.#truncated(true);
-    if (frame.type === "error" && !frame.error.request_id) {
+    const { type } = frame;
+    switch (type) {
+      case "speech_started":
+        return frame.certain === false ? this.#speechBegins(frame) : this.#speechStarted(frame);
+      case "speech_confirmed":
+        return this.#speechConfirmed(frame);
+      case "speech_dismissed":
+        return this.#speechDismissed(frame);
+      case "speech_stopped":
+        return this.#speechStopped(frame);
+      case "backchannel":
+        return this.#murmur(frame);
+      case "history_truncated":
+        return this.#truncated(true);
+    }
+    if (type === "error" && !frame.error.request_id) {
       if (frame.error.param === "request_id" && this.#truncating) return this.#truncated(false);
       return frame.isOver ? this.#refused(frame) : this.#emit("error", frame);
     }
-    if (frame.type === "audio") frame.place = Math.round((frame.startMs / 1000) * (this.#configuredRate ?? 0));
+    if (type === "audio") frame.place = Math.round((frame.startMs / 1000) * (this.#configuredRate ?? 0));
     const turn = this.conversation.apply(frame);
     if (!turn) return;
     if (this.heardTurn?.dropped) this.heardTurn = null; // it is a part of another turn
     if (turn.unwanted && turn.answer.finishReason === null) this.#cancel(turn);
-    if (frame.type === "audio" && !turn.unwanted) this.#play(turn, frame);
+    if (type === "audio" && !turn.unwanted) this.#play(turn, frame);
     if (frame.final) {
       this.speaker.end(turn.number);
       this.#emit("answered", { turn });
       if (frame.finish_reason === "tool_calls" && !turn.unwanted) this.#runTools(turn);
     }
-    if (frame.final || frame.type === "audio" || turn.answer.text) this.session.answered(turn.number);
+    if (frame.final || type === "audio" || turn.answer.text) this.session.answered(turn.number);
     this.#changed();
   }
 
@@ -430,9 +439,10 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     const { context } = this.sound;
     if (format !== "pcm16" || context?.state !== "running") return;
     const samples = samplesOf(bytesOfBase64(payload));
-    const buffer = new AudioBuffer({ length: samples.length, sampleRate: rate });
+    const source = context.createBufferSource();
+    const buffer = context.createBuffer(1, samples.length, rate);
     buffer.copyToChannel(Float32Array.from(samples, (sample) => sample / 32768), 0);
-    const source = new AudioBufferSourceNode(context, { buffer });
+    source.buffer = buffer;
     source.connect(context.destination);
     source.start();
     this.#emit("murmur", { samples });
