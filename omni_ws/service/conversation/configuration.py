@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ class Configuration:
         """Do as ``apply`` does, for tools of which all are functions."""
         wanted = self._merged(patch)
         resolved = self._resolve(wanted)
-        self._charge(resolved, memory_of((resolved, wanted)))
+        self._charge(resolved, _memory(resolved, wanted))
         self._wanted, self.effective = wanted, resolved
         return resolved
 
@@ -169,7 +170,7 @@ class Configuration:
         before, self.rules = self.rules, rules
         try:
             resolved, wanted = self._accepted(self._wanted)
-            self._charge(resolved, memory_of((resolved, wanted)))
+            self._charge(resolved, _memory(resolved, wanted))
         except OmniError:
             self.rules = before
             raise
@@ -239,7 +240,7 @@ class Configuration:
             self._account.give(size)
 
     def _merged(self, patch: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
+        wanted = merge(self._wanted, {sys.intern(key): value for key, value in patch.items() if key in FIELDS})
         encoded = msgspec.json.encode(wanted)
         if len(encoded) > MAX_CONFIGURATION_BYTES:
             raise InvalidValue(f"the configuration must not exceed {MAX_CONFIGURATION_BYTES} bytes")
@@ -350,6 +351,11 @@ class Configuration:
                 param="output_audio.format",
             )
         return config
+
+
+def _memory(resolved: SessionConfig, wanted: Mapping[str, Any]) -> int:
+    """Return the bytes of a configuration, without the names of its fields: all sessions share these."""
+    return sys.getsizeof(wanted) + memory_of((resolved, *wanted.values()))
 
 
 def input_settings(config: SessionConfig) -> InputSettings:

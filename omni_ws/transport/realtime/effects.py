@@ -206,7 +206,7 @@ def _walk(
         if key in without or value is None or value == [] or value == {}:
             continue
         inner, where = f"{name}.{key}", f"{path}.{key}".removeprefix(".")
-        verdict = verdict_of(inner)
+        verdict = None if "." in key else verdict_of(inner)  # with dots it might be long, and name another field
         if verdict is None:
             yield "unknown_parameter", f"unknown parameter: {where[:128]}", where[:128]
         elif verdict.not_in_effect or (verdict.otherwise and inner in lacking):

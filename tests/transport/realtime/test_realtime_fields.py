@@ -154,6 +154,15 @@ async def test_a_voice_that_is_not_here_is_the_one_that_is_shown() -> None:
         assert (warning["code"], warning["param"]) == ("not_in_effect", "session.audio.output.voice")
 
 
+async def test_a_name_with_dots_is_the_name_of_no_field() -> None:
+    """One of 200 KB is warned of in the time that it takes to read it."""
+    names = {"audio.output": {"voice": "echo"}, "tracing.": 1, "a." * 100_000: 1}
+    async with live_server() as server, realtime_client(server) as client:
+        await client.update(**names)
+        warnings = [(one["code"], one["param"]) for one in client.received[-1]["warnings"]]
+        assert warnings == [("unknown_parameter", f"session.{name}"[:128]) for name in names]
+
+
 async def test_a_response_has_a_voice_and_a_format_of_its_own() -> None:
     engine = CapableEngine([said("yes"), SPEECH], voices=("echo", "deep"))
     async with live_server(engine) as server, realtime_client(server) as client:
