@@ -107,6 +107,18 @@ class McpServer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 #: The fields of an entry that are never shown, recorded or stored.
 CREDENTIALS: Final = ("authorization", "headers")
 
+#: What is recorded in place of a message whose credentials cannot be told from the rest.
+REPLACED: Final = b"null"
+#: A key of JSON whose value may hold credentials, as it stands or in a form; any key with escapes may be one.
+_CREDENTIAL_KEY: Final = re.compile(
+    rb'(?:"|%22)(?:authorization|headers|server_url|[a-z_]*\\u00[0-9A-Za-z_\\]*)(?:"|%22)\s*(?::|%3[Aa]|$)'
+)
+
+
+def has_credential_key(data: bytes | bytearray) -> bool:
+    """Return whether data has, or ends with, a key of JSON whose value may hold credentials of an MCP server."""
+    return _CREDENTIAL_KEY.search(data) is not None
+
 
 def is_mcp(tool: Any) -> bool:
     """Return whether an entry of ``tools`` names an MCP server."""
@@ -124,27 +136,28 @@ def without_credentials(tool: Mapping[str, Any]) -> dict[str, Any]:
 def scrubbed(message: bytes) -> bytes:
     """Return a message of JSON as it may be recorded: without the credentials of MCP servers.
 
-    A message that names such servers and is no JSON is replaced as a whole.
+    A message that has a key of credentials is encoded anew, without the values of keys that are repeated; if it is no
+    JSON, it is replaced as a whole.
     """
-    if b"mcp" not in message and b"server_" not in message and b"\\u00" not in message:
+    if not has_credential_key(message):
         return message
     try:
         check_values(message)
         content = msgspec.json.decode(message)
     except (InvalidFrame, msgspec.DecodeError, UnicodeError, RecursionError):
-        return b"null"
-    found, waiting = False, [content]
+        return REPLACED
+    waiting = [content]
     while waiting:
         inside = waiting.pop()
         if isinstance(inside, dict):
             if is_mcp(inside) or not inside.keys().isdisjoint(("server_label", "server_url")):
-                found, kept = True, without_credentials(inside)
+                kept = without_credentials(inside)
                 inside.clear()
                 inside.update(kept)
             waiting += inside.values()
         elif isinstance(inside, list):
             waiting += inside
-    return msgspec.json.encode(content) if found else message
+    return msgspec.json.encode(content)
 
 
 def read_servers(tools: Sequence[Any], *, known: Container[str]) -> list[McpServer]:

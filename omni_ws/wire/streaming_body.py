@@ -81,7 +81,7 @@ class ObjectBody:
             if prefix_bytes
             else NdjsonDecoder(max_line_bytes=longest)
         )
-        self._in_frames = prefix_bytes > 0
+        self.prefix_bytes = prefix_bytes
         self._first = True
 
     @property
@@ -106,7 +106,7 @@ class ObjectBody:
         for piece in pieces:
             first, self._first = self._first, False
             try:
-                item = _binary_chunk(piece) if self._in_frames and piece[:1] != b"{" else _object(piece, first=first)
+                item = _binary_chunk(piece) if self.prefix_bytes and piece[:1] != b"{" else _object(piece, first=first)
             except OmniError as error:
                 raise placed(error, self.place) from None
             yield item

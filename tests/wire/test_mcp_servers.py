@@ -83,3 +83,4 @@ def test_recorded_messages_have_no_credentials(kind: str) -> None:
     assert msgspec.json.decode(kept)["session"]["tools"] == [{"type": "mcp", "server_url": "https://h/"}]
     assert scrubbed(b'{"text": "mcp"}') == b'{"text": "mcp"}'
     assert scrubbed(message[:-1]) == b"null"
+    assert b"sekrit" not in scrubbed(message[:-1] + b', "session": {}}')

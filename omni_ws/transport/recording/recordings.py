@@ -13,6 +13,7 @@ from websockets.frames import CloseCode
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.quota import ByteBudget
+from omni_ws.errors import OmniError
 from omni_ws.service.failure import new_id
 from omni_ws.service.recording.recorder import (
     ConnectionRecording,
@@ -24,9 +25,10 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.exchange import ExchangeRecording, HttpExchange
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.recording.body_scrubber import BodyScrubber, scrubbed_target
 from omni_ws.wire.mcp_servers import scrubbed
 from omni_ws.wire.recording import RecordingKind
-from omni_ws.wire.streaming_body import FORM_TYPE
+from omni_ws.wire.streaming_body import FORM_TYPE, RawAudioBody, body_reader
 
 # HTTP requests.
 
@@ -118,8 +120,7 @@ class HttpRecordings:
             return
         connection = recording.connection()
         connection.requested(request.method, _request_target(request), _headers(request))
-        whole = request.path == CHAT_PATH and is_whole_json(request)
-        exchange.record(RecordedExchange(self, connection, session, whole=whole))
+        exchange.record(RecordedExchange(self, connection, session, _body_scrubber(request)))
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
         """Return the recording of a session, for a WebSocket that reads its answer; None if there is none."""
@@ -180,27 +181,21 @@ class RecordedExchange(ExchangeRecording):
         recordings: HttpRecordings,
         connection: ConnectionRecording,
         session: _Session | None,
-        *,
-        whole: bool = False,
+        body: BodyScrubber | None,
     ) -> None:
-        """``whole``: see ``is_whole_json``."""
-        #: The body so far, if it is recorded as a whole.
-        self._body: list[bytes] | None = [] if whole else None
+        """``body``: what passes the body on; None for a body that is recorded as it arrives."""
+        self._body = body
         self._recordings = recordings
         self._connection = connection
         self._session = session
         self._is_whole = False
 
     def read(self, data: bytes) -> None:
-        if data and self._body is not None:
-            self._body.append(data)
-        elif data:
-            self._connection.received(data)
-        else:
-            if self._body:
-                self._connection.received(scrubbed(b"".join(self._body)))
-                self._body.clear()
-            self._connection.input_ended()
+        if data:
+            self._received(data if self._body is None else self._body.feed(data))
+            return
+        self._body_over()
+        self._connection.input_ended()
 
     def begun(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self._connection.answered(status, headers)
@@ -222,15 +217,35 @@ class RecordedExchange(ExchangeRecording):
             self._session = None
 
     def over(self) -> None:
+        self._body_over()
         self._connection.closed("server" if self._is_whole else "lost")
         if self._session is not None:
             self._session.touch()
         else:  # one request, one that opened no session, or the last of its session
             self._connection.recording.finish()
 
+    def _body_over(self) -> None:
+        if self._body is not None:
+            self._received(self._body.finish())
+
+    def _received(self, data: bytes) -> None:
+        if data:
+            self._connection.received(data)
+
+
+def _body_scrubber(request: HttpRequest) -> BodyScrubber | None:
+    """Return what has to go over the body before it is recorded; None for audio, which names no MCP servers."""
+    if is_whole_json(request):
+        return BodyScrubber(whole=True)
+    try:
+        reader = body_reader(request.headers.get("content-type") or "", max_chunk_bytes=1)
+    except OmniError:  # a form, or a type that is refused
+        return BodyScrubber()
+    return None if isinstance(reader, RawAudioBody) else BodyScrubber(prefix_bytes=reader.prefix_bytes)
+
 
 def _request_target(request: HttpRequest) -> str:
-    return request.target if request.target.startswith("/") else request.path
+    return scrubbed_target(request.target) if request.target.startswith("/") else request.path
 
 
 def _headers(request: HttpRequest) -> dict[str, str]:

@@ -200,7 +200,7 @@ class Wandering:
         before, self._server = self._server, Server(self._reins)
         await self._server.engine.start()
         self._client.received = received
-        self._client.lose(self._fate.randint(self._acknowledged, self._client.last_output))
+        self._client.lose(max(self._fate.randint(self._acknowledged, self._client.last_output), self._kept()))
         self._server.sessions.restore(data, None)
         self._session = self._server.sessions.claim(self._session.session_id, token, None)
         await before.stop()
@@ -216,6 +216,18 @@ class Wandering:
             if number not in self._held_back:
                 self._send(number)
         self._client.output_ready()
+
+    def _kept(self) -> int:
+        """The output that the client must not lose.
+
+        What it loses comes again when it reads. Until then a cancel withdraws the outputs of an answer that has not
+        ended, as all that nobody has received; that cannot be as if it had stayed. See
+        ``test_a_cancel_withdraws_what_the_client_lost_and_has_not_read_again``.
+        """
+        if self._client.reads:
+            return -1
+        ended = [one.sequence_id for one in self._client.received if isinstance(one, FinalChunk)]
+        return self._client.last_output if self._client.last_output > max(ended, default=-1) else -1
 
     # steps
 
@@ -345,7 +357,7 @@ def named_by_order(messages: list[ServerMessage]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "news"), [*((seed, False) for seed in range(20)), *((seed, True) for seed in range(10))]
+    ("seed", "news"), [*((seed, False) for seed in [*range(20), 78, 114, 128]), *((seed, True) for seed in range(11))]
 )
 async def test_a_session_goes_on_in_another_server_as_if_it_had_not_moved(seed: int, news: bool) -> None:
     stays, moves = Wandering(seed, moves=False, news=news), Wandering(seed, moves=True, news=news)
@@ -357,6 +369,51 @@ async def test_a_session_goes_on_in_another_server_as_if_it_had_not_moved(seed: 
         assert one == other, f"message {place} of {len(expected)}, after {found[max(0, place - 2) : place]}"
     assert len(found) == len(expected)
     assert sum(isinstance(one, tuple) and one[0] == "OutputChunk" for one in found) > 2
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_cancel_withdraws_what_the_client_lost_and_has_not_read_again(reads: bool) -> None:
+    """It is told again, at the pause after the next turn, if nobody has received any of it; otherwise it is not."""
+    reins = Reins()
+    before, after = Server(reins), Server(reins)
+    await before.engine.start()
+    session, client = before.sessions.open(None), Client()
+    client.come(session)
+    session.attach(client)
+    reins.loose = False
+    session.conversation.tell(Telling("the news"))
+    await asyncio.sleep(5)
+    current = session.conversation.queue.current
+    assert current is not None
+    reins.allow(current.request_id, 3)
+    await asyncio.sleep(1)
+    assert client.last_output == 2
+    client.reads = reads
+    session = await moved(session, client, before, after, lost=3)
+    await asyncio.sleep(1)
+    session.conversation.cancel()
+    await asyncio.sleep(1)
+    client.reads = True
+    client.output_ready()
+    reins.let_go()
+    chunk = InputChunk(Modality.TEXT, b"And now?", 0, end_of_input=True)
+    session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
+    await asyncio.sleep(10)
+    outputs = [one for one in client.received if isinstance(one, AnyOutput)]
+    assert [one.sequence_id for one in outputs] == list(range(len(outputs)))
+    finals = [one for one in outputs if isinstance(one, FinalChunk)]
+    first = [one for one in outputs if one.request_id == current.request_id]
+    assert [type(one) for one in first] == [*([OutputChunk] * 3 if reads else []), FinalChunk]
+    assert finals[0].finish_reason is FinishReason.CANCELLED
+    assert finals[0].usage.output_tokens == (2 if reads else 0)
+    starts = [one.trigger for one in client.received if isinstance(one, ResponseStartedFrame)]
+    assert starts.count(StartTrigger.TELLING) == (1 if reads else 2)
+    assert len(finals) == len(starts) == (2 if reads else 3)
+    seen = "".join(
+        one.text for one in outputs if isinstance(one, OutputChunk) and one.request_id == finals[1].request_id
+    )
+    assert ("assistant: <>[This is/" in seen) is reads
+    await after.stop()
 
 
 async def test_a_saved_session_is_for_its_key_and_its_token() -> None:
@@ -498,8 +555,11 @@ async def test_what_a_server_does_not_know_leaves_nothing_behind() -> None:
     await second.stop()
 
 
-async def moved(session: Session, client: Client, before: Server, after: Server) -> Session:
-    """Save the session of a server that stops, and have its client resume it on another, which this starts."""
+async def moved(session: Session, client: Client, before: Server, after: Server, *, lost: int = 0) -> Session:
+    """Save the session of a server that stops, and have its client resume it on another, which this starts.
+
+    The client has lost the last outputs, ``lost`` in number.
+    """
     token = session.new_token()
     assert token is not None
     data = before.sessions.save(session)
@@ -509,7 +569,7 @@ async def moved(session: Session, client: Client, before: Server, after: Server)
     after.sessions.restore(data, None)
     session = after.sessions.claim(session.session_id, token, None)
     client.come(session)
-    client.lose(client.last_output)  # what came behind it comes again
+    client.lose(client.last_output - lost)  # what came behind it comes again
     session.resume(client, client.last_output)
     client.output_ready()
     return session

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import orjson
 import pytest
 from support.event_stream import DONE, events_of
 from support.live_server import LiveServer, live_server
 from support.mcp_server import CallingEngine, McpUnderTest, mcp_server
-from support.raw_http import RawResponse, post
+from support.raw_http import RawResponse, chunked, post, raw_client, request
 
 PATH = "/v1/chat/completions"
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -99,3 +102,42 @@ async def test_without_the_operators_list_there_are_none(reference: McpUnderTest
         response = await ask(server, "hello", LOOK, reference.tool())
         assert (response.status, response.error["param"]) == (400, "tools[1].type")
         assert "realtime.mcp_servers" in response.error["message"]
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_credentials_in_what_is_no_chat_are_not_recorded(reference: McpUnderTest, tmp_path: Path) -> None:
+    """Streamed bodies, queries, cut bodies, and other routes, which may ignore the tools."""
+    secrets = {"authorization": "sekrit", "headers": {"X-Key": "sekrit"}}
+    tools = [reference.tool(server_url=f"{reference.url}?key=sekrit", **secrets)]
+    parameters = orjson.dumps({"tools": tools})
+    line, live = parameters + b"\n", "X-Streaming-Input: true"
+    frame = len(parameters).to_bytes(4, "big") + parameters
+    framed = "Content-Type: application/x-multipart-streaming; framing=length32"
+    indented = orjson.dumps({"messages": [], "tools": tools}, option=orjson.OPT_INDENT_2)
+    query = f"{PATH}?{urlencode({'tools': orjson.dumps(tools).decode()})}"
+    settings: dict[str, Any] = {"realtime": {"mcp_servers": (reference.host,)}, "record": tmp_path}
+    async with live_server(CallingEngine(), **settings) as server:
+        for target, body, *headers in (
+            (PATH, line, live),
+            (PATH, frame, framed),
+            (PATH, indented, live),
+            (PATH, indented, "Content-Type: text/plain"),
+            (PATH, parameters[:-5]),
+            (query, b"\0\0" * 160, "Content-Type: audio/pcm;rate=16000", live),
+            ("/v1/completions", {"prompt": "hello", "tools": tools}),
+            ("/v1/audio/speech", {"input": "hello", "tools": tools}),
+            ("/v1/streaming_input/sessions", {"tools": tools, "nonsense": 1}),
+            ("/v1/streaming_input/sessions", indented),
+        ):
+            response = await post(server.port, target, body, *headers)
+            assert response.status < 500, (target, body, response)
+            assert b"sekrit" not in response.body
+        async with raw_client(server.port) as client:  # which goes before its body has come
+            await client.send(request("POST", PATH, live, "Transfer-Encoding: chunked"), chunked(line[:-9], end=False))
+    recorded = contents(tmp_path)
+    assert len(recorded) == 11
+    assert not any(b"sekrit" in one for one in recorded)
+    assert sum(b"sums" in one for one in recorded) >= 5
