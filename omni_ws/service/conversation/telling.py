@@ -242,7 +242,7 @@ class Tellings:
         """Return whether a request is a telling."""
         if self._current is not None and self._request_id is None:  # it is just opening, and nothing else is open
             return True
-        return request.started is not None and request.started.trigger is StartTrigger.TELLING
+        return request.tells
 
     def speak(self, now: float) -> bool:
         """Begin with the next telling, if its time has come. Returns whether it has."""
