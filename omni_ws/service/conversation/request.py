@@ -292,6 +292,11 @@ class Request:
         """Whether the engine has all the input it will get; what follows is only counted (InputMode.SNAPSHOT)."""
         return self.started is not None and self.session.settings.mode is InputMode.SNAPSHOT
 
+    @property
+    def tells(self) -> bool:
+        """Whether it is a telling: the prompt is no message of the user."""
+        return self.started is not None and self.started.trigger is StartTrigger.TELLING
+
     def start(self, event: GenerationStarted) -> None:
         """Hand the input over to the engine's queue, as the start policy has fired. The request then waits."""
         self._set_state(RequestState.WAITING)

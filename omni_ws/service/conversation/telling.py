@@ -68,6 +68,10 @@ def _entered() -> None:
     """Do nothing, as nobody wants to know that a telling has entered the context."""
 
 
+def _dropped() -> None:
+    """Do nothing, as nobody wants to know that a telling is not told."""
+
+
 def _told(request_id: str) -> None:
     """Do nothing, as nobody wants to know that a telling was told."""
 
@@ -77,13 +81,15 @@ class Telling:
     """Something that the assistant is to tell: a fact or an instruction to put into its own words.
 
     ``about`` is the id of the tool call whose result it is; None for other news. ``entered`` is called when the text
-    has entered the model's context, ``told`` with the id of the request once some of the answer was heard.
+    has entered the model's context, ``told`` with the id of the request once some of the answer was heard, ``dropped``
+    if it will not be told, as the call was withdrawn.
     """
 
     text: str
     about: str | None = None
     entered: Callable[[], None] = _entered
     told: Callable[[str], None] = _told
+    dropped: Callable[[], None] = _dropped
     #: The client's name for the request that tells it.
     ref: str | None = None
     #: The requests for it that have failed.
@@ -157,6 +163,7 @@ class Tellings:
         Raises EngineOverloaded if too much waits.
         """
         if telling.about is not None and self._results.withdrew(telling.about):
+            telling.dropped()
             return
         size = self._share.size + telling.size
         if len(self._waiting) >= MAX_TELLINGS or size > MAX_TELLING_BYTES:
@@ -204,6 +211,7 @@ class Tellings:
         for dropped in [one for one in self._waiting if one.about in ids]:
             self._waiting.remove(dropped)
             self._release(dropped)
+            dropped.dropped()
 
     # when
 
@@ -242,7 +250,7 @@ class Tellings:
         """Return whether a request is a telling."""
         if self._current is not None and self._request_id is None:  # it is just opening, and nothing else is open
             return True
-        return request.started is not None and request.started.trigger is StartTrigger.TELLING
+        return request.tells
 
     def speak(self, now: float) -> bool:
         """Begin with the next telling, if its time has come. Returns whether it has."""
@@ -307,6 +315,8 @@ class Tellings:
             self._wait_again(telling)
             return
         self.know(self._prompt(telling))
+        if not self._entered:
+            telling.entered()
         self._over(telling)
 
     def _release(self, telling: Telling) -> None:

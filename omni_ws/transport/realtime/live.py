@@ -398,7 +398,13 @@ class LiveDialect:
                 del self._appends[number]
                 self._acknowledge("session.commentary.append", event_id)
 
-        telling = Telling(content, about=delegation_id, entered=entered)
+        def dropped() -> None:
+            if number in self._appends:
+                del self._appends[number]
+                refusal = InvalidValue("the work was cancelled with its answer, and is not told", param="delegation_id")
+                self.send([self.error(refusal, event_id=event_id)])
+
+        telling = Telling(content, about=delegation_id, entered=entered, dropped=dropped)
         self._appends[number] = event_id
         if not self._within_limits(partial(self.conversation.tell, telling), event_id):
             del self._appends[number]

@@ -314,6 +314,24 @@ async def test_a_result_that_waits_is_withdrawn_with_its_request() -> None:
     assert engine.told == []
 
 
+async def test_an_application_learns_that_a_result_will_not_be_told() -> None:
+    engine, dropped = Talker(), list[str]()
+    async with talk(engine) as one:
+        (call,) = await one.ask()
+        request_id = one.client.seen("response_started")[-1]["request_id"]
+        await asyncio.sleep(5)
+        await one.client.say("a b c d")
+        await one.client.until("response_started")
+        one.conversation.tell(Telling("found", about=call, dropped=lambda: dropped.append("waiting")))
+        assert not dropped
+        await one.client.send("cancel", request_id=request_id)
+        await one.client.answer()
+        one.conversation.tell(Telling("found", about=call, dropped=lambda: dropped.append("late")))
+        assert dropped == ["waiting", "late"]
+        await one.silent_for(30)
+    assert engine.told == []
+
+
 async def test_two_at_once_are_told_one_after_the_other() -> None:
     engine = Talker()
     async with talk(engine) as one:
@@ -366,6 +384,22 @@ async def test_a_failure_is_tried_again_and_then_left_to_the_next_answer() -> No
         await one.client.say("and")
         await one.client.answer()
     assert engine.asked[-1].endswith("found and")
+
+
+async def test_one_that_is_never_admitted_is_left_to_the_next_answer_and_has_entered() -> None:
+    def refuse() -> None:
+        raise EngineOverloaded("not now", retry_after_ms=1000)
+
+    engine, entered = Talker(), list[float]()
+    async with talk(engine) as one:
+        admits, one.conversation.admit = one.conversation.admit, refuse
+        one.conversation.tell(Telling("found", entered=lambda: entered.append(now())))
+        await asyncio.sleep(MAX_TRIES * RETRY_SEC)
+        assert len(entered) == 1
+        one.conversation.admit = admits
+        await one.client.say("and")
+        while not (engine.asked and engine.asked[-1].endswith("found and")):
+            await one.client.receive()
 
 
 async def test_a_result_that_is_no_text_is_refused_and_may_be_sent_again() -> None:

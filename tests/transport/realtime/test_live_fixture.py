@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from support import inline_workers
 from support.inline_workers import inline
 from support.live_client import LiveClient, live_client
 from support.live_server import live_server
-from support.live_talker import Talker, spoken
+from support.live_talker import Talker, delegates, spoken
 
 from omni_ws.transport.realtime.live_fixture import MAX_FIXTURE_BYTES, MAX_FIXTURE_SEC
 from omni_ws.transport.realtime.live_player import LEAD_MS
@@ -88,6 +89,28 @@ async def test_nothing_is_heard_meanwhile_and_all_is_heard_afterwards() -> None:
         while client.heard() != "first":
             await client.receive()
         assert engine.asked == ["first"]
+
+
+async def test_work_that_it_cancels_is_not_told() -> None:
+    """The answer has handed the work over and is not over: it is cancelled, and the work with it."""
+    never = asyncio.Event()
+
+    def reply(said: str) -> Iterable[Any]:
+        yield from delegates("One moment.")[:-1]
+        yield never.wait
+
+    async with live_server(Talker("go", reply=reply)) as server, live_client(inline(server)) as client:
+        await client.start()
+        await speak_live(client)
+        while "One" not in client.said():
+            await client.receive()
+        await client.send(PLAY, audio=fixture(100))
+        delegation = (await client.until("session.delegation.created"))["delegation"]["id"]
+        await client.until(PLAYED)
+        error = await client.failed("session.commentary.append", delegation_id=delegation, content="It is in Lisbon.")
+        assert (error["code"], error["param"]) == ("invalid_value", "delegation_id")
+        await client.end()
+        assert len(client.seen("error")) == 1
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("pcm", 16_000), ("pcmu", 8000), ("pcma", 8000)])

@@ -303,6 +303,11 @@ class Story:
                 unheard = [word for word in message.text.split() if word not in heard]
                 if len(unheard) > 1:
                     self.faults.append(f"{unheard} was not heard, and is in the context")
+        if turn:  # what waits to be told is told by itself
+            began = {word.removesuffix("w0") for word in (*heard, *self.remembered)}
+            self.faults += [
+                f"{tag} waits, and the user says it" for tag in self.news if f"<{tag}>" in known and tag not in began
+            ]
 
     def check(self) -> None:
         assert not self.faults, self.faults
