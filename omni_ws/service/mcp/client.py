@@ -34,6 +34,8 @@ MAX_RESULT_BYTES: Final = 256 * 1024
 MAX_RESPONSE_BYTES: Final = 1024 * 1024
 #: The most bytes of a stream of events that answers one call.
 MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
+#: The least time between the starts of two streams of events: one that has ended is opened again, as often as it ends.
+_STREAM_INTERVAL_SEC: Final = 1.0
 #: Tools that are taken from one server, and pages of them.
 MAX_TOOLS: Final = 128
 _MAX_PAGES: Final = 16
@@ -133,6 +135,8 @@ class McpLink:
         self._ready: asyncio.Future[ClientSession] | None = None
         #: The latest status of the server that was no success; None after a success.
         self._status: int | None = None
+        #: When the next stream of events may be opened, by the clock of the loop.
+        self._next_stream = 0.0
 
     async def tools(self) -> list[McpTool]:
         """Return the tools of the server. Raises McpFailure."""
@@ -220,7 +224,6 @@ class McpLink:
 
     async def _hold(self, ready: asyncio.Future[ClientSession]) -> None:
         """Open the connection, tell ``ready``, and hold it until this task is cancelled."""
-        from mcp import ClientSession
         from mcp.client.sse import sse_client
         from mcp.client.streamable_http import streamable_http_client
 
@@ -243,7 +246,7 @@ class McpLink:
                             url, http_client=client, terminate_on_close=False, max_sse_event_size=MAX_RESPONSE_BYTES
                         )
                     )
-                session = await stack.enter_async_context(ClientSession(*streams))
+                session = await stack.enter_async_context(_plain_session(*streams))
                 await session.initialize()
                 if not ready.done():
                     ready.set_result(session)
@@ -270,6 +273,13 @@ class McpLink:
             max_redirects=0,
         )
 
+    async def may_stream(self) -> None:
+        """Wait until another stream of events may be opened."""
+        now = asyncio.get_running_loop().time()
+        opens = max(now, self._next_stream)
+        self._next_stream = opens + _STREAM_INTERVAL_SEC
+        await asyncio.sleep(opens - now)
+
     def answered(self, status: int) -> None:
         """Note the status of a response."""
         self._status = None if status < 300 else status
@@ -279,6 +289,20 @@ def _fail(ready: asyncio.Future[Any], error: Exception) -> None:
     if not ready.done():
         ready.set_exception(error)
         ready.exception()  # nobody may wait any more
+
+
+def _plain_session(*streams: Any) -> ClientSession:
+    """Return a session that takes results as they are.
+
+    The package checks structured results by the server's own schema, whose patterns can hold the loop up for hours.
+    """
+    from mcp import ClientSession
+
+    class _Plain(ClientSession):
+        async def validate_tool_result(self, name: str, result: Any) -> None:
+            pass
+
+    return _Plain(*streams)
 
 
 def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | None) -> httpx2.AsyncBaseTransport:
@@ -304,6 +328,8 @@ def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | Non
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             if request.url.host.strip("[]") != host:
                 raise httpx2.ConnectError("another host")
+            if request.method == "GET":
+                await link.may_stream()
             moved = httpx2.Request(
                 request.method,
                 request.url.copy_with(host=address),

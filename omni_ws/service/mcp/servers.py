@@ -23,6 +23,7 @@ import msgspec
 
 from omni_ws.core.chunks import ToolCall
 from omni_ws.core.json_values import check_values
+from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.service.failure import unexpected
 from omni_ws.service.mcp.client import McpFailure, McpLink, McpReach, McpTool
@@ -262,8 +263,7 @@ class ToolServers:
         self._tell_listing(server)
         try:
             tools = await server.link.tools()
-            for tool in tools:
-                _check_tool(tool)
+            await run_work(Work.BODIES, _check_tools, tools)  # up to some megabytes of schemas
             server.became(ListingState.LISTED, tools=tools)
             self._offer()
         except McpFailure as failure:
@@ -456,6 +456,12 @@ def _function(name: str, offered: tuple[ToolServer, McpTool]) -> dict[str, Any]:
     about = server.settings.server_description
     text = tool.description if about is None else f"{tool.description}\n({about})".strip()
     return {"type": "function", "function": {"name": name, "description": text, "parameters": dict(tool.schema)}}
+
+
+def _check_tools(tools: Iterable[McpTool]) -> None:
+    """Raise McpFailure if one of the tools cannot be offered."""
+    for tool in tools:
+        _check_tool(tool)
 
 
 def _check_tool(tool: McpTool) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
+import msgspec
 import pytest
 from support.mcp_server import McpUnderTest, mcp_server
+from support.patience import PATIENCE_SEC
 
 from omni_ws.config.model import RealtimeConfig
 from omni_ws.errors import InvalidValue, UnsupportedParameter
@@ -145,3 +148,66 @@ async def test_what_a_server_sends_is_bounded(extra: bytes) -> None:
     async with answering(respond) as (host, _), linked(f"{host}/mcp", host) as link:
         with pytest.raises(McpFailure, match="no valid response"):
             await link.tools()
+
+
+@contextlib.asynccontextmanager
+async def speaking(
+    tools: list[dict[str, Any]], result: dict[str, Any]
+) -> AsyncIterator[tuple[str, asyncio.Queue[float]]]:
+    """A server with these tools and one result, whose streams of events end at once. Yields when they were opened."""
+    opened: asyncio.Queue[float] = asyncio.Queue()
+    about = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "x", "version": "1"},
+    }
+    results = {"initialize": about, "tools/list": {"tools": tools}, "tools/call": result}
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while head := (await reader.readuntil(b"\r\n\r\n")).lower():
+                if head.startswith(b"get"):
+                    opened.put_nowait(head)
+                    events = b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\nid: 1\nretry: 0\ndata:\n\n"
+                    writer.write(b"HTTP/1.1 200 OK\r\n" + events)
+                    break
+                length = int(head.partition(b"content-length:")[2].split()[0])
+                asked = msgspec.json.decode(await reader.readexactly(length))
+                if "id" not in asked:
+                    writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
+                    continue
+                found = {"jsonrpc": "2.0", "id": asked["id"], "result": results[asked["method"]]}
+                body = msgspec.json.encode(found)
+                fields = b"Content-Type: application/json\r\nMcp-Session-Id: s\r\nContent-Length: %d" % len(body)
+                writer.write(b"HTTP/1.1 200 OK\r\n" + fields + b"\r\n\r\n" + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", opened
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_the_schema_of_a_result_is_not_run() -> None:
+    """The steps that its pattern takes for this result double with each "a"."""
+    properties = {"a": {"type": "string", "pattern": "^(a+)+$"}}
+    tool: dict[str, Any] = {"name": "t", "inputSchema": {"type": "object"}}
+    tool["outputSchema"] = {"type": "object", "properties": properties}
+    result = {"content": [{"type": "text", "text": "done"}], "structuredContent": {"a": "a" * 20 + "!"}}
+    async with speaking([tool], result) as (host, _), linked(f"{host}/mcp", host) as link:
+        assert [one.name for one in await link.tools()] == ["t"]
+        assert await link.call("t", {}) == "done"
+
+
+async def test_a_stream_that_ends_at_once_is_not_opened_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.service.mcp.client._STREAM_INTERVAL_SEC", 3600)
+    async with speaking([], {}) as (host, opened), linked(f"{host}/mcp", host) as link:
+        await link.tools()
+        async with asyncio.timeout(PATIENCE_SEC):
+            await opened.get()
+        for _ in range(20):
+            await link.tools()
+        assert opened.empty()
