@@ -208,6 +208,7 @@ class RequestQueue:
         """
         if self._held is not None and self._held.by is not request and not waits_to_tell(request):
             self._give_up()
+        self._put_off_telling(request)
         place = len(self.requests)
         while before_results and place and waits_to_tell(self.requests[place - 1]):
             place -= 1
@@ -253,12 +254,19 @@ class RequestQueue:
         Tool results that nobody has begun to tell stay, and are told after the answer to ``by``. ``has_words``: it is
         known to have words, so that nothing is held.
         """
+        self._put_off_telling(by)
         if not has_words and self._may_hold(by):
             self._hold(self.waiting[0], by)
             return
         self._ledger.silence(by.timeline.now())
         for earlier in self.waiting:
             if not waits_to_tell(earlier):
+                self.cancel(earlier, by=by)
+
+    def _put_off_telling(self, by: Request) -> None:
+        """Cancel a telling of which nothing was heard, as the user speaks: it waits for another pause."""
+        for earlier in self.waiting if by.timeline.by_speech else ():
+            if earlier.tells and not self._ledger.has_heard(earlier.entry, by.timeline.now()):
                 self.cancel(earlier, by=by)
 
     def wake(self) -> None:

@@ -253,6 +253,25 @@ async def test_interrupted_before_anything_was_heard_it_is_told_again() -> None:
     assert engine.told == ["found", "found"]
 
 
+async def test_it_does_not_begin_while_the_user_speaks_even_if_speech_interrupts_nothing() -> None:
+    engine = Talker()
+    async with talk(engine, turn_detection={"type": "server_vad", "interrupt_response": False}) as one:
+        (call,) = await one.ask()
+        engine.may_tell.clear()
+        await one.result(call)
+        await one.client.until("response_started")
+        await one.client.binary(loud(400))
+        async with asyncio.timeout(5):
+            assert (await one.client.answer()).reason == "cancelled"
+        engine.may_tell.set()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await one.client.until("output_chunk")
+        await one.client.binary(quiet(2000))
+        assert (await one.client.answer()).text == "you spoke"
+        assert (await one.telling())[1].text == "found"
+
+
 async def test_interrupted_after_something_was_heard_it_is_told() -> None:
     engine = Talker()
     async with talk(engine, **TURNS) as one:

@@ -21,6 +21,7 @@ from omni_ws.audio.pcm import encode_a_law, encode_mu_law
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.service.conversation.interrupted import MAX_HOLD_SEC
 from omni_ws.transport.realtime.live_delegations import DELEGATE_RULE, MAX_DELEGATIONS, ClientDelegations
 from omni_ws.transport.realtime.live_player import LEAD_MS
 from omni_ws.wire.live_session import MAX_APPEND_TOKENS, MAX_INSTRUCTIONS_TOKENS, ClientDelegation
@@ -249,6 +250,29 @@ async def test_commentary_that_nobody_heard_is_told_again() -> None:
         await events_of(client, 3)
         assert client.said() == "Fine. News it is.", engine.asked
         assert len(client.seen("session.commentary.appended")) == 1
+
+
+async def test_commentary_does_not_begin_while_somebody_speaks_however_long_without_words() -> None:
+    """No word is known until the end of the turn, which lasts for longer than other answers are held."""
+    ready = asyncio.Event()
+
+    def reply(said: str) -> Iterable[Any]:
+        if "parcel" in said:
+            yield ready.wait
+        yield from spoken("News it is." if "parcel" in said else "Fine.")
+
+    async with live_server(Talker("hello", reply=reply)) as server, live_client(inline(server)) as client:
+        await client.start()
+        await client.send("session.commentary.append", delegation_id=None, content="The parcel is here.")
+        await client.until("session.commentary.appended")
+        speaking = asyncio.create_task(speak_live(client, ms=int(2000 * MAX_HOLD_SEC)))
+        await events_of(client, 0.6)
+        ready.set()
+        await events_of(client, 2 * MAX_HOLD_SEC - 0.6)
+        assert not any(client.sound)
+        await speaking
+        await until_said(client, "News it is.")
+        assert client.said() == "Fine. News it is."
 
 
 async def test_facts_and_rules_are_silent() -> None:
