@@ -23,6 +23,7 @@ QUIETED_LOGGERS: Final[dict[str, int]] = {
     "httpx": logging.WARNING,
     # They log URLs of MCP servers, what is sent to them and, as errors, tracebacks with both.
     "mcp": logging.CRITICAL,
+    "client": logging.CRITICAL,  # the name of the logger of mcp.client.session
     "httpx2": logging.CRITICAL,
     "httpcore2": logging.CRITICAL,
     # A malformed form is reported to its client.

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, RateLimited, ShuttingDown
-from omni_ws.logs import JsonFormatter, TextFormatter, configure_logging
+from omni_ws.logs import QUIETED_LOGGERS, JsonFormatter, TextFormatter, configure_logging
 from omni_ws.service.observing.accounts import level_of, write_line
 
 logger = logging.getLogger("omni_ws.test")
@@ -71,3 +71,9 @@ def test_what_is_whose_fault() -> None:
         for error in (InvalidValue("x"), RateLimited("x"), EngineOverloaded("x"), ShuttingDown("x"), EngineFailed("x"))
     ]
     assert levels == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING, logging.ERROR]
+
+
+def test_the_logger_of_mcp_sessions_is_quieted() -> None:
+    """It logs what MCP servers send, with tracebacks, under a name that is not below "mcp"."""
+    mcp_session = pytest.importorskip("mcp.client.session")
+    assert QUIETED_LOGGERS[mcp_session.logger.name] == logging.CRITICAL
