@@ -153,9 +153,9 @@ async def test_what_a_server_sends_is_bounded(extra: bytes) -> None:
 @contextlib.asynccontextmanager
 async def speaking(
     tools: list[dict[str, Any]], result: dict[str, Any]
-) -> AsyncIterator[tuple[str, asyncio.Queue[float]]]:
-    """A server with these tools and one result, whose streams of events end at once. Yields when they were opened."""
-    opened: asyncio.Queue[float] = asyncio.Queue()
+) -> AsyncIterator[tuple[str, asyncio.Queue[bytes]]]:
+    """A server with these tools and one result, whose streams of events end at once. Yields the heads of their GETs."""
+    opened: asyncio.Queue[bytes] = asyncio.Queue()
     about = {
         "protocolVersion": "2025-06-18",
         "capabilities": {"tools": {}},
