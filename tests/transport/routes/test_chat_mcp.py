@@ -110,7 +110,7 @@ def contents(folder: Path) -> list[bytes]:
 
 async def test_credentials_in_what_is_no_chat_are_not_recorded(reference: McpUnderTest, tmp_path: Path) -> None:
     """Streamed bodies, queries, cut bodies, and other routes, which may ignore the tools."""
-    secrets = {"authorization": "sekrit", "headers": {"X-Key": "sekrit"}}
+    secrets: dict[str, Any] = {"authorization": "sekrit", "headers": {"X-Key": "sekrit"}}
     tools = [reference.tool(server_url=f"{reference.url}?key=sekrit", **secrets)]
     parameters = orjson.dumps({"tools": tools})
     line, live = parameters + b"\n", "X-Streaming-Input: true"
