@@ -19,7 +19,7 @@ from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 #: A sound is far if it is more than this many decibels below the voice.
 FAR_DB: Final = 12.0
 #: A turn is soft if it is this many decibels below the voice on the average: its loudest syllables are nearer to it.
-SOFT_DB: Final = 12.0
+SOFT_DB: Final = 18.0
 #: Sound behind a far one counts as near if it is this much louder than what would count as far.
 _NEARER_DB: Final = 3.0
 #: The level of digital silence, and its power.
