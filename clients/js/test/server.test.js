@@ -121,6 +121,7 @@ class Playing extends EventTarget {
     if (!this.ids.includes(id)) this.ids.push(id);
   }
   end() {}
+  duck() {}
   flush() {
     for (const id of this.ids.splice(0)) this.dispatchEvent(new CustomEvent("flushed", { detail: { id, playedMs: 0 } }));
   }
