@@ -37,6 +37,14 @@ def seconds_at(played: Played, level: float) -> float:
     return float(np.count_nonzero(np.abs(played.samples - level) < 0.002)) / played.rate
 
 
+#: Has the page note each of its states.
+NOTE_STATES = """() => {
+  const { dataset } = document.body;
+  const note = () => (dataset.states = `${dataset.states ?? ""} ${dataset.state}`);
+  new MutationObserver(note).observe(document.body, { attributeFilter: ["data-state"] });
+}"""
+
+
 async def test_the_voice_is_lowered_until_it_is_known_that_nobody_interrupts() -> None:
     """Nothing is lost meanwhile, and nothing is shown of what was no turn."""
     async with live_server(HearingEngine(ANSWER)) as server, demo_page(settings={"mode": "open"}) as demo:
@@ -76,9 +84,10 @@ async def test_the_server_decides_what_interrupts_the_page(monkeypatch: pytest.M
         await demo.in_state("listening")
         await demo.write("Talk to me.")
         await demo.in_state("speaking")
+        await demo.page.evaluate(NOTE_STATES)
         await demo.say(clip_bytes("cards_001")[: SHORT_MS * 32])
-        await demo.in_state("ducked")
-        await demo.in_state("speaking")
+        # It lasts for a moment, which a poll may miss.
+        await demo.page.locator("body[data-states~=ducked]:not([data-state=ducked])").wait_for()
         assert await demo.answered(turn=0) == "It goes on."
         await demo.in_state("listening")
         whole = await demo.played()
