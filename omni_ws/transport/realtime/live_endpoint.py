@@ -9,7 +9,6 @@ from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import ORDERLY_ENDS, InvalidFrame, InvalidRequest, OmniError
-from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
@@ -20,11 +19,10 @@ from omni_ws.transport.native.connection import SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live import LiveDialect
-from omni_ws.transport.realtime.session import RealtimeConnection, close_code, write_event
+from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.recording.recordings import begin_recording, recorded
-from omni_ws.wire.frames import max_frame_bytes
-from omni_ws.wire.realtime_events import encode_event, error_event
+from omni_ws.wire.realtime_events import encode_event
 
 LIVE_PATH: Final = "/v1/live/sessions"
 #: Label of the sessions in metrics, logs and recordings.
@@ -52,32 +50,11 @@ class Live(SessionFrontEnd):
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
         key = self._authenticator.authenticate(request)
-        return UpgradeDecision(
-            connection=partial(
-                StreamConnection,
-                input_pace=self._sessions.admission.input_pace(key),
-                budget=self._sessions.budget,
-                write_timeout=self._sessions.config.streaming_input.write_timeout_sec,
-            ),
-            serve=partial(self._serve, key, request.client),
-            route=LIVE_PATH,
-            max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
-        )
+        serve = partial(self._serve, key, request.client)
+        return accepted(request, self._sessions, key, serve=serve, route=LIVE_PATH, subprotocol=None)
 
     async def _serve(self, key: ApiKey | None, address: str, connection: StreamConnection) -> None:
-        """Serve one connection, from the end of its handshake to its close."""
-        if connection.request is not None:
-            take_trace(connection.request.headers.get)
-            take_place(address, connection.request.headers.get)
-        try:
-            attachment = await self._begin(key, address, connection)
-        except OmniError as error:
-            connection.ignore_messages()
-            if connection.is_open:
-                write_event(connection, error_event(error))
-            await connection.close_in_time(close_code(error), error.code)
-            return
-        await attachment.run()
+        await serve_session(connection, address, partial(self._begin, key, address, connection))
 
     async def _begin(self, key: ApiKey | None, address: str, connection: StreamConnection) -> LiveConnection:
         """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
@@ -103,9 +80,6 @@ class LiveConnection(RealtimeConnection):
         self._live = dialect
         dialect.blocked = lambda: connection.paused
         dialect.listening = lambda: connection.is_reading
-
-    def saved(self) -> bytes:
-        return b""
 
     def receive_message(
         self, data: bytes | bytearray | memoryview, *, is_text: bool, sideband: Sideband | None = None

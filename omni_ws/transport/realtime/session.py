@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -74,9 +74,18 @@ def identify(request: HttpRequest, authenticator: Authenticator, secrets: Client
 
 
 def accepted(
-    request: HttpRequest, sessions: SessionFactory, key: ApiKey | None, *, serve: ServeConnection, route: str
+    request: HttpRequest,
+    sessions: SessionFactory,
+    key: ApiKey | None,
+    *,
+    serve: ServeConnection,
+    route: str,
+    subprotocol: str | None = SUBPROTOCOL,
 ) -> UpgradeDecision:
-    """Return the decision to ``serve`` a handshake, within the limits of ``key``."""
+    """Return the decision to ``serve`` a handshake, within the limits of ``key``.
+
+    ``subprotocol`` is selected if the client offers it.
+    """
     settings = sessions.config.streaming_input
     return UpgradeDecision(
         connection=partial(
@@ -86,10 +95,31 @@ def accepted(
             write_timeout=settings.write_timeout_sec,
         ),
         serve=serve,
-        subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,
+        subprotocol=subprotocol if subprotocol in request.offered_subprotocols else None,
         route=route,
         max_size=max_frame_bytes(settings.max_chunk_bytes),
     )
+
+
+async def serve_session(
+    connection: StreamConnection, address: str, begin: Callable[[], Awaitable[RealtimeConnection]]
+) -> None:
+    """Serve one connection of the client at ``address``, from the end of its handshake to its close.
+
+    ``begin`` opens a session and attaches it to the connection. An event reports the OmniError that it raises.
+    """
+    if connection.request is not None:
+        take_trace(connection.request.headers.get)
+        take_place(address, connection.request.headers.get)
+    try:
+        attachment = await begin()
+    except OmniError as error:
+        connection.ignore_messages()
+        if connection.is_open:
+            write_event(connection, error_event(error))
+        await connection.close_in_time(close_code(error), error.code)
+        return
+    await attachment.run()
 
 
 class Realtime(SessionFrontEnd):
@@ -124,19 +154,7 @@ class Realtime(SessionFrontEnd):
         return accepted(request, self._sessions, client.key, serve=partial(self._serve, client), route=REALTIME_PATH)
 
     async def _serve(self, client: RealtimeCaller, connection: StreamConnection) -> None:
-        """Serve one connection, from the end of its handshake to its close."""
-        if connection.request is not None:
-            take_trace(connection.request.headers.get)
-            take_place(client.address, connection.request.headers.get)
-        try:
-            attachment = await self._begin(client, connection)
-        except OmniError as error:
-            connection.ignore_messages()
-            if connection.is_open:
-                write_event(connection, error_event(error))
-            await connection.close_in_time(close_code(error), error.code)
-            return
-        await attachment.run()
+        await serve_session(connection, client.address, partial(self._begin, client, connection))
 
     async def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
         """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
@@ -212,8 +230,8 @@ class RealtimeConnection(SoleConnection):
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = dialect.connect(self._send, self._output_cleared)
         self._dialect: RealtimeDialect | VllmDialect | TranslationDialect | LiveDialect = dialect
-        #: Whether the dialect is known: from the client's first event, or from a restored session.
-        self._dialect_known = not self._created
+        #: Whether the dialect is known: from the route, from the client's first event, or from a restored session.
+        self._dialect_known = not self._created or isinstance(dialect, TranslationDialect)
         self._observed = session.conversation.observed
         #: Raises an InvalidRequest for types of events that the client may not send; None if it may send all.
         self._check_kind: Callable[[str], None] | None = None
@@ -260,8 +278,8 @@ class RealtimeConnection(SoleConnection):
             self._send([self._dialect.error(error)])
 
     def saved(self) -> bytes:
-        assert not isinstance(self._dialect, TranslationDialect)
-        return msgpack.encode(self._dialect.saved())
+        state = self._dialect.saved()
+        return b"" if state is None else msgpack.encode(state)
 
     def connection_closing(self) -> None:
         self._emptied.set()

@@ -10,8 +10,7 @@ from typing import Any, Final
 from omni_ws.core.chunks import FinalChunk, InputChunk, Modality, OutputChunk, OutputModality, Task, WordsKnown
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
 from omni_ws.engine.base import AnswerOptions
-from omni_ws.engine.composed.parts import Role, parts_of
-from omni_ws.engine.llm.coming import RULES
+from omni_ws.engine.llm.coming import has_model
 from omni_ws.errors import InvalidValue, OmniError, UnknownType, UnsupportedParameter
 from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
 from omni_ws.service.sessions.factory import SessionFactory
@@ -37,12 +36,11 @@ MAX_SESSION_SEC: Final = 24 * 3600
 
 def check_translates(factory: SessionFactory) -> None:
     """Raise UnsupportedParameter, naming what is missing, if the engine of this server cannot translate speech."""
-    engine, able = factory.engine, factory.engine.capabilities
-    llm = parts_of(engine)[Role.LLM.value]
+    able = factory.engine.capabilities
     missing = ""
     if not factory.speech_workers.turn_detection_types or not able.languages or not able.transcripts:
         missing = "a recogniser that knows languages: start the server with --languages, or with --asr whisper:base"
-    elif llm is None or llm.name == RULES or Task.CHAT not in able.tasks:
+    elif not has_model(factory.engine) or Task.CHAT not in able.tasks:
         missing = "a language model, and rules answer here: start the server with --llm URL, or with --llm qwen"
     elif OutputModality.AUDIO not in able.output_modalities:
         missing = "a voice: start the server with --tts"
@@ -145,6 +143,9 @@ class TranslationDialect:
     def reported(self, error: OmniError) -> bool:
         """Return whether the client has been sent this error."""
         return self._reported is error
+
+    def saved(self) -> None:
+        """Return nothing: the session ends with its server."""
 
     def close(self) -> None:
         """Release all bytes that are charged to the session."""

@@ -13,26 +13,24 @@ import msgspec
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.failure import new_id
-from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
-from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.sessions.session import Sessions
 from omni_ws.service.sessions.shared_counts import KNOW_SECRET
 from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.native.connection import SoleLink, StreamConnection
+from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import MAX_BODY_BYTES, ClientSecret, ClientSecrets, digest_of
-from omni_ws.transport.realtime.session import SUBPROTOCOL, RealtimeConnection, close_code, write_event
+from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.transport.realtime.translation import (
     MAX_SESSION_SEC,
     TranslationDialect,
     check_translates,
     translation_settings,
 )
-from omni_ws.wire.frames import max_frame_bytes
-from omni_ws.wire.realtime_events import error_event, read
+from omni_ws.wire.realtime_events import read
 from omni_ws.wire.realtime_session import read_client_secret
 from omni_ws.wire.translation_session import TranslationFields, merged_translation, translation_object
 
@@ -69,19 +67,8 @@ class Translations(SessionFrontEnd):
         key, bound, model = self._identify(request)
         model = request.query.get("model") or model
         self._sessions.any_model.check(model)
-        settings = self._sessions.config.streaming_input
-        return UpgradeDecision(
-            connection=partial(
-                StreamConnection,
-                input_pace=self._sessions.admission.input_pace(key),
-                budget=self._sessions.budget,
-                write_timeout=settings.write_timeout_sec,
-            ),
-            serve=partial(self._serve, key, request.client, bound, model),
-            subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,
-            route=TRANSLATIONS_PATH,
-            max_size=max_frame_bytes(settings.max_chunk_bytes),
-        )
+        serve = partial(self._serve, key, request.client, bound, model)
+        return accepted(request, self._sessions, key, serve=serve, route=TRANSLATIONS_PATH)
 
     def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, TranslationFields, str]:
         """Return the key of a request, given directly or by a client secret, and the settings and model to begin with.
@@ -99,30 +86,19 @@ class Translations(SessionFrontEnd):
     async def _serve(
         self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection
     ) -> None:
-        """Serve one connection, from the end of its handshake to its close."""
-        if connection.request is not None:
-            take_trace(connection.request.headers.get)
-            take_place(address, connection.request.headers.get)
-        try:
-            session = await self._live.admit(key, client=address)
-            attachment = self._attachment(connection, session, bound, model)
-        except OmniError as error:
-            connection.ignore_messages()
-            if connection.is_open:
-                write_event(connection, error_event(error))
-            await connection.close_in_time(close_code(error), error.code)
-            return
-        await attachment.run()
+        await serve_session(connection, address, partial(self._begin, key, address, bound, model, connection))
 
-    def _attachment(
-        self, connection: StreamConnection, session: Session, bound: TranslationFields, model: str
-    ) -> TranslationConnection:
+    async def _begin(
+        self, key: ApiKey | None, address: str, bound: TranslationFields, model: str, connection: StreamConnection
+    ) -> RealtimeConnection:
+        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` and the dialect raise."""
+        session = await self._live.admit(key, client=address)
         try:
             dialect = TranslationDialect(session, self._sessions, bound, model=model)
         except OmniError:
             session.end(None)
             raise
-        attachment = TranslationConnection(connection, session, dialect, keep_alive=self._keep_alive)
+        attachment = RealtimeConnection(connection, session, dialect, keep_alive=self._keep_alive)
         session.attach(attachment)
         return attachment
 
@@ -156,16 +132,3 @@ class Translations(SessionFrontEnd):
         )
         answer = {"value": value, "expires_at": now + body.lifetime, "session": shown}
         await exchange.respond_json(200, answer, [("Cache-Control", "no-store")])
-
-
-class TranslationConnection(RealtimeConnection):
-    """The connection of a translation session."""
-
-    def __init__(
-        self, connection: SoleLink, session: Session, dialect: TranslationDialect, *, keep_alive: KeepAliveSettings
-    ) -> None:
-        super().__init__(connection, session, dialect, keep_alive=keep_alive)
-        self._dialect_known = True
-
-    def saved(self) -> bytes:
-        return b""  # it ends with its server
