@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from omni_ws.engine.base import Engine
+from omni_ws.engine.composed.parts import Role, parts_of
 from omni_ws.errors import SessionConflict
 
 #: The name of the rules, as that of an engine and of a model.
@@ -60,3 +61,9 @@ def growing_llm(engine: object) -> GrowingLlm | None:
     """Return the GrowingLlm that ``engine`` is, or that is its LLM; None if there is none."""
     llm = getattr(engine, "llm_part", engine)
     return llm if isinstance(llm, GrowingLlm) else None
+
+
+def has_model(engine: Engine) -> bool:
+    """Return whether a language model answers now, alone or besides the rules."""
+    llm = parts_of(engine)[Role.LLM.value]
+    return llm is not None and llm.name != RULES

@@ -1,4 +1,5 @@
-"""Effects: applies what a Realtime session asks for beside ``session_config``, and tells what has no effect."""
+"""The effects of a Realtime session's fields: what the engine is able to, what acts beside ``session_config``, and what
+has no effect."""
 
 from __future__ import annotations
 
@@ -32,8 +33,6 @@ from omni_ws.wire.realtime_session import (
 MAX_WARNINGS: Final = 32
 #: Fields of every event, and the objects in events that are named for themselves.
 _NAMED_APART: Final = ("type", "event_id", "session", "response", "item")
-
-
 #: The fields of a session and of a response that a transport decides with fields of ``session_config``.
 _OF_MEDIA: Final = {"input_audio": "audio.input.format", "output_audio": "audio.output.format"}
 

@@ -34,8 +34,7 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import estimate_tokens
 from omni_ws.core.quota import Share, beyond_ordinary, memory_of
-from omni_ws.engine.composed.parts import parts_of
-from omni_ws.engine.llm.coming import RULES
+from omni_ws.engine.llm.coming import has_model
 from omni_ws.errors import (
     EmptyInput,
     EngineOverloaded,
@@ -214,9 +213,14 @@ class LiveDialect:
         return self.start_fields is not None
 
     @property
-    def now_ms(self) -> int:
+    def _line_ms(self) -> float:
         """The present on the session's line, in milliseconds."""
-        return int((self._loop.time() - self._origin) * 1000)
+        return (self._loop.time() - self._origin) * 1000
+
+    @property
+    def now_ms(self) -> int:
+        """The present on the session's line, in whole milliseconds."""
+        return int(self._line_ms)
 
     @property
     def usage(self) -> dict[str, int]:
@@ -272,8 +276,7 @@ class LiveDialect:
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
 
     def _check_llm(self) -> None:
-        llm = parts_of(self.conversation.engine).get("llm")
-        if llm is None or llm.name == RULES:
+        if not has_model(self.conversation.engine):
             message = "a Live session needs a language model, and only rules answer here: serve with --llm"
             raise RealtimeRefusal("invalid_model", message, param="session.model")
 
@@ -454,7 +457,7 @@ class LiveDialect:
             if chunk.words:
                 self._text_of(request_id).pronounce(chunk.words)
             self.player.say(request_id, chunk.payload, chunk.start_ms)
-            self.player.pump((self._loop.time() - self._origin) * 1000)
+            self.player.pump(self._line_ms)
         elif chunk.modality is OutputModality.TEXT:
             self._text_of(request_id).write(chunk.text)
         elif chunk.modality is OutputModality.TRANSCRIPT:
@@ -479,7 +482,7 @@ class LiveDialect:
             self._hand_over(request_id, cancelled=True)
             return
         self.player.finish(request_id)
-        self.player.pump((self._loop.time() - self._origin) * 1000)
+        self.player.pump(self._line_ms)
         if not self.player.has(request_id):
             yield from self._rest(request_id)
         if final.finish_reason is not FinishReason.ERROR:
@@ -558,7 +561,7 @@ class LiveDialect:
 
     def _tick(self) -> None:
         try:
-            frames = int((self._loop.time() - self._origin) * 1000 / FRAME_MS + 0.01)
+            frames = int(self._line_ms / FRAME_MS + 0.01)
             self._clock = self._loop.call_at(self._origin + (frames + 1) * FRAME_MS / 1000, self._tick)
             self.player.tick(frames * FRAME_MS, blocked=self.blocked())
             self._count_time()
