@@ -82,11 +82,6 @@ class McpServer(Struct, frozen=True, kw_only=True, omit_defaults=True):
             sent["Authorization"] = f"Bearer {self.authorization}"
         return sent
 
-    @property
-    def has_credentials(self) -> bool:
-        """Whether it has an authorization or header fields, which may be credentials."""
-        return bool(self.request_headers)
-
     def allows(self, name: str, *, reads_only: bool) -> bool:
         """Return whether the model may call a tool."""
         allowed = self.allowed_tools
