@@ -185,7 +185,7 @@ class ToolServers:
             place = next(places)
             if self._kept(server) is None:
                 self._reach.check(server, f"{place}.server_url")
-            elif server.server_url is None or server.authorization is None:
+            else:
                 wanted[index] = self._completed(server)
             if not self.approvals and server.require_approval != "never":
                 raise UnsupportedParameter(
@@ -213,22 +213,15 @@ class ToolServers:
 
     def commit(self, change: ToolChange) -> None:
         """Make a change: connect to new servers, and part from those that are no longer named."""
-        before, self._servers = self._servers, {}
-        self._functions = change.functions
-        for settings in change.servers:
-            known = before.get(settings.server_label)
-            if (
-                known is not None
-                and known.settings.request_headers == settings.request_headers
-                and (known.settings.server_url == settings.server_url)
-            ):
-                known.configured(settings)
-                self._servers[known.label] = before.pop(known.label)
-                continue
-            server = ToolServer(settings, McpLink(settings, self._reach))
+        kept = [self._kept(settings) for settings in change.servers]
+        gone = [server for server in self._servers.values() if server not in kept]
+        self._functions, self._servers = change.functions, {}
+        for settings, known in zip(change.servers, kept, strict=True):
+            server = known or ToolServer(settings, McpLink(settings, self._reach))
+            server.configured(settings)
             self._servers[server.label] = server
-        for gone in before.values():
-            gone.close()
+        for server in gone:
+            server.close()
         self._remember(change.names)
         for server in self._servers.values():
             if server.listing is None:
