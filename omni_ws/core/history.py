@@ -487,9 +487,9 @@ class HistoryItems:
         self._make_room()
 
     def insert(self, messages: Iterable[Message], *, item_id: str, before: str, answer: bool) -> None:
-        """Add a client's item before the question that the request or item ``before`` left, or before its ``answer``.
+        """Add a client's item before what the request or item ``before`` left; with ``answer``, before its answer only.
 
-        Nothing is added before what the history has forgotten.
+        Nothing is added if the history has forgotten ``before``.
         """
         if (place := self._places.get(before)) is None:
             return

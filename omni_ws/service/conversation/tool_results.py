@@ -17,7 +17,7 @@ from omni_ws.service.conversation.request import Request
 
 #: States in which the input of a request is lost, and the tool results in it.
 _LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
-#: Calls that are remembered: of those that were withdrawn, of those to async tools that work, and so on.
+#: Calls that are remembered of each kind: those that were withdrawn, those of async tools that work, and so on.
 MAX_CALLS: Final = 256
 
 
@@ -32,9 +32,7 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
-    __slots__ = (
-        *("_early", "_is_async", "_joined", "_ledger", "_tell", "_waiting", "_withdrawn", "_working", "reserved"),
-    )
+    __slots__ = ("_early", "_is_async", "_joined", "_ledger", "_tell", "_waiting", "_withdrawn", "_working", "reserved")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -58,9 +56,9 @@ class ToolResults:
     ) -> Sequence[StreamEvent]:
         """Take a result that a client has sent. Returns what follows for the input.
 
-        If it is not wanted there, only its number and its end of the input count; of what an async tool brings, only
-        the number. ``refuse`` is called with the error
-        of a result that is refused. Raises what ``stream.receive_chunk`` raises.
+        Of a result that is not wanted, only its number and its end of the input count; of that of an async tool, only
+        the number. ``refuse`` is called with the error of a result that is refused. Raises what
+        ``stream.receive_chunk`` raises.
         """
         number = chunk.sequence_id
         if number is not None and number < stream.reorder.next_sequence_id:
