@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger, ToolCall
 from omni_ws.core.history import Message
-from omni_ws.core.quota import Share
+from omni_ws.core.quota import Share, keep_newest
 from omni_ws.errors import EngineOverloaded
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.conversation.tool_results import MAX_CALLS, ToolResults
@@ -193,8 +193,7 @@ class Tellings:
             self._results.work(call.id)
             working = Message("tool", WORKING, tool_call_id=call.id)
             self._conversation.ledger.place([working], item_id=new_id("item_"))
-        for forgotten in [*self._titles][:-MAX_CALLS]:
-            del self._titles[forgotten]
+        keep_newest(self._titles, MAX_CALLS)
         return found
 
     def withdraw(self, calls: Iterable[ToolCall]) -> None:

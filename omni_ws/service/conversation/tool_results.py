@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from omni_ws.core.chunks import InputChunk, ToolCall
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
+from omni_ws.core.quota import keep_newest
 from omni_ws.core.reorder import StreamEvent, TextRefused
 from omni_ws.core.request_input import InputState, RequestInput
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict
@@ -125,7 +126,7 @@ class ToolResults:
         if call_id in self._working:
             del self._working[call_id]
         else:
-            _keep_newest(self._early, call_id)
+            _note(self._early, call_id)
         return True
 
     # calls of async tools
@@ -143,7 +144,7 @@ class ToolResults:
         if call_id in self._early:
             del self._early[call_id]
             return
-        _keep_newest(self._working, call_id)
+        _note(self._working, call_id)
 
     def works(self, call_id: str) -> bool:
         """Return whether an async tool still works."""
@@ -165,7 +166,7 @@ class ToolResults:
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
         """Want no results of these calls any more, as their request was cancelled."""
         for call in calls:
-            _keep_newest(self._withdrawn, call.id)
+            _note(self._withdrawn, call.id)
 
     def done(self, call_id: str) -> bool:
         """Return whether no result of a call is awaited: it has arrived, if not at its place, or was withdrawn."""
@@ -206,8 +207,7 @@ class ToolResults:
         return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)
 
 
-def _keep_newest(calls: dict[str, None], call_id: str) -> None:
+def _note(calls: dict[str, None], call_id: str) -> None:
     calls.pop(call_id, None)
     calls[call_id] = None
-    if len(calls) > MAX_CALLS:
-        del calls[next(iter(calls))]
+    keep_newest(calls, MAX_CALLS)

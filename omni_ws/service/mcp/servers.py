@@ -23,6 +23,7 @@ import msgspec
 
 from omni_ws.core.chunks import ToolCall
 from omni_ws.core.json_values import check_values
+from omni_ws.core.quota import keep_newest
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.service.failure import unexpected
@@ -248,8 +249,7 @@ class ToolServers:
         for function in self._functions:
             self._names.pop(_name_of(function), None)
         self._names |= names
-        for old in [*self._names][:-_MAX_NAMES]:
-            del self._names[old]
+        keep_newest(self._names, _MAX_NAMES)
 
     async def _list(self, server: ToolServer) -> None:
         self._tell_listing(server)
@@ -349,8 +349,7 @@ class ToolServers:
                 self._asked[call.id] = made
                 continue
             found.append(made)
-        for old in [*self._asked][:-MAX_ASKED]:
-            del self._asked[old]
+        keep_newest(self._asked, MAX_ASKED)
         if found:
             self._begin(found)
 
