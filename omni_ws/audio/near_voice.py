@@ -18,7 +18,8 @@ from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 
 #: A sound is far if it is more than this many decibels below the voice.
 FAR_DB: Final = 12.0
-#: A turn is soft if it is this many decibels below the voice on the average: its loudest syllables are nearer to it.
+#: A turn is soft if its mean power is this many decibels below the level of the voice before it. That is more than
+#: FAR_DB, as the level follows the loudest syllables.
 SOFT_DB: Final = 18.0
 #: Sound behind a far one counts as near if it is this much louder than what would count as far.
 _NEARER_DB: Final = 3.0
@@ -61,8 +62,9 @@ class NearVoice:
         self.far = False
         #: The loudest sound from afar since the turn's last near one.
         self._beside = SILENT_DB
-        #: The level of the voice as the turn began, the power of its windows of speech, and their number.
-        self._before: float | None = None
+        #: The mean power below which the turn is soft, 0 if the voice was not known as it began; the power of its
+        #: windows of speech, and their number.
+        self._soft_power = 0.0
         self._power, self._count = 0.0, 0
         self._span: deque[float] = deque(maxlen=_SPAN)
         self._lately: deque[float] = deque(maxlen=_LATELY_WINDOWS)
@@ -90,7 +92,8 @@ class NearVoice:
         self._lately.append(loudness)
         if self._turn is None:
             self._turn, self._background = loudness, None
-            self._before, self._power, self._count = self.level, 0.0, 0
+            self._soft_power = 0.0 if self.level is None else 10 ** ((self.level - SOFT_DB) / 10)
+            self._power, self._count = 0.0, 0
         if probability < 0.5:
             return probability
         if loudness < self._turn - FAR_DB + (_NEARER_DB if was_far else 0.0):
@@ -106,12 +109,10 @@ class NearVoice:
     @property
     def soft(self) -> bool:
         """Whether the current turn is much softer than the voice was before it, as a whole."""
-        if self._turn is None or self._before is None or not self._count:
-            return False
-        return 10 * log10(self._power / self._count) < self._before - SOFT_DB
+        return self._turn is not None and self._power < self._count * self._soft_power
 
     def end_beside(self) -> None:
-        """Take the far sound in front of which the current turn has ended for background."""
+        """Take the far sound that went on as the current turn ended for background."""
         self._background, self._quiet = self._beside + _LOUDER_DB, 0
 
     def give_up(self) -> None:

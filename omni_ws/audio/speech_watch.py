@@ -77,8 +77,8 @@ LATE_WORDS_WINDOWS: Final = 1140 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 #: If the speaker has likely finished, and the words are a whole sentence, the turn ends after 416 ms.
 WHOLE_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
-#: A speaker who has paused within the turn for 416 ms or more takes breaths: unless the sound is sure, the turn takes a
-#: pause that is half as long again.
+#: A speaker who has paused within the turn for 416 ms or more takes breaths: unless the judge is sure, only a
+#: pause that is half as long again ends the turn.
 BREATH_WINDOWS: Final = 416 // WINDOW_MS - DETECTOR_LAG_WINDOWS
 
 #: A listener says "mm-hm" in a pause of 352 ms.
@@ -205,7 +205,8 @@ class TurnDetector:
     If the recogniser tells the ``words`` in each pause, they count as well. If they go on, the turn ends after
     ``silence_duration_ms``, whatever the judge says. If they are whole, it ends sooner where the judge is not sure, and
     at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LATE_WORDS_WINDOWS:
-    nothing could be answered sooner. A speaker who has paused in the turn may pause again, unless the judge is sure.
+    nothing could be answered sooner. A speaker who has paused in the turn may pause half as long again, unless the
+    judge is sure.
 
     If somebody else is heard in most of the pause, who is far, neither the judge nor the words tell anything of the
     speaker: then half of ``whole_silence_ms`` ends the turn.

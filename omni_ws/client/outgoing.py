@@ -186,10 +186,7 @@ class OutgoingInput:
         if chunk.tool_call_id is not None and chunk.tool_call_id in self.late_calls:
             return self._add_late(chunk, output_audio)
         if request is None:
-            self._opened += 1
-            name = chunk.ref or f"request-{self._opened}"
-            request = self.receiving = OutgoingRequest(self.next_sequence_id, name, output_audio)
-            self.requests.append(request)
+            request = self.receiving = self._open(chunk, output_audio)
         self.last_ref = request.ref
         if chunk.end_of_input:
             request.end_input()
@@ -203,14 +200,19 @@ class OutgoingInput:
 
     def _add_late(self, chunk: InputChunk, output_audio: OutputAudioConfig) -> InputChunk:
         """Number the result of an async tool: it is a request of its own, whatever input is open."""
-        self._opened += 1
-        name = chunk.ref or f"request-{self._opened}"
-        request = OutgoingRequest(self.next_sequence_id, name, output_audio, input_open=False)
-        self.requests.append(request)
-        self.last_ref = name
-        numbered = replace(chunk, sequence_id=self.next_sequence_id, ref=name)
+        request = self._open(chunk, output_audio, input_open=False)
+        self.last_ref = request.ref
+        numbered = replace(chunk, sequence_id=self.next_sequence_id, ref=request.ref)
         self._place(request, numbered)
         return numbered
+
+    def _open(self, first: InputChunk, output_audio: OutputAudioConfig, *, input_open: bool = True) -> OutgoingRequest:
+        """Add the request that a chunk opens, under the name that the chunk gives or a new one."""
+        self._opened += 1
+        name = first.ref or f"request-{self._opened}"
+        request = OutgoingRequest(self.next_sequence_id, name, output_audio, input_open=input_open)
+        self.requests.append(request)
+        return request
 
     def _place(self, request: OutgoingRequest, chunk: InputChunk) -> None:
         request.add(self._count(len(chunk.payload)), chunk)

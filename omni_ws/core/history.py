@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from omni_ws.core.chunks import AudioFormat, InputChunk, ToolCall
-from omni_ws.core.quota import ByteBudget
+from omni_ws.core.quota import ByteBudget, keep_newest
 from omni_ws.errors import InvalidValue
 
 # Messages, and their sizes.
@@ -449,7 +449,7 @@ class HistoryItems:
         """Give a request its place: after all requests that opened before it, whichever ends first."""
         self._places[request_id] = self._opened
         self._opened += 1
-        _keep_newest(self._places)
+        keep_newest(self._places, MAX_REQUESTS)
 
     def withdraw(self, request_id: str) -> None:
         """Take back the place of a request that leaves nothing; it is unknown from now on."""
@@ -458,7 +458,7 @@ class HistoryItems:
     def name(self, request_id: str, ref: str) -> None:
         """Remember the client's name for a request."""
         self._refs[request_id] = ref
-        _keep_newest(self._refs)
+        keep_newest(self._refs, MAX_REQUESTS)
 
     def name_of(self, request_id: str) -> str | None:
         """Return the client's name for a request; None if it has none, or the request is no longer remembered."""
@@ -487,9 +487,9 @@ class HistoryItems:
         self._make_room()
 
     def insert(self, messages: Iterable[Message], *, item_id: str, before: str, answer: bool) -> None:
-        """Add a client's item before the question that the request or item ``before`` left, or before its ``answer``.
+        """Add a client's item before what the request or item ``before`` left; with ``answer``, before its answer only.
 
-        Nothing is added before what the history has forgotten.
+        Nothing is added if the history has forgotten ``before``.
         """
         if (place := self._places.get(before)) is None:
             return
@@ -550,7 +550,7 @@ class HistoryItems:
         for known in dropped:
             del self._places[known]
         self._truncated |= dict.fromkeys(dropped)
-        _keep_newest(self._truncated)
+        keep_newest(self._truncated, MAX_REQUESTS)
         self._drop(bisect_left(self._items, first, key=lambda item: item.place), len(self._items))
         self._seek()
         return len(dropped)
@@ -709,8 +709,3 @@ class HistoryItems:
 
 def _speech_bytes(message: Message) -> int:
     return 0 if message.speech is None else message.speech.held_bytes
-
-
-def _keep_newest(ids: dict[str, int] | dict[str, None] | dict[str, str]) -> None:
-    while len(ids) > MAX_REQUESTS:
-        del ids[next(iter(ids))]

@@ -176,6 +176,12 @@ class Share:
         budget.charge(self.size)
 
 
+def keep_newest(entries: dict[str, Any], most: int) -> None:
+    """Delete the oldest entries of a dict beyond the newest ``most``."""
+    while len(entries) > most:
+        del entries[next(iter(entries))]
+
+
 def beyond_ordinary(size: int) -> int:
     """Return how many of ``size`` bytes of settings, or of a history, are charged: those beyond ORDINARY_BYTES."""
     return max(0, size - ORDINARY_BYTES)

@@ -21,6 +21,6 @@ class Backend(RemoteLlmEngine):
         try:
             async with self._starting:
                 await self.start()
-        except EngineFailed as error:  # which would end the chat
+        except EngineFailed as error:  # a fatal one would end the chat
             raise EngineFailed(error.message) from error
         await super().generate(request, out)

@@ -203,7 +203,7 @@ class Configuration:
 
     @property
     def wanted(self) -> Mapping[str, Any]:
-        """All fields that the client has set, but its MCP servers.
+        """All fields that the client has set, except its MCP servers.
 
         A new Configuration to which they are applied has the same result.
         """

@@ -43,7 +43,7 @@ from omni_ws.core.chunks import CHUNK_OVERHEAD_BYTES, FinishReason, InputChunk, 
 from omni_ws.core.history import Message, message_bytes
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
-from omni_ws.core.quota import ByteBudget
+from omni_ws.core.quota import ByteBudget, keep_newest
 from omni_ws.core.reorder import Diverted, InputRefused, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.request_input import (
     GenerationStarted,
@@ -789,8 +789,7 @@ class Conversation:
         self.queue.open(request)
         if self.keeps_configurations:
             self._configurations[request_id] = config
-        if len(self._configurations) > MAX_CONFIGURATIONS:
-            del self._configurations[next(iter(self._configurations))]
+        keep_newest(self._configurations, MAX_CONFIGURATIONS)
         return request
 
     def _make_request(

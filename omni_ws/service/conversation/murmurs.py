@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from omni_ws.audio.codec import AudioEncoder
-from omni_ws.audio.pcm import Samples, as_pcm16, samples_from_pcm16
+from omni_ws.audio.pcm import Samples, as_samples
 from omni_ws.core.chunks import AudioFormat, InputMode, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest
 from omni_ws.errors import OmniError
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long the user has spoken at least before the server says "mm-hm", and how often it does at most.
+#: How long the user has spoken at least before the server says "mm-hm", and the least time between two.
 LEAST_SPEECH_MS: Final = 4000
 EVERY_SEC: Final = 8.0
 #: The level of "mm-hm" beside that of answers: 12 dB below.
 MURMURED: Final = 10 ** (-12 / 20)
-#: A voice that takes longer for it does not say it well.
+#: The longest "mm-hm": a voice that takes longer for it does not say it well.
 LONGEST_MURMUR_SEC: Final = 1.5
 
 
@@ -182,8 +182,7 @@ class _Collected:
 
     def write(self, output: EngineOutput) -> None:
         if isinstance(output, AudioOutput) and sum(map(len, self._pieces)) <= LONGEST_MURMUR_SEC * output.sample_rate:
-            samples = output.samples
-            self._pieces.append(samples_from_pcm16(as_pcm16(samples)))
+            self._pieces.append(as_samples(output.samples))
             self._rate = output.sample_rate
 
     async def drain(self) -> None:

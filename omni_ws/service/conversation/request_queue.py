@@ -709,7 +709,7 @@ class RequestQueue:
                 beside = under.entry
             else:
                 pending = [*pending, under]
-        pending = [one for one in pending if not one.tells]  # of which nothing was heard: it is told later
+        pending = [one for one in pending if not one.tells]  # a telling that nobody heard is told later
         now = request.timeline.now()
         messages = request.see(self._ledger.messages(request.entry.results, now=now, held=beside))
         last = messages[-1] if messages and messages[-1].role == "user" else None

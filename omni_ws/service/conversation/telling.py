@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger, ToolCall
 from omni_ws.core.history import Message
-from omni_ws.core.quota import Share
+from omni_ws.core.quota import Share, keep_newest
 from omni_ws.errors import EngineOverloaded
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.conversation.tool_results import MAX_CALLS, ToolResults
@@ -35,7 +35,7 @@ MAX_TELLINGS: Final = 64
 MAX_TELLING_BYTES: Final = 1 << 20
 #: The pause after which something is told, in seconds from the last sound of either side.
 PAUSE_SEC: Final = 0.3
-#: How often a telling is tried whose request fails, and the seconds between.
+#: How often a telling is tried if its requests fail, and the seconds between two tries.
 MAX_TRIES: Final = 3
 RETRY_SEC: Final = 5.0
 #: The memory that a telling takes besides its text.
@@ -64,16 +64,8 @@ _RESULT: Final = (
 )
 
 
-def _entered() -> None:
-    """Do nothing, as nobody wants to know that a telling has entered the context."""
-
-
-def _dropped() -> None:
-    """Do nothing, as nobody wants to know that a telling is not told."""
-
-
-def _told(request_id: str) -> None:
-    """Do nothing, as nobody wants to know that a telling was told."""
+def _unheeded(*_: str) -> None:
+    """Do nothing, as nobody wants to know what becomes of a telling."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,9 +79,9 @@ class Telling:
 
     text: str
     about: str | None = None
-    entered: Callable[[], None] = _entered
-    told: Callable[[str], None] = _told
-    dropped: Callable[[], None] = _dropped
+    entered: Callable[[], None] = _unheeded
+    told: Callable[[str], None] = _unheeded
+    dropped: Callable[[], None] = _unheeded
     #: The client's name for the request that tells it.
     ref: str | None = None
     #: The requests for it that have failed.
@@ -201,8 +193,7 @@ class Tellings:
             self._results.work(call.id)
             working = Message("tool", WORKING, tool_call_id=call.id)
             self._conversation.ledger.place([working], item_id=new_id("item_"))
-        for forgotten in [*self._titles][:-MAX_CALLS]:
-            del self._titles[forgotten]
+        keep_newest(self._titles, MAX_CALLS)
         return found
 
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
@@ -227,7 +218,7 @@ class Tellings:
             self._due = since + PAUSE_SEC
 
     def cancelled(self, request_id: str | None, named: Request | None) -> None:
-        """Note a cancel of a client, before it takes effect: what it stops is told after the next turn at the earliest.
+        """Note a cancel of a client, before it takes effect: a telling that it stops waits for the user's next turn.
 
         ``named`` is the unfinished request that it means.
         """

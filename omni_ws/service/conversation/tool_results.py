@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from omni_ws.core.chunks import InputChunk, ToolCall
 from omni_ws.core.input_stream import InputStream, SavedInput
 from omni_ws.core.ledger import Ledger
+from omni_ws.core.quota import keep_newest
 from omni_ws.core.reorder import StreamEvent, TextRefused
 from omni_ws.core.request_input import InputState, RequestInput
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionConflict
@@ -17,7 +18,7 @@ from omni_ws.service.conversation.request import Request
 
 #: States in which the input of a request is lost, and the tool results in it.
 _LOST: Final = frozenset({InputState.CANCELLED, InputState.FAILED, InputState.EXPIRED})
-#: Calls that are remembered: of those that were withdrawn, of those to async tools that work, and so on.
+#: Calls that are remembered of each kind: those that were withdrawn, those of async tools that work, and so on.
 MAX_CALLS: Final = 256
 
 
@@ -32,9 +33,7 @@ class ToolResults:
     A result may wait for its place in the order of the input: behind a gap, or behind audio that is still being judged.
     """
 
-    __slots__ = (
-        *("_early", "_is_async", "_joined", "_ledger", "_tell", "_waiting", "_withdrawn", "_working", "reserved"),
-    )
+    __slots__ = ("_early", "_is_async", "_joined", "_ledger", "_tell", "_waiting", "_withdrawn", "_working", "reserved")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -58,9 +57,9 @@ class ToolResults:
     ) -> Sequence[StreamEvent]:
         """Take a result that a client has sent. Returns what follows for the input.
 
-        If it is not wanted there, only its number and its end of the input count; of what an async tool brings, only
-        the number. ``refuse`` is called with the error
-        of a result that is refused. Raises what ``stream.receive_chunk`` raises.
+        Of a result that is not wanted, only its number and its end of the input count; of that of an async tool, only
+        the number. ``refuse`` is called with the error of a result that is refused. Raises what
+        ``stream.receive_chunk`` raises.
         """
         number = chunk.sequence_id
         if number is not None and number < stream.reorder.next_sequence_id:
@@ -127,7 +126,7 @@ class ToolResults:
         if call_id in self._working:
             del self._working[call_id]
         else:
-            _keep_newest(self._early, call_id)
+            _note(self._early, call_id)
         return True
 
     # calls of async tools
@@ -145,7 +144,7 @@ class ToolResults:
         if call_id in self._early:
             del self._early[call_id]
             return
-        _keep_newest(self._working, call_id)
+        _note(self._working, call_id)
 
     def works(self, call_id: str) -> bool:
         """Return whether an async tool still works."""
@@ -167,7 +166,7 @@ class ToolResults:
     def withdraw(self, calls: Iterable[ToolCall]) -> None:
         """Want no results of these calls any more, as their request was cancelled."""
         for call in calls:
-            _keep_newest(self._withdrawn, call.id)
+            _note(self._withdrawn, call.id)
 
     def done(self, call_id: str) -> bool:
         """Return whether no result of a call is awaited: it has arrived, if not at its place, or was withdrawn."""
@@ -208,8 +207,7 @@ class ToolResults:
         return self._ledger.knows_result(call_id) or (joined is not None and joined.state not in _LOST)
 
 
-def _keep_newest(calls: dict[str, None], call_id: str) -> None:
+def _note(calls: dict[str, None], call_id: str) -> None:
     calls.pop(call_id, None)
     calls[call_id] = None
-    if len(calls) > MAX_CALLS:
-        del calls[next(iter(calls))]
+    keep_newest(calls, MAX_CALLS)

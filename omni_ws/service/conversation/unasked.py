@@ -1,4 +1,4 @@
-"""Speaks unasked in a silence of a conversation: results and other news, while a tool works, and after a long one."""
+"""Speaks unasked in a pause: tells news, and that a tool still works, and asks whether the user is still there."""
 
 from __future__ import annotations
 

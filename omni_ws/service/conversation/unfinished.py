@@ -24,7 +24,7 @@ _LEAST_WORDS: Final = 2
 _LEAST_SIGNS: Final = 3
 #: How far before a row the word may be that names it: "my number is 415".
 _NAMED_WITHIN: Final = 3
-#: So many words that end in a name are no more than that name: "order number".
+#: At most so many words that end in one of ``named`` only name what follows: "order number".
 _MOST_NAMING: Final = 3
 #: How far before a day and a month the word may be after which a year follows: "the date is the ninth of May".
 _DATED_WITHIN: Final = 6
@@ -55,9 +55,9 @@ class _Lists:
     and if it ends in one of ``phrases``, or is one, but may end there in a question that begins before it: "how many
     continents are there?".
     ``digits`` and ``numbers`` are spoken digits and greater numbers; ``words_that_are_letters`` are no letters of a
-    row. A number behind one of ``times`` is a time or a date, one behind ``named`` is dictated; these also make a
-    fragment, such as "order number". A month behind one of ``dates`` waits for its year. A sentence of the assistant
-    with one of ``dictated`` asks for something that is dictated.
+    row. A number behind one of ``times`` or ``months`` is a time or a date, one behind ``named`` is dictated; words
+    that end in one of ``named`` are a fragment, such as "order number". A month behind one of ``dates`` waits for its
+    year. A sentence of the assistant with one of ``dictated`` asks for something that is dictated.
     """
 
     open: frozenset[str]
@@ -145,7 +145,7 @@ def _in_a_row(words: list[str], lists: _Lists, *, asked: bool) -> bool:
         return False
     if asked or _names_a_row(words[:begin], lists):
         return True
-    if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times):
+    if signs < _LEAST_SIGNS or (begin and words[begin - 1] in lists.times | lists.months):
         return False
     return length >= _LEAST_WORDS or not begin
 

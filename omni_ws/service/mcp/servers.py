@@ -23,6 +23,7 @@ import msgspec
 
 from omni_ws.core.chunks import ToolCall
 from omni_ws.core.json_values import check_values
+from omni_ws.core.quota import keep_newest
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.service.failure import unexpected
@@ -32,7 +33,7 @@ from omni_ws.wire.openai_fields import MAX_TOOLS, check_depth
 
 #: The most calls that the server makes in one turn of the user; further ones fail at once.
 MAX_CALLS: Final = 8
-#: Rounds of further calls in one turn that are told the model; those of later rounds are dropped.
+#: Rounds of further calls in one turn that the model is told have failed; those of later rounds are dropped.
 MAX_REFUSED_ROUNDS: Final = 2
 #: Calls that may wait for approval; older ones are forgotten.
 MAX_ASKED: Final = 64
@@ -52,7 +53,7 @@ class ListingState(Enum):
 
 @dataclass(slots=True, eq=False)
 class ToolServer:
-    """One MCP server of a session, with the tools that the model may call."""
+    """One MCP server of a session. It has ``tools`` as long as they are listed."""
 
     settings: McpServer
     link: McpLink
@@ -73,9 +74,13 @@ class ToolServer:
         """Take over other settings for the same URL and credentials."""
         self.settings = settings
 
+    def allows(self, tool: McpTool) -> bool:
+        """Return whether the model may call a tool."""
+        return self.settings.allows(tool.name, reads_only=tool.reads_only)
+
     def allowed(self) -> list[McpTool]:
         """Return the tools that the model may call."""
-        return [one for one in self.tools if self.settings.allows(one.name, reads_only=one.reads_only)]
+        return [one for one in self.tools if self.allows(one)]
 
     def close(self) -> None:
         """Close the connection to it."""
@@ -179,23 +184,23 @@ class ToolServers:
         if not self._servers and not any(map(is_mcp, given)):
             return None
         functions = [one for one in given if not is_mcp(one)]
-        wanted = read_servers(given, known=self._servers)
-        places = iter(f"tools[{index}]" for index, one in enumerate(given) if is_mcp(one))
-        for index, server in enumerate(wanted):
-            place = next(places)
-            if self._kept(server) is None:
+        places = (f"tools[{index}]" for index, one in enumerate(given) if is_mcp(one))
+        wanted: dict[str, McpServer] = {}
+        kept: list[ToolServer] = []
+        for place, server in zip(places, read_servers(given, known=self._servers), strict=True):
+            wanted[server.server_label] = server
+            if (known := self._kept(server)) is None:
                 self._reach.check(server, f"{place}.server_url")
-            elif server.server_url is None or server.authorization is None:
-                wanted[index] = self._completed(server)
+            else:
+                kept.append(known)
+                wanted[server.server_label] = _completed(server, known.settings)
             if not self.approvals and server.require_approval != "never":
                 raise UnsupportedParameter(
                     "calls cannot be approved here: require_approval has to be never", param=f"{place}.require_approval"
                 )
-        labels = {server.server_label for server in wanted if self._kept(server) is not None}
-        settings = {server.server_label: server for server in wanted}
-        listed = [one for one in self._servers.values() if one.label in labels and one.state is ListingState.LISTED]
-        names = self._named(functions, listed, settings)
-        return ToolChange([*functions, *map(_function, names, names.values())], functions, wanted, names)
+        names = self._named(functions, kept, wanted)
+        tools = [*functions, *map(_function, names, names.values())]
+        return ToolChange(tools, functions, [*wanted.values()], names)
 
     def _kept(self, wanted: McpServer) -> ToolServer | None:
         """Return the server of a label, if ``wanted`` has no other URL and no other credentials."""
@@ -206,29 +211,17 @@ class ToolServers:
         same = wanted.server_url in (None, url, without_credentials({"server_url": url})["server_url"])
         return known if same and wanted.request_headers in ({}, known.settings.request_headers) else None
 
-    def _completed(self, wanted: McpServer) -> McpServer:
-        known = self._servers[wanted.server_label].settings
-        kept = {name: getattr(known, name) for name in ("server_url", "authorization", "headers")}
-        return msgspec.structs.replace(wanted, **kept)
-
     def commit(self, change: ToolChange) -> None:
         """Make a change: connect to new servers, and part from those that are no longer named."""
-        before, self._servers = self._servers, {}
-        self._functions = change.functions
-        for settings in change.servers:
-            known = before.get(settings.server_label)
-            if (
-                known is not None
-                and known.settings.request_headers == settings.request_headers
-                and (known.settings.server_url == settings.server_url)
-            ):
-                known.configured(settings)
-                self._servers[known.label] = before.pop(known.label)
-                continue
-            server = ToolServer(settings, McpLink(settings, self._reach))
+        kept = [self._kept(settings) for settings in change.servers]
+        gone = [server for server in self._servers.values() if server not in kept]
+        self._functions, self._servers = change.functions, {}
+        for settings, known in zip(change.servers, kept, strict=True):
+            server = known or ToolServer(settings, McpLink(settings, self._reach))
+            server.configured(settings)
             self._servers[server.label] = server
-        for gone in before.values():
-            gone.close()
+        for server in gone:
+            server.close()
         self._remember(change.names)
         for server in self._servers.values():
             if server.listing is None:
@@ -256,8 +249,7 @@ class ToolServers:
         for function in self._functions:
             self._names.pop(_name_of(function), None)
         self._names |= names
-        for old in [*self._names][:-_MAX_NAMES]:
-            del self._names[old]
+        keep_newest(self._names, _MAX_NAMES)
 
     async def _list(self, server: ToolServer) -> None:
         self._tell_listing(server)
@@ -274,8 +266,7 @@ class ToolServers:
 
     def _offer(self) -> None:
         """Put the listed tools of all servers into the configuration. Raises what refuses them."""
-        listed = [one for one in self._servers.values() if one.state is ListingState.LISTED]
-        names = self._named(self._functions, listed)
+        names = self._named(self._functions, self._servers.values())
         if len(self._functions) + len(names) > MAX_TOOLS:
             raise InvalidValue(f"there are more than {MAX_TOOLS} tools with those of MCP servers")
         self._apply([*self._functions, *map(_function, names, names.values())])
@@ -313,9 +304,9 @@ class ToolServers:
                     param=f"tools[{index}]",
                 )
             found += [
-                _function(name, offered)
-                for name, offered in self._names.items()
-                if offered[0] is self._servers[label] and offered[1] in offered[0].allowed()
+                _function(name, (server, tool))
+                for name, (server, tool) in self._names.items()
+                if server is self._servers[label] and server.allows(tool)
             ]
         return found
 
@@ -358,8 +349,7 @@ class ToolServers:
                 self._asked[call.id] = made
                 continue
             found.append(made)
-        for old in [*self._asked][:-MAX_ASKED]:
-            del self._asked[old]
+        keep_newest(self._asked, MAX_ASKED)
         if found:
             self._begin(found)
 
@@ -443,6 +433,12 @@ class ToolServers:
             held.clear()
 
 
+def _completed(wanted: McpServer, known: McpServer) -> McpServer:
+    """Return ``wanted`` with the URL and the credentials of ``known``, which it need not repeat."""
+    kept = {name: getattr(known, name) for name in ("server_url", "authorization", "headers")}
+    return msgspec.structs.replace(wanted, **kept)
+
+
 def _name_of(tool: Any) -> str:
     """Return the name of a function in the form of the chat API; "" for anything else, which is refused later."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
@@ -461,17 +457,12 @@ def _function(name: str, offered: tuple[ToolServer, McpTool]) -> dict[str, Any]:
 def _check_tools(tools: Iterable[McpTool]) -> None:
     """Raise McpFailure if one of the tools cannot be offered."""
     for tool in tools:
-        _check_tool(tool)
-
-
-def _check_tool(tool: McpTool) -> None:
-    """Raise McpFailure for a tool that cannot be offered."""
-    try:
-        check_depth(tool.schema, "")
-    except InvalidValue as error:
-        raise McpFailure("protocol_error", f"the schema of a tool is {error.message}") from None
-    if not tool.name or len(tool.name) > 256 or len(tool.description) > 1 << 16:
-        raise McpFailure("protocol_error", "a tool has an invalid name or too long a description")
+        try:
+            check_depth(tool.schema, "")
+        except InvalidValue as error:
+            raise McpFailure("protocol_error", f"the schema of a tool is {error.message}") from None
+        if not tool.name or len(tool.name) > 256 or len(tool.description) > 1 << 16:
+            raise McpFailure("protocol_error", "a tool has an invalid name or too long a description")
 
 
 def _arguments(text: str) -> dict[str, Any]:

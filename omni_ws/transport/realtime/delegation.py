@@ -20,7 +20,7 @@ import orjson
 from msgspec import structs
 
 from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, ToolCall, Usage
-from omni_ws.core.quota import Share
+from omni_ws.core.quota import Share, keep_newest
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.errors import EngineOverloaded, InvalidRequest, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.service.conversation.messages import ServerMessage
@@ -319,8 +319,7 @@ class ResponsesDelegations:
             return
         response.calls = dict.fromkeys(call.id for call in calls)
         self._waiting[response.response_id] = response
-        if len(self._waiting) > MAX_WAITING:
-            del self._waiting[next(iter(self._waiting))]
+        keep_newest(self._waiting, MAX_WAITING)
 
     def _fail(self, response: _Response, error: OmniError | None) -> None:
         failure = error or EngineOverloaded("the work was given up")

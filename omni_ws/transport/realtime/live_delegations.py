@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from omni_ws.core.quota import keep_newest
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.transport.realtime.items import Event
 from omni_ws.wire.live_session import ClientDelegation, Delegation
@@ -83,8 +84,7 @@ class ClientDelegations:
 
     def opened(self, call_id: str, arguments: str) -> None:
         self._open[call_id] = None
-        if len(self._open) > MAX_DELEGATIONS:
-            del self._open[next(iter(self._open))]
+        keep_newest(self._open, MAX_DELEGATIONS)
         self._dialect.send([delegation_created(call_id, "client", self._dialect.now_ms)])
 
     def receive(self, event: Mapping[str, Any]) -> None:

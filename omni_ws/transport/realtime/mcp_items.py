@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from omni_ws.core.ledger import Ledger
+from omni_ws.core.quota import keep_newest
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.server_results import result_chunk
 from omni_ws.service.failure import new_id
@@ -138,8 +139,7 @@ class McpItems(CallKeeper):
 
     def _know(self, call_id: str, item: Item) -> None:
         self._calls[call_id] = item
-        for old in [*self._calls][:-_MAX_CALLS]:
-            del self._calls[old]
+        keep_newest(self._calls, _MAX_CALLS)
 
     def hold(self, response: RealtimeResponse) -> Iterator[Event]:
         """Hold a response of which the end was rendered but for its calls, unless they are over."""

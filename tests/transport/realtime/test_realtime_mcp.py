@@ -320,6 +320,18 @@ async def test_a_label_alone_keeps_a_server(reference: McpUnderTest) -> None:
         assert engine.requests[-1].tools == ()
 
 
+async def test_a_server_given_as_it_is_shown_is_kept(reference: McpUnderTest) -> None:
+    """Its URL is shown without the query, which the client need not repeat with the authorization."""
+    tool = reference.tool(server_url=f"{reference.url}?key=1", authorization=SECRET)
+    async with session(reference, tool) as (client, _):
+        shown = (await client.update(instructions="Be brief."))["tools"][0]
+        assert shown["server_url"] == reference.url
+        await client.update(tools=[{**shown, "authorization": SECRET}])
+        assert (await called(client, 'add {"a": 2, "b": 3}'))["output"] == "5"
+        listed = [event["type"] for event in client.received if event["type"].startswith("mcp_list_tools.")]
+        assert listed == ["mcp_list_tools.in_progress", "mcp_list_tools.completed"]
+
+
 async def test_the_model_is_told_what_a_server_is_for(reference: McpUnderTest) -> None:
     async with session(reference, reference.tool(server_description="for sums")) as (client, engine):
         await client.say("hello")
