@@ -3,6 +3,7 @@ API: what comes first and last, ids, and times."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import orjson
 import yaml
 from jsonschema import Draft202012Validator
 from openai.types.live import ServerEvent
+from support.inline_workers import loud_24k, quiet_24k
 from support.live_server import LiveServer
 from support.native_client import FrameClient
 from websockets.asyncio.client import ClientConnection, connect
@@ -105,6 +107,25 @@ class LiveClient(FrameClient):
         for position in range(0, len(audio), size):
             piece = base64.b64encode(audio[position : position + size]).decode()
             await self.send("session.input_audio.append", audio=piece)
+
+    async def speak(self, *, ms: int = 320) -> None:
+        """Says something in real time, at 24 kHz."""
+        audio = quiet_24k(96) + loud_24k(ms) + quiet_24k(640)
+        for position in range(0, len(audio), 4800):  # 100 ms
+            await self.append(audio[position : position + 4800])
+            await asyncio.sleep(0.1)
+
+    async def until_said(self, text: str) -> None:
+        """Waits until these words are the end of what was said."""
+        while not self.said().endswith(text):
+            await self.receive()
+
+    async def take_for(self, seconds: float) -> None:
+        """Takes what comes in so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    await self.take()
 
     async def failed(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The error that an event is refused with."""

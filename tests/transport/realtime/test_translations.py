@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any, get_args
 
 import numpy as np
 import orjson
 import pytest
 from openai.types.realtime import RealtimeTranslationClientSecretCreateResponse, RealtimeTranslationServerEvent
-from support import inline_workers
 from support.capable_engine import Ears
 from support.embedded_engine import ears
 from support.inline_workers import inline
+from support.inline_workers import loud_24k as loud
+from support.inline_workers import quiet_24k as quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import FrameClient
 from support.part_engines import RetortEngine, ToneEngine
@@ -47,8 +47,6 @@ _EVENTS: dict[str, Any] = {
 }
 #: Voices of two languages, which say of themselves what they speak.
 VOICES: dict[str, Any] = {"voice_languages": {"tone": "en", "bell": "es"}}
-
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 
 class Interpreting(FrameClient):
