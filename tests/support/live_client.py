@@ -8,7 +8,7 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import orjson
 import yaml
@@ -17,12 +17,11 @@ from openai.types.live import ServerEvent
 from support.inline_workers import loud_24k, quiet_24k
 from support.live_server import LiveServer
 from support.native_client import FrameClient
+from support.realtime_client import by_type
 from websockets.asyncio.client import ClientConnection, connect
 
 #: By ``type``, the class of each event.
-_EVENTS: dict[str, Any] = {
-    kind: one for one in get_args(get_args(ServerEvent)[0]) for kind in get_args(one.model_fields["type"].annotation)
-}
+EVENTS = by_type(ServerEvent)
 _DOCUMENT = Path(__file__).parents[2] / "protocol" / "live.asyncapi.yaml"
 _MESSAGES = yaml.safe_load(_DOCUMENT.read_text(encoding="utf-8"))["components"]["messages"]
 _SCHEMAS = {kind: Draft202012Validator(message["payload"]) for kind, message in _MESSAGES.items()}
@@ -32,7 +31,7 @@ AUDIO = "session.output_audio.delta"
 def check_live(event: dict[str, Any]) -> None:
     """The event is one that OpenAI's library and our document know, with all its fields."""
     kind = event["type"]
-    _EVENTS[kind].model_validate(event)
+    EVENTS[kind].model_validate(event)
     if kind in _SCHEMAS:
         _SCHEMAS[kind].validate(event)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import orjson
@@ -20,6 +20,7 @@ from support.live_server import LiveServer, live_server
 from support.native_client import FrameClient
 from support.part_engines import RetortEngine, ToneEngine
 from support.raw_http import post
+from support.realtime_client import by_type
 from support.scripted_upstream import ScriptedUpstream, says, upstream
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.voices import need
@@ -40,11 +41,7 @@ from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.transport.realtime import translation
 
 PATH = "/v1/realtime/translations"
-_EVENTS: dict[str, Any] = {
-    kind: one
-    for one in get_args(get_args(RealtimeTranslationServerEvent)[0])
-    for kind in get_args(one.model_fields["type"].annotation)
-}
+_EVENTS = by_type(RealtimeTranslationServerEvent)
 #: Voices of two languages, which say of themselves what they speak.
 VOICES: dict[str, Any] = {"voice_languages": {"tone": "en", "bell": "es"}}
 
