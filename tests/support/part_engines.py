@@ -241,7 +241,13 @@ class FindingEngine(ActingEngine):
     """Calls the tool ``find`` for the first question, and repeats everything else."""
 
     def __init__(self) -> None:
-        super().__init__("finder", input_modalities=frozenset({Modality.TEXT}), tools=True)
+        super().__init__(
+            "finder",
+            input_modalities=frozenset({Modality.TEXT}),
+            output_modalities=frozenset({OutputModality.TEXT}),
+            tasks=frozenset({Task.CHAT}),
+            tools=True,
+        )
 
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         text = "".join([chunk.payload.decode() async for chunk in request.input])
