@@ -2,7 +2,7 @@
 
 The language model is a server in this process, which has the same answer for everything; ears and voice are those of
 the engine ``embedded``. In turn over the one front and the other, one talker says a recording in real time, in pieces
-of 20 ms, and listens; the CPU time of the server and its processes is counted for each second that he is connected.
+of 20 ms, and listens. The CPU time of the server and its processes is counted for each second of the connection.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import base64
 import json
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Final
 
 import websockets
+from support.scripted_upstream import says, upstream
 
 from benchmarks.embedded import CLIPS, LEAD_SEC, SAMPLE_RATE, Clip, first_events, microphone
 from benchmarks.server_process import cpu_seconds_of_all, free_port, running, wait_until_ready
@@ -96,68 +95,30 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--runs", type=int, default=5, help="rounds")
     options = parser.parse_args(arguments)
+    return asyncio.run(_measured(1 if options.quick else options.runs))
+
+
+async def _measured(rounds: int) -> bool:
     clips = [Clip.load(name) for name in CLIPS]
     fronts = {"native": talk_natively, "live": talk_live}
     later: dict[str, list[float]] = {front: [] for front in fronts}
     spent: dict[str, list[float]] = {front: [] for front in fronts}
     port = free_port()
-    with (
-        _model() as url,
-        running("omni_ws", "serve", "--llm", url, "--log-level", "warning", port=port) as process,
-    ):
-        wait_until_ready(port)
-        for number in range(-1, 1 if options.quick else options.runs):
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(upstream(says("I am only a voice, and I can't move.")))
+        serving = running("omni_ws", "serve", "--llm", model.url, "--log-level", "warning", port=port)
+        process = await asyncio.to_thread(stack.enter_context, serving)
+        await asyncio.to_thread(wait_until_ready, port)
+        for number in range(-1, rounds):
             for clip in clips[:1] if number < 0 else clips:  # the first is a warm-up
                 for front, talk in fronts.items():
                     before, began = cpu_seconds_of_all(process.pid), time.perf_counter()
-                    found = asyncio.run(talk(f"ws://127.0.0.1:{port}", clip))
+                    found = await talk(f"ws://127.0.0.1:{port}", clip)
                     cost = (cpu_seconds_of_all(process.pid) - before) / (time.perf_counter() - began)
                     if number >= 0:
                         later[front].append(found * 1000)
                         spent[front].append(cost * 1000)
     return _report(later, spent)
-
-
-class _Answers(BaseHTTPRequestHandler):
-    """The language model, in the form of OpenAI's chat completions."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._send("application/json", {"object": "list", "data": [{"id": "same", "object": "model"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        delta = {"role": "assistant", "content": "I am only a voice, and I can't move."}
-        chunks = ({"delta": delta}, {"delta": {}, "finish_reason": "stop"})
-        self._send("text/event-stream", *({"choices": [{"index": 0, **chunk}]} for chunk in chunks))
-
-    def _send(self, kind: str, *objects: object) -> None:
-        streams = kind == "text/event-stream"
-        texts = [f"data: {json.dumps(one)}\n\n" if streams else json.dumps(one) for one in objects]
-        body = "".join([*texts, *(["data: [DONE]\n\n"] if streams else [])]).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-class _Model(ThreadingHTTPServer):
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a connection whose answer is not needed any more is reset
-
-
-@contextmanager
-def _model() -> Iterator[str]:
-    """Yield the base URL of the language model."""
-    with _Model(("127.0.0.1", 0), _Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
 
 
 def _report(later: dict[str, list[float]], spent: dict[str, list[float]]) -> bool:

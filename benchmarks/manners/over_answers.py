@@ -123,7 +123,7 @@ async def _over(talker: Talker, answer: str, stimulus: Stimulus, *, is_meant: bo
         return was_stopped(talker, answer, said)
 
     await talker.until(lambda: is_stopped() and talker.now > end, stimulus.end_ms + _AFTER_MS)
-    if not is_over(talker, answer) and talker.speaker.idle:  # held: somebody decides
+    if not is_over(talker, answer) and talker.speaker.idle:  # the server holds it, and has not decided yet
         await talker.until(lambda: is_over(talker, answer) or not talker.speaker.idle, _HELD_MS)
     stopped = is_stopped()
     if not stopped and is_over(talker, answer) and talker.speaker.idle:

@@ -281,7 +281,7 @@ async def dictations(bench: Bench) -> list[Figure]:
 async def television_on(bench: Bench) -> list[Figure]:
     """News at -35 dBFS or babble at -38 dBFS: over an answer, and behind a question.
 
-    Over an answer, somebody has spoken before: the server knows the level of that voice.
+    Before the answer the talker says a sentence, from which the server learns the level of the talker's voice.
     """
     numbers = bench.some(range(8), 2)
     greeting = bench.plan.wholes[0].make()

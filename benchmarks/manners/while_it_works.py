@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from support.scripted_upstream import ScriptedUpstream, delta, finish, streams
+from support.scripted_upstream import ScriptedUpstream, delta, finish, streams, text_of
 
 from benchmarks.manners.over_answers import final_of, is_over
 from benchmarks.manners.rows import Bench, Figure, share
@@ -48,7 +48,7 @@ def _model(upstream: ScriptedUpstream) -> Callable[[HttpExchange], Awaitable[Non
 
     async def answer(exchange: HttpExchange) -> None:
         messages = upstream.requests[-1]["messages"]
-        said = _text(messages[-1])
+        said = text_of(messages[-1])
         if messages[-1]["role"] == "tool":
             words = _RESULT
         elif "weather" in said:
@@ -63,11 +63,6 @@ def _model(upstream: ScriptedUpstream) -> Callable[[HttpExchange], Awaitable[Non
         )
 
     return answer
-
-
-def _text(message: dict[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else " ".join(part.get("text") or "" for part in content)
 
 
 @asynccontextmanager
@@ -242,9 +237,9 @@ async def _told(
         if not await talker.until(lambda: len(upstream.requests) > asked, 10_000):
             return None
         messages = upstream.requests[-1]["messages"]
-        told = [n for n, one in enumerate(messages) if one["role"] == "assistant" and "chapter" in _text(one)]
+        told = [n for n, one in enumerate(messages) if one["role"] == "assistant" and "chapter" in text_of(one)]
         heard = talker.speaker.heard_ms(begun, talker.now, [answer])
-        kept = len(_text(messages[told[0]]).split()) if told else 0
+        kept = len(text_of(messages[told[0]]).split()) if told else 0
         # Before the answer there is one message of the user, the request for the story.
         before = [one for one in messages[: told[0]] if one["role"] == "user"] if told else []
         return heard, kept, max(0, len(before) - 1)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import SAMPLE_RATE, ActingEngine, ReadingEngine, ToneEngine, ToolCallingEngine, tone
+from support.part_engines import SAMPLE_RATE, FindingEngine, ReadingEngine, ToneEngine, ToolCallingEngine, tone
 
 from omni_ws.client import ClientLimits, Final, Reconnected, ResponseStarted, connect
-from omni_ws.core.chunks import FinishReason, Modality, ToolCallFragment, Usage
-from omni_ws.engine.base import AudioOutput, Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
+from omni_ws.core.chunks import FinishReason
+from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.engine.spoken.languages import load_rules
@@ -143,28 +143,12 @@ async def test_what_is_said_while_a_tool_works_is_no_answer_to_its_result() -> N
         assert not session._link.outgoing._opened_by_server
 
 
-class Finder(ActingEngine):
-    """Calls an async tool for the first question, and repeats everything else."""
-
-    def __init__(self) -> None:
-        super().__init__("finder", input_modalities=frozenset({Modality.TEXT}), tools=True)
-
-    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
-        text = "".join([chunk.payload.decode() async for chunk in request.input])
-        if len(self.requests) == 1:
-            out.write(ToolCallOutput(ToolCallFragment(0, id="call_1", name="find", arguments="{}")))
-            out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
-            return
-        out.write(TextOutput(text.rpartition("]\n")[2]))
-        out.write(Finished(FinishReason.STOP, Usage()))
-
-
 @pytest.mark.virtual_clock
 @pytest.mark.parametrize("end", [False, True])
 async def test_the_result_of_an_async_tool_is_answered_by_its_name_whatever_is_said_meanwhile(end: bool) -> None:
     tool = {"type": "function", "async": True, "function": {"name": "find"}}
     config = {"tools": [tool], "modalities": ["text"], "start_policy": "on_end_only"}
-    async with live_server(Finder()) as server, connect(server.websocket_url, config=config) as session:
+    async with live_server(FindingEngine()) as server, connect(server.websocket_url, config=config) as session:
         asked = await session.ask_text("Where is it?")
         assert (await session.ask_text("hello")).text == "hello"
         await session.send_text("how ")

@@ -10,12 +10,12 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
-from openai.types.live.server_event import ServerEvent
 from support.embedded_engine import ears
+from support.live_client import EVENTS
 from support.live_mind import ACKNOWLEDGEMENT, GREETING, STORY, TO_OTHER, TO_QUESTION, TOLD, LiveMind
 from support.live_server import live_server
 from support.outside import run_in_node, run_outside, tool
@@ -52,10 +52,6 @@ SILENCE_LEVEL: Final = 35
 MOST_LATER_SEC: Final = 0.6
 #: What the notice of speech, the way to the caller and a busy machine take.
 STOPS_WITHIN_SEC: Final = 1.5
-#: By ``type``, the class of each event of the server.
-EVENTS: Final[dict[str, Any]] = {
-    kind: one for one in get_args(get_args(ServerEvent)[0]) for kind in get_args(one.model_fields["type"].annotation)
-}
 
 pytestmark = [pytest.mark.slow]
 

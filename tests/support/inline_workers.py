@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from support.live_server import LiveServer
@@ -27,6 +28,10 @@ def loud(ms: int, *, khz: int = 16) -> bytes:
 def quiet(ms: int, *, khz: int = 16) -> bytes:
     """Silence to LoudnessDetector, pcm16. Samples differ, so that a lost one shows."""
     return (np.arange(ms * khz) % 97).astype("<i2").tobytes()
+
+
+#: The same at the 24 kHz of OpenAI's APIs for voice.
+loud_24k, quiet_24k = partial(loud, khz=24), partial(quiet, khz=24)
 
 
 class LoudnessDetector(SpeechDetector):

@@ -3,24 +3,25 @@ API: what comes first and last, ids, and times."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import orjson
 import yaml
 from jsonschema import Draft202012Validator
 from openai.types.live import ServerEvent
+from support.inline_workers import loud_24k, quiet_24k
 from support.live_server import LiveServer
 from support.native_client import FrameClient
+from support.realtime_client import by_type
 from websockets.asyncio.client import ClientConnection, connect
 
 #: By ``type``, the class of each event.
-_EVENTS: dict[str, Any] = {
-    kind: one for one in get_args(get_args(ServerEvent)[0]) for kind in get_args(one.model_fields["type"].annotation)
-}
+EVENTS = by_type(ServerEvent)
 _DOCUMENT = Path(__file__).parents[2] / "protocol" / "live.asyncapi.yaml"
 _MESSAGES = yaml.safe_load(_DOCUMENT.read_text(encoding="utf-8"))["components"]["messages"]
 _SCHEMAS = {kind: Draft202012Validator(message["payload"]) for kind, message in _MESSAGES.items()}
@@ -30,7 +31,7 @@ AUDIO = "session.output_audio.delta"
 def check_live(event: dict[str, Any]) -> None:
     """The event is one that OpenAI's library and our document know, with all its fields."""
     kind = event["type"]
-    _EVENTS[kind].model_validate(event)
+    EVENTS[kind].model_validate(event)
     if kind in _SCHEMAS:
         _SCHEMAS[kind].validate(event)
 
@@ -105,6 +106,25 @@ class LiveClient(FrameClient):
         for position in range(0, len(audio), size):
             piece = base64.b64encode(audio[position : position + size]).decode()
             await self.send("session.input_audio.append", audio=piece)
+
+    async def speak(self, *, ms: int = 320) -> None:
+        """Says something in real time, at 24 kHz."""
+        audio = quiet_24k(96) + loud_24k(ms) + quiet_24k(640)
+        for position in range(0, len(audio), 4800):  # 100 ms
+            await self.append(audio[position : position + 4800])
+            await asyncio.sleep(0.1)
+
+    async def until_said(self, text: str) -> None:
+        """Waits until these words are the end of what was said."""
+        while not self.said().endswith(text):
+            await self.receive()
+
+    async def take_for(self, seconds: float) -> None:
+        """Takes what comes in so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    await self.take()
 
     async def failed(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The error that an event is refused with."""

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
-from support.scripted_upstream import Answer, ScriptedUpstream, delta, finish, says, streams
+from support.scripted_upstream import Answer, ScriptedUpstream, delta, finish, says, streams, text_of
 
 from omni_ws.transport.http.exchange import HttpExchange
 
@@ -66,11 +66,6 @@ class LiveMind(ScriptedUpstream):
             earlier = " ".join(text_of(one) for one in messages[:-1] if one["role"] == "user")
             return says(TO_OTHER) if "ten of clubs" in earlier else says(*STORY)
         return says(TO_QUESTION)
-
-
-def text_of(message: dict[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
 
 
 def calls(name: str, *, text: str = "") -> Answer:

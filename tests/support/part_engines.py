@@ -237,6 +237,28 @@ class ToolCallingEngine(RetortEngine):
         out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
 
 
+class FindingEngine(ActingEngine):
+    """Calls the tool ``find`` for the first question, and repeats everything else."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "finder",
+            input_modalities=frozenset({Modality.TEXT}),
+            output_modalities=frozenset({OutputModality.TEXT}),
+            tasks=frozenset({Task.CHAT}),
+            tools=True,
+        )
+
+    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
+        text = "".join([chunk.payload.decode() async for chunk in request.input])
+        if len(self.requests) == 1:
+            out.write(ToolCallOutput(ToolCallFragment(0, id="call_1", name="find", arguments="{}")))
+            out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
+            return
+        out.write(TextOutput(text.rpartition("]\n")[2]))
+        out.write(Finished(FinishReason.STOP, Usage()))
+
+
 class ToneEngine(ActingEngine):
     """Says every word of the text as a tone of 20 ms as soon as the word is complete, while the text still arrives.
 

@@ -15,14 +15,29 @@ from support.native_client import FrameClient
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-#: By ``type``, the class of each event.
-_EVENTS: dict[str, Any] = {
-    kind: one
-    for one in get_args(get_args(RealtimeServerEvent)[0])
-    for kind in get_args(one.model_fields["type"].annotation)
-} | {"transcription_session.updated": TranscriptionSessionUpdatedEvent}
+
+def by_type(union: Any) -> dict[str, Any]:
+    """The classes in a union of events of OpenAI's library, by the ``type`` of their events."""
+    return {
+        one: event for event in get_args(get_args(union)[0]) for one in get_args(event.model_fields["type"].annotation)
+    }
 
 
+_EVENTS = {**by_type(RealtimeServerEvent), "transcription_session.updated": TranscriptionSessionUpdatedEvent}
+#: The types of the events of a response of one text, those that repeat told once.
+TEXT_RESPONSE = (
+    "response.created",
+    "rate_limits.updated",
+    "response.output_item.added",
+    "conversation.item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "conversation.item.done",
+    "response.done",
+)
 #: Events of this server's own, which only a client that asked for them gets.
 _EXTENSIONS = frozenset({"input_audio_buffer.backchannel"})
 

@@ -71,6 +71,12 @@ def says(*words: str) -> Answer:
     return streams(delta(role="assistant"), *(delta(content=word) for word in words), finish())
 
 
+def text_of(message: dict[str, Any]) -> str:
+    """The text of a message of a chat."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else " ".join(part.get("text") or "" for part in content)
+
+
 def refuses(status: int, content: Any = None, **headers: str) -> Answer:
     async def answer(exchange: HttpExchange) -> None:
         body = content if isinstance(content, bytes) else orjson.dumps(content)

@@ -433,7 +433,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.#changed();
   }
 
-  /* "Mm-hm", at once and beside the speaker: it is no answer, and nobody reports how much of it was heard. */
+  /* The server's "mm-hm". It is mixed into what plays, at once. It belongs to no answer, so its playback is not reported. */
   /** @param {Frame} frame */
   #murmur({ payload, format, sample_rate: rate }) {
     const { context } = this.sound;

@@ -1,4 +1,4 @@
-"""A caller of the Live API, told to no client in particular: what he says and when, and everything that he is sent.
+"""A caller of the Live API, for every client alike: what the caller says and when, and all events that come.
 
 Arguments: the base URL, files of speech (pcm16, 24 kHz) for a question, another question and a task that is delegated,
 and a folder. Events are written there as they come (``events.jsonl``), between lines of what the caller did.

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import orjson
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from support import inline_workers
 from support.inline_workers import inline
+from support.inline_workers import loud_24k as loud
+from support.inline_workers import quiet_24k as quiet
 from support.live_client import LiveClient, live_client
 from support.live_server import LiveServer, live_server
 from support.live_talker import Talker, delegates, spoken
@@ -40,8 +40,6 @@ from omni_ws.transport.realtime.delegation import (
 
 pytestmark = pytest.mark.virtual_clock
 
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
-MS = 48
 TOOL = {"type": "function", "name": "find_parcel", "parameters": {"type": "object"}}
 _NESTED: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WHERE = "Where is my parcel?"
@@ -71,17 +69,6 @@ class Session:
     engine: Talker
     server: LiveServer
 
-    async def speak(self, *, ms: int = 320) -> None:
-        """Says the next turn in real time."""
-        audio = quiet(96) + loud(ms) + quiet(640)
-        for position in range(0, len(audio), 100 * MS):
-            await self.client.append(audio[position : position + 100 * MS])
-            await asyncio.sleep(0.1)
-
-    async def until_said(self, text: str) -> None:
-        while not self.client.said().endswith(text):
-            await self.client.receive()
-
     async def nested(self, kind: str) -> tuple[dict[str, Any], str | None]:
         """The next event of this type of the second chat, and its delegation. All are valid by OpenAI's types."""
         while True:
@@ -97,15 +84,6 @@ class Session:
     async def output(self, call_id: str, output: Any = "In Lisbon.") -> None:
         item = {"type": "function_call_output", "call_id": call_id, "output": output}
         await self.client.send("response.item.create", item=item)
-
-    async def goes_on(self, seconds: float) -> None:
-        """Takes what comes in so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    await self.client.take()
-        except TimeoutError:
-            pass
 
 
 @asynccontextmanager
@@ -125,7 +103,7 @@ async def session(
 async def test_work_of_twenty_seconds_is_told_once_while_two_questions_are_answered() -> None:
     script = [calls("call_a"), says("The parcel is ", "in Lisbon.")]
     async with session(WHERE, "what time", "how much", script=script, instructions="Find parcels.") as one:
-        await one.speak()
+        await one.client.speak()
         created = (await one.client.until("session.delegation.created"))["delegation"]
         event, delegation_id = await one.nested("response.created")
         assert (created["target"], created["response_id"]) == ("responses", event["response"]["id"])
@@ -137,16 +115,16 @@ async def test_work_of_twenty_seconds_is_told_once_while_two_questions_are_answe
         assert (await one.nested("response.completed"))[0]["response"]["status"] == "completed"
         began = asyncio.get_running_loop().time()
         for question in ("what time", "how much"):
-            await one.speak()
-            await one.until_said(f"Sure, {question}.")
-        await one.goes_on(began + 20 - asyncio.get_running_loop().time())
+            await one.client.speak()
+            await one.client.until_said(f"Sure, {question}.")
+        await one.client.take_for(began + 20 - asyncio.get_running_loop().time())
         await one.output("call_a")
         await one.client.send("response.create")
         event, again = await one.nested("response.output_item.done")
         assert (event["item"]["type"], again) == ("message", delegation_id)
         assert event["item"]["content"][0]["text"] == "The parcel is in Lisbon."
-        await one.until_said("The parcel is in Lisbon.")
-        await one.goes_on(5)
+        await one.client.until_said("The parcel is in Lisbon.")
+        await one.client.take_for(5)
         assert one.client.said() == "One moment. Sure, what time. Sure, how much. The parcel is in Lisbon."
         assert len(one.client.seen("session.delegation.created")) == 1
         first, second = one.llm.requests
@@ -169,10 +147,10 @@ async def test_a_question_waits_no_longer_while_work_is_done() -> None:
     waits = []
     for first in (WHERE, "hello"):
         async with session(first, "what time", script=[hang]) as one:
-            await one.speak()
-            await one.until_said("One moment." if first == WHERE else "Sure, hello.")
+            await one.client.speak()
+            await one.client.until_said("One moment." if first == WHERE else "Sure, hello.")
             assert bool(one.client.seen("session.delegation.created")) == (first == WHERE)
-            await one.speak()
+            await one.client.speak()
             end, heard = asyncio.get_running_loop().time(), len(one.client.sound)
             while not any(one.client.sound[heard:]):
                 await one.client.take()
@@ -189,29 +167,29 @@ async def test_a_result_that_nobody_heard_is_told_again() -> None:
         yield from replying(said)
 
     async with session(WHERE, "what time", script=[says("In Lisbon.")], reply=reply) as one:
-        await one.speak()
+        await one.client.speak()
         await one.nested("response.completed")
         while not any("In Lisbon." in asked for asked in one.engine.asked):
             await one.client.take()
-        await one.speak(ms=960)
+        await one.client.speak(ms=960)
         may_tell.set()
-        await one.until_said("In Lisbon.")
-        await one.goes_on(10)
+        await one.client.until_said("In Lisbon.")
+        await one.client.take_for(10)
         assert one.client.said() == "One moment. Sure, what time. In Lisbon."
 
 
 async def test_a_result_that_comes_while_the_user_speaks_waits() -> None:
     async with session(WHERE, "what time", script=[calls("call_a"), says("In Lisbon.")]) as one:
-        await one.speak()
+        await one.client.speak()
         await one.nested("response.completed")
-        await one.until_said("One moment.")
+        await one.client.until_said("One moment.")
         await one.client.append(quiet(96) + loud(960))
-        await one.goes_on(0.5)
+        await one.client.take_for(0.5)
         await one.output("call_a")
         await one.client.send("response.create")
         await one.nested("response.completed")
         await one.client.append(quiet(640))
-        await one.until_said("In Lisbon.")
+        await one.client.until_said("In Lisbon.")
         assert one.client.said() == "One moment. Sure, what time. In Lisbon."
 
 
@@ -220,18 +198,18 @@ async def test_two_pieces_of_work_do_not_wait_for_each_other() -> None:
     async with session("parcel a", "and parcel b", script=script) as one:
         ids = []
         for _ in range(2):
-            await one.speak()
+            await one.client.speak()
             ids.append((await one.client.until("session.delegation.created"))["delegation"]["id"])
             await one.nested("response.completed")
         assert ids[0] != ids[1]
         await one.output("call_b", "red")
         await one.client.send("response.create")
         assert (await one.nested("response.completed"))[1] == ids[1]
-        await one.until_said("B is red.")
+        await one.client.until_said("B is red.")
         await one.output("call_a", {"colour": "blue"})
         await one.client.send("response.create")
         assert (await one.nested("response.completed"))[1] == ids[0]
-        await one.until_said("A is blue.")
+        await one.client.until_said("A is blue.")
         assert one.llm.requests[-1]["messages"][-1]["content"] == '{"colour":"blue"}'
 
 
@@ -239,7 +217,7 @@ async def test_a_response_goes_on_with_all_outputs_and_not_before() -> None:
     async with session(WHERE, script=[calls("call_a", "call_b"), says("In Lisbon.")]) as one:
         error = await one.client.failed("response.create")
         assert (error["code"], error["param"]) == ("invalid_value", "type")
-        await one.speak()
+        await one.client.speak()
         await one.nested("response.completed")
         assert (await one.client.failed("response.create"))["code"] == "function_call_outputs_required"
         await one.output("call_a")
@@ -250,7 +228,7 @@ async def test_a_response_goes_on_with_all_outputs_and_not_before() -> None:
             assert (error["code"], error["param"]) == ("invalid_value", "item.call_id")
         await one.output("call_b", "Portugal")
         await one.client.send("response.create")
-        await one.until_said("In Lisbon.")
+        await one.client.until_said("In Lisbon.")
         sent = [message["content"] for message in one.llm.requests[-1]["messages"] if message["role"] == "tool"]
         assert sent == ["In Lisbon.", "Portugal"]
 
@@ -262,7 +240,7 @@ async def test_typed_text_begins_a_response_of_no_delegation() -> None:
             await one.client.send("response.item.create", item=item)
         await one.client.send("response.create")
         assert (await one.nested("response.created"))[1] is None
-        await one.until_said("It is open.")
+        await one.client.until_said("It is open.")
         assert one.llm.requests[0]["messages"] == [
             {"role": "system", "content": INSTRUCTIONS},
             {"role": "user", "content": "Is the\nshop open?"},
@@ -279,11 +257,11 @@ async def test_typed_text_begins_a_response_of_no_delegation() -> None:
 )
 async def test_work_without_a_whole_result_is_told_too(answer: Answer, status: str, told: str) -> None:
     async with session(WHERE, script=[answer]) as one:
-        await one.speak()
+        await one.client.speak()
         event, _ = await one.nested(f"response.{status}")
         assert event["response"]["status"] == status
         assert (event["response"]["error"] is not None) == (status == "failed")
-        await one.until_said(told)
+        await one.client.until_said(told)
         assert (await one.client.failed("response.create"))["code"] == "invalid_value"
 
 
@@ -291,12 +269,12 @@ async def test_a_server_that_is_away_fails_the_work_and_is_asked_again() -> None
     async with session(WHERE, "my parcel now?", script=[says("In Lisbon.")]) as one:
         one.llm.models_answer = refuses(503, {})
         one.llm.health = 503
-        await one.speak()
+        await one.client.speak()
         await one.nested("response.failed")
-        await one.until_said(FAILED)
+        await one.client.until_said(FAILED)
         one.llm.models_answer, one.llm.health = None, 200
-        await one.speak()
-        await one.until_said("In Lisbon.")
+        await one.client.speak()
+        await one.client.until_said("In Lisbon.")
 
 
 async def test_tools_change_while_the_session_runs() -> None:
@@ -320,8 +298,8 @@ async def test_tools_change_while_the_session_runs() -> None:
             assert error["param"] == param
         error = await one.client.failed("session.update", session={"delegation": {"type": "client"}})
         assert error["code"] == "immutable_field_update"
-        await one.speak()
-        await one.until_said("In Lisbon.")
+        await one.client.speak()
+        await one.client.until_said("In Lisbon.")
         assert [tool["function"]["name"] for tool in one.llm.requests[0]["tools"]] == ["other"]
         await one.client.send(
             "session.update", session={"delegation": {"type": "responses", "responses": {"tool_choice": "none"}}}
@@ -343,7 +321,7 @@ async def test_tools_that_are_not_offered_are_refused_at_the_start() -> None:
 
 async def test_context_about_a_delegation_is_refused() -> None:
     async with session(WHERE, script=[calls("call_a")]) as one:
-        await one.speak()
+        await one.client.speak()
         delegation = (await one.client.until("session.delegation.created"))["delegation"]["id"]
         error = await one.client.failed("session.commentary.append", delegation_id=delegation, content="x")
         assert error["message"] == "Unknown client delegation."
@@ -356,9 +334,9 @@ async def test_so_many_items_wait_and_no_more() -> None:
             await one.client.send("response.item.create", item=item)
         assert (await one.client.failed("response.item.create", item=item))["code"] == "response_input_buffer_full"
         await one.client.send("response.create")
-        await one.until_said("Fine.")
+        await one.client.until_said("Fine.")
         await one.client.send("response.item.create", item=item)
-        await one.goes_on(1)
+        await one.client.take_for(1)
         assert len(one.client.seen("error")) == 1
 
 
@@ -368,7 +346,7 @@ async def test_so_many_bytes_wait_and_no_more(beyond: int) -> None:
         item = {"type": "message", "role": "user", "content": ""}
         item["content"] = "x" * (MAX_BUFFERED_BYTES - len(orjson.dumps(item)) + beyond)
         await one.client.send("response.item.create", event_id="i", item=item)
-        await one.goes_on(1)
+        await one.client.take_for(1)
         codes = [error["error"]["code"] for error in one.client.seen("error")]
         assert codes == ["response_input_buffer_full"] * beyond
 
@@ -388,7 +366,7 @@ async def test_other_items_are_refused_by_name(item: dict[str, Any]) -> None:
 
 async def test_the_session_ends_while_work_is_done() -> None:
     async with session(WHERE, script=[hang]) as one:
-        await one.speak()
+        await one.client.speak()
         await one.nested("response.created")
         while not one.llm.requests:
             await one.client.take()
@@ -410,9 +388,9 @@ async def test_the_same_model_does_the_work_without_a_backend() -> None:
         settings = {"model": "gpt-5.6", "tools": [TOOL]}
         await client.start(instructions="Be kind.", delegation={"type": "responses", "responses": settings})
         one = Session(client, ScriptedUpstream(), engine, server)
-        await one.speak()
+        await one.client.speak()
         await one.nested("response.completed")
-        await one.until_said("In Lisbon.")
+        await one.client.until_said("In Lisbon.")
         work = engine.requests[1]
     assert (work.instructions, work.history) == (INSTRUCTIONS, ())
     assert [tool["function"]["name"] for tool in work.tools] == ["find_parcel"]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from support import inline_workers
 from support.inline_workers import inline
 from support.live_client import LiveClient, live_client
 from support.live_server import live_server
@@ -21,7 +19,6 @@ from omni_ws.transport.realtime.live_player import LEAD_MS
 
 pytestmark = pytest.mark.virtual_clock
 
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 PLAY, PLAYED = "session.output_audio.fixture.play", "session.output_audio.fixture.played"
 MS = 48
 #: A level that no answer has.
@@ -31,13 +28,6 @@ SIX = "One is here. Two is here. Three is here. Four is here. Five is here. Six 
 
 def fixture(ms: int) -> str:
     return base64.b64encode(np.full(24 * ms, LEVEL, "<i2").tobytes()).decode()
-
-
-async def speak_live(client: LiveClient) -> None:
-    audio = quiet(96) + loud(320) + quiet(640)
-    for position in range(0, len(audio), 100 * MS):
-        await client.append(audio[position : position + 100 * MS])
-        await asyncio.sleep(0.1)
 
 
 def levels(client: LiveClient) -> list[int]:
@@ -50,7 +40,7 @@ async def test_it_interrupts_speech_and_is_played_whole() -> None:
     engine = Talker("hello", reply=lambda said: spoken(SIX))
     async with live_server(engine) as server, live_client(inline(server)) as client:
         await client.start()
-        speaking = asyncio.create_task(speak_live(client))
+        speaking = asyncio.create_task(client.speak())
         while "One" not in client.said():
             await client.receive()
         await speaking
@@ -79,13 +69,13 @@ async def test_nothing_is_heard_meanwhile_and_all_is_heard_afterwards() -> None:
         await client.start()
         await client.send(PLAY, audio=fixture(3000))
         await client.until("session.output_audio.fixture.playing")
-        await speak_live(client)
+        await client.speak()
         assert not client.seen(PLAYED)
         assert "client_event_id" not in await client.until(PLAYED)
         assert not client.heard()
         await client.send(PLAY, audio=fixture(100))  # another one may follow
         await client.until(PLAYED)
-        await speak_live(client)
+        await client.speak()
         while client.heard() != "first":
             await client.receive()
         assert engine.asked == ["first"]
@@ -101,7 +91,7 @@ async def test_work_that_it_cancels_is_not_told() -> None:
 
     async with live_server(Talker("go", reply=reply)) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
+        await client.speak()
         while "One" not in client.said():
             await client.receive()
         await client.send(PLAY, audio=fixture(100))

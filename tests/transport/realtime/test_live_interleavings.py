@@ -22,7 +22,7 @@ import pytest
 from support import inline_workers, virtual_clock
 from support.capable_engine import HEARS
 from support.inline_workers import inline
-from support.live_client import _EVENTS
+from support.live_client import EVENTS
 from support.live_server import LiveServer, live_server
 from support.live_talker import WORD_MS, delegates, spoken
 from support.part_engines import ActingEngine
@@ -254,7 +254,7 @@ class Story:
     # what comes of it
 
     def take(self, event: dict[str, Any]) -> None:
-        _EVENTS[event["type"]].model_validate(event)
+        EVENTS[event["type"]].model_validate(event)
         kinds = [one["type"] for _, one in self.events]
         assert "session.closed" not in kinds, "an event after the last"
         assert kinds or event["type"] == "session.started", "an event before the first"

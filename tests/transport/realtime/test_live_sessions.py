@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from support import inline_workers
 from support.inline_workers import inline
+from support.inline_workers import loud_24k as loud
+from support.inline_workers import quiet_24k as quiet
 from support.live_client import LiveClient, live_client
 from support.live_server import live_server
 from support.live_talker import Talker
@@ -23,7 +23,6 @@ from omni_ws.core.chunks import Modality
 
 pytestmark = pytest.mark.virtual_clock
 
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 KEYS = (ApiKey(name="a", key_sha256=digest("secret")),)
 #: A turn, and the silence behind it.
 TURN = quiet(96) + loud(320) + quiet(640)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +12,9 @@ import pytest
 from support import inline_workers
 from support.capable_engine import interim
 from support.inline_workers import inline
-from support.live_client import LiveClient, live_client
+from support.inline_workers import loud_24k as loud
+from support.inline_workers import quiet_24k as quiet
+from support.live_client import live_client
 from support.live_server import live_server
 from support.live_talker import WORD_MS, Talker, delegates, spoken
 
@@ -28,35 +29,10 @@ from omni_ws.wire.live_session import MAX_APPEND_TOKENS, MAX_INSTRUCTIONS_TOKENS
 
 pytestmark = pytest.mark.virtual_clock
 
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 SILENT_MS = 640
 TURN = quiet(96) + loud(320) + quiet(SILENT_MS)
 MS = 48
 SIX = "One is here. Two is here. Three is here. Four is here. Five is here. Six is here."
-
-
-async def speak_live(client: LiveClient, *, ms: int = 320) -> None:
-    """Says something in real time."""
-    audio = quiet(96) + loud(ms) + quiet(SILENT_MS)
-    for position in range(0, len(audio), 100 * MS):
-        await client.append(audio[position : position + 100 * MS])
-        await asyncio.sleep(0.1)
-
-
-async def until_said(client: LiveClient, text: str) -> None:
-    """Waits until these words are the end of what was said."""
-    while not client.said().endswith(text):
-        await client.receive()
-
-
-async def events_of(client: LiveClient, seconds: float) -> None:
-    """Takes what comes in so many seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                await client.take()
-    except TimeoutError:
-        pass
 
 
 # The sound
@@ -69,7 +45,7 @@ async def test_sound_and_silence_are_as_long_as_the_session(timed: bool) -> None
     async with live_server(engine) as server, live_client(inline(server)) as client:
         await client.start()
         began = loop.time()
-        speaking = asyncio.create_task(speak_live(client))
+        speaking = asyncio.create_task(client.speak())
         while loop.time() < began + 5:
             await client.take()
             ahead_ms = len(client.sound) / MS - (loop.time() - began) * 1000
@@ -95,7 +71,7 @@ async def test_each_format_has_its_silence(kind: str, rate: int, frame: int, sil
     async with live_server(Talker()) as server, live_client(inline(server)) as client:
         session = await client.start(audio={"format": {"type": f"audio/{kind}", "rate": rate}})
         assert session["audio"]["format"] == {"type": f"audio/{kind}", "rate": rate}
-        await events_of(client, 1.05)
+        await client.take_for(1.05)
         assert client.deltas == [frame] * 10
         assert set(client.sound) == {silence}
 
@@ -106,7 +82,7 @@ async def test_a_telephone_can_talk(kind: str) -> None:
         await client.start(audio={"format": {"type": f"audio/{kind}", "rate": 8000}})
         audio = inline_workers.quiet(96, khz=8) + inline_workers.loud(320, khz=8) + inline_workers.quiet(640, khz=8)
         await client.append(encoded(audio, kind), size=800)
-        await until_said(client, "You said yes")
+        await client.until_said("You said yes")
 
 
 def encoded(pcm16: bytes, kind: str) -> bytes:
@@ -117,9 +93,9 @@ def encoded(pcm16: bytes, kind: str) -> bytes:
 async def test_silence_may_be_left_out() -> None:
     async with live_server(Talker("yes"), live={"silence": False}) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
-        await until_said(client, "You said yes")
-        await events_of(client, 2)
+        await client.speak()
+        await client.until_said("You said yes")
+        await client.take_for(2)
         assert len(client.sound) == 3 * WORD_MS * MS
         assert all(any(client.sound[index : index + MS]) for index in range(0, len(client.sound), MS))
 
@@ -133,13 +109,13 @@ async def test_speech_silences_the_answer_and_the_rest_is_not_in_the_transcript(
     engine = Talker("count", "and what about Paris", reply=lambda said: spoken(next(replies), timed=timed))
     async with live_server(engine) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
+        await client.speak()
         while len(client.said().split()) < 3:
             await client.receive()
-        speaking = asyncio.create_task(speak_live(client, ms=960))
-        await until_said(client, "Yes.")
+        speaking = asyncio.create_task(client.speak(ms=960))
+        await client.until_said("Yes.")
         await speaking
-        await events_of(client, 1)
+        await client.take_for(1)
         first, _, rest = client.said().rpartition(" Yes.")
         assert SIX.startswith(first)
         assert 3 <= len(first.split()) <= 12, first
@@ -156,13 +132,13 @@ async def test_what_is_no_interruption_lets_the_answer_go_on() -> None:
     engine = Talker("count", "", reply=lambda said: spoken(SIX))
     async with live_server(engine) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
+        await client.speak()
         while len(client.said().split()) < 3:
             await client.receive()
-        speaking = asyncio.create_task(speak_live(client, ms=1000))
-        await until_said(client, "Six is here.")
+        speaking = asyncio.create_task(client.speak(ms=1000))
+        await client.until_said("Six is here.")
         await speaking
-        await events_of(client, 1)
+        await client.take_for(1)
         assert client.said() == SIX
         sounding = sum(any(client.sound[index : index + MS]) for index in range(0, len(client.sound), MS))
         assert sounding == pytest.approx(len(SIX.split()) * WORD_MS, abs=1)
@@ -177,12 +153,12 @@ async def test_muted_audio_is_never_heard() -> None:
         await client.start()
         await client.send("session.input_audio.mute", event_id="m")
         assert (await client.until("session.input_audio.muted"))["client_event_id"] == "m"
-        await speak_live(client)
+        await client.speak()
         await client.send("session.input_audio.unmute", event_id="u")
         assert (await client.until("session.input_audio.unmuted"))["client_event_id"] == "u"
         assert not engine.requests
-        await speak_live(client)
-        await until_said(client, "You said yes")
+        await client.speak()
+        await client.until_said("You said yes")
         (heard,) = client.seen("session.input_transcript.delta")
         assert heard["start_ms"] > 1000  # the time of the muted audio counts
         audio = b"".join(chunk.payload for chunk in engine.inputs[0])
@@ -194,7 +170,7 @@ async def test_output_goes_on_while_the_input_is_muted() -> None:
         await client.start()
         await client.append(TURN)
         await client.send("session.input_audio.mute")
-        await until_said(client, "You said yes")
+        await client.until_said("You said yes")
 
 
 # Context
@@ -208,11 +184,11 @@ async def test_commentary_passes_through_the_model_and_is_told_once() -> None:
         appended = await client.until("session.commentary.appended")
         assert appended["client_event_id"] == "c"
         assert 0 <= appended["start_ms"] <= appended["end_ms"]
-        await until_said(client, "Hello Ann.")
+        await client.until_said("Hello Ann.")
         assert not client.heard()
-        await speak_live(client)
-        await until_said(client, "You are back.")
-        await events_of(client, 5)
+        await client.speak()
+        await client.until_said("You are back.")
+        await client.take_for(5)
         assert client.said() == "Hello Ann. You are back."
         assert sum("Greet Ann." in one for one in engine.asked) == 1
 
@@ -226,7 +202,7 @@ async def test_commentary_waits_while_the_user_speaks() -> None:
         await asyncio.sleep(1)
         assert not engine.requests or len(engine.requests) == 1
         await client.append(quiet(SILENT_MS))
-        await until_said(client, "News.")
+        await client.until_said("News.")
         assert client.said() == "Hi. News."
 
 
@@ -244,10 +220,10 @@ async def test_commentary_that_nobody_heard_is_told_again() -> None:
         await client.start()
         await client.send("session.commentary.append", delegation_id=None, content="The parcel is here.")
         await client.until("session.commentary.appended")
-        await speak_live(client, ms=960)
+        await client.speak(ms=960)
         slow.set()
-        await until_said(client, "News it is.")
-        await events_of(client, 3)
+        await client.until_said("News it is.")
+        await client.take_for(3)
         assert client.said() == "Fine. News it is.", engine.asked
         assert len(client.seen("session.commentary.appended")) == 1
 
@@ -265,13 +241,13 @@ async def test_commentary_does_not_begin_while_somebody_speaks_however_long_with
         await client.start()
         await client.send("session.commentary.append", delegation_id=None, content="The parcel is here.")
         await client.until("session.commentary.appended")
-        speaking = asyncio.create_task(speak_live(client, ms=int(2000 * MAX_HOLD_SEC)))
-        await events_of(client, 0.6)
+        speaking = asyncio.create_task(client.speak(ms=int(2000 * MAX_HOLD_SEC)))
+        await client.take_for(0.6)
         ready.set()
-        await events_of(client, 2 * MAX_HOLD_SEC - 0.6)
+        await client.take_for(2 * MAX_HOLD_SEC - 0.6)
         assert not any(client.sound)
         await speaking
-        await until_said(client, "News it is.")
+        await client.until_said("News it is.")
         assert client.said() == "Fine. News it is."
 
 
@@ -283,10 +259,10 @@ async def test_facts_and_rules_are_silent() -> None:
             await client.send(f"session.{kind}.append", event_id=kind, delegation_id=None, content=text)
             appended = await client.until(f"session.{kind}.appended")
             assert appended["client_event_id"] == kind
-        await events_of(client, 3)
+        await client.take_for(3)
         assert not engine.requests
-        await speak_live(client)
-        await until_said(client, "You said hello")
+        await client.speak()
+        await client.until_said("You said hello")
         (request,) = engine.requests
         assert request.instructions == f"Be brief.\n\n{DELEGATE_RULE}\n\nBe polite."
         given = [*(one.text.encode() for one in request.history), *(one.payload for one in engine.inputs[0])]
@@ -344,18 +320,18 @@ async def test_work_is_handed_over_and_told_once_while_the_talk_goes_on() -> Non
     engine = Talker("Where is my parcel?", "what time", "how much", reply=reply)
     async with live_server(engine) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
+        await client.speak()
         created = await client.until("session.delegation.created")
         assert created["delegation"] == {"id": "call_1", "type": "delegation", "target": "client"}
         assert created["offset_ms"] > 0
-        await until_said(client, "One moment.")
+        await client.until_said("One moment.")
         for question in ("what time", "how much"):
-            await speak_live(client)
-            await until_said(client, f"Sure, {question}.")
+            await client.speak()
+            await client.until_said(f"Sure, {question}.")
         fields = {"delegation_id": "call_1", "content": "The parcel is in Lisbon."}
         await client.send("session.commentary.append", **fields)
-        await until_said(client, "It is in Lisbon.")
-        await events_of(client, 20)
+        await client.until_said("It is in Lisbon.")
+        await client.take_for(20)
         assert client.said() == "One moment. Sure, what time. Sure, how much. It is in Lisbon."
         assert len(client.seen("session.delegation.created")) == 1
 
@@ -375,11 +351,11 @@ async def test_an_interrupted_answer_hands_nothing_over() -> None:
     engine.reply = reply
     async with live_server(engine) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
+        await client.speak()
         while len(client.said().split()) < 3:
             await client.receive()
-        await speak_live(client, ms=960)
-        await until_said(client, "Fine.")
+        await client.speak(ms=960)
+        await client.until_said("Fine.")
         assert not client.seen("session.delegation.created")
 
 
@@ -422,8 +398,8 @@ async def test_input_is_told_while_the_user_speaks() -> None:
 
     async with live_server(Writer()) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client, ms=1500)
-        await until_said(client, "Here.")
+        await client.speak(ms=1500)
+        await client.until_said("Here.")
         deltas = client.seen("session.input_transcript.delta")
         assert len(deltas) > 1
         assert client.heard() == "where is my parcel now"
@@ -435,8 +411,8 @@ async def test_a_second_turn_begins_behind_a_blank() -> None:
     async with live_server(Talker("one", "two")) as server, live_client(inline(server)) as client:
         await client.start()
         for heard in ("one", "two"):
-            await speak_live(client)
-            await until_said(client, f"You said {heard}")
+            await client.speak()
+            await client.until_said(f"You said {heard}")
         assert client.heard() == "one two"
         first, second = client.seen("session.input_transcript.delta")
         assert second["start_ms"] - first["end_ms"] > 800
@@ -453,11 +429,11 @@ async def test_an_answer_that_fails_is_an_error_and_the_session_goes_on() -> Non
 
     async with live_server(Talker("fail", "again", reply=reply)) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
+        await client.speak()
         error = (await client.until("error"))["error"]
         assert (error["type"], error["code"]) == ("server_error", "engine_failed")
-        await speak_live(client)
-        await until_said(client, "Back.")
+        await client.speak()
+        await client.until_said("Back.")
 
 
 async def test_rules_have_a_limit_together() -> None:
@@ -479,7 +455,7 @@ async def test_text_that_is_not_spoken_is_told_as_it_is_final() -> None:
     reply = lambda said: [TextOutput("Only "), TextOutput("text.")]  # noqa: E731
     async with live_server(Talker("hello", reply=reply)) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client)
+        await client.speak()
         (delta,) = [await client.until("session.output_transcript.delta")]
         assert delta["delta"] == "Only text."
         assert delta["start_ms"] > 500
@@ -497,7 +473,7 @@ async def test_characters_are_told_without_blanks_between() -> None:
 
     async with live_server(Writer()) as server, live_client(inline(server)) as client:
         await client.start()
-        await speak_live(client, ms=1500)
+        await client.speak(ms=1500)
         while len(client.heard()) < 6:
             await client.receive()
         assert len(client.seen("session.input_transcript.delta")) > 1

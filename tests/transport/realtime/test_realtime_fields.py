@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from support import inline_workers
 from support.capable_engine import CapableEngine, HearingEngine, PlayingEngine, said, tool_call
 from support.inline_workers import LoudnessDetector, inline
+from support.inline_workers import loud_24k as loud
+from support.inline_workers import quiet_24k as quiet
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 
@@ -21,8 +21,6 @@ from omni_ws.config.model import LimitsConfig
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
-
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 FIND = {"type": "function", "name": "find", "description": "Finds.", "parameters": {"type": "object"}}
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}

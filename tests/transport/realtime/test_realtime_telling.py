@@ -6,39 +6,15 @@ import asyncio
 
 import pytest
 from support.live_server import live_server
-from support.part_engines import ActingEngine
+from support.part_engines import FindingEngine
 from support.realtime_client import RealtimeClient, realtime_client
 
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, ToolCallFragment, Usage
-from omni_ws.engine.base import Finished, GenerationRequest, OutputWriter, TextOutput, ToolCallOutput
 from omni_ws.service.conversation.telling import WORKING
 
 pytestmark = pytest.mark.virtual_clock
 
 FIND = {"type": "function", "name": "find", "parameters": {"type": "object"}}
 LATER = {**FIND, "async": True}
-
-
-class Finder(ActingEngine):
-    """Calls a tool for the first question, and repeats everything else."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "finder",
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.TEXT}),
-            tasks=frozenset({Task.CHAT}),
-            tools=True,
-        )
-
-    async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
-        text = "".join([chunk.payload.decode() async for chunk in request.input])
-        if len(self.requests) == 1:
-            out.write(ToolCallOutput(ToolCallFragment(0, id="call_1", name="find", arguments="{}")))
-            out.write(Finished(FinishReason.TOOL_CALLS, Usage()))
-            return
-        out.write(TextOutput(text.rpartition("]\n")[2]))
-        out.write(Finished(FinishReason.STOP, Usage()))
 
 
 async def told(client: RealtimeClient) -> str:
@@ -51,7 +27,7 @@ async def told(client: RealtimeClient) -> str:
 
 
 async def test_a_result_is_told_by_itself_while_the_talk_goes_on() -> None:
-    engine = Finder()
+    engine = FindingEngine()
     async with live_server(engine) as server, realtime_client(server) as client:
         assert (await client.update(tools=[LATER], output_modalities=["text"]))["tools"] == [LATER]
         await client.say("Find it.")
@@ -74,6 +50,6 @@ async def test_a_result_is_told_by_itself_while_the_talk_goes_on() -> None:
 
 
 async def test_async_is_yes_or_no() -> None:
-    async with live_server(Finder()) as server, realtime_client(server) as client:
+    async with live_server(FindingEngine()) as server, realtime_client(server) as client:
         await client.send("session.update", session={"type": "realtime", "tools": [{**FIND, "async": "later"}]})
         assert (await client.until("error"))["error"]["param"] == "session.tools[0].async"

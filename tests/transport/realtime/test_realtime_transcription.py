@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
-from support import inline_workers
 from support.capable_engine import CapableEngine, Ears, takes
 from support.inline_workers import HeldWorkers, inline
+from support.inline_workers import loud_24k as loud
+from support.inline_workers import quiet_24k as quiet
 from support.live_server import live_server
 from support.part_engines import RetortEngine, WordEngine
 from support.realtime_client import RealtimeClient, realtime_client
@@ -25,8 +25,6 @@ PLACE = "conversation.item.input_audio_transcription."
 #: As long as it takes for an engine to begin (on_min_length): 300 ms at 24 kHz.
 BEGINS = 14_400
 HEARD = (TranscriptOutput("go forward"), TextOutput("go forward"))
-
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 
 def ears(engine: WordEngine) -> ComposedEngine:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import AsyncIterator
-from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 from openai.types.realtime import RealtimeTranslationClientSecretCreateResponse, RealtimeTranslationServerEvent
-from support import inline_workers
 from support.capable_engine import Ears
 from support.embedded_engine import ears
 from support.inline_workers import inline
+from support.inline_workers import loud_24k as loud
+from support.inline_workers import quiet_24k as quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import FrameClient
 from support.part_engines import RetortEngine, ToneEngine
 from support.raw_http import post
+from support.realtime_client import by_type
 from support.scripted_upstream import ScriptedUpstream, says, upstream
 from support.speech_clips import at_24k, clip_bytes, silence
 from support.voices import need
@@ -40,15 +41,9 @@ from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.transport.realtime import translation
 
 PATH = "/v1/realtime/translations"
-_EVENTS: dict[str, Any] = {
-    kind: one
-    for one in get_args(get_args(RealtimeTranslationServerEvent)[0])
-    for kind in get_args(one.model_fields["type"].annotation)
-}
+_EVENTS = by_type(RealtimeTranslationServerEvent)
 #: Voices of two languages, which say of themselves what they speak.
 VOICES: dict[str, Any] = {"voice_languages": {"tone": "en", "bell": "es"}}
-
-loud, quiet = partial(inline_workers.loud, khz=24), partial(inline_workers.quiet, khz=24)
 
 
 class Interpreting(FrameClient):
