@@ -28,6 +28,8 @@ SILENT_DB: Final = -120.0
 SILENT_POWER: Final = 10 ** (SILENT_DB / 10)
 #: The loudness of a window is the mean power of this many windows up to it: words fade, and a voice has gaps.
 _SPAN: Final = 8
+#: So many windows open a turn (``speech_watch.START_SPAN``), before the first that is judged within it.
+_OPENING: Final = 4
 #: The share of the way that the level moves to a louder window, and to a softer one: half of it in 10 s of speech.
 _RISE: Final = 1 / 8
 _FALL: Final = 1 - 0.5 ** (WINDOW_MS / 10_000)
@@ -62,8 +64,8 @@ class NearVoice:
         self.far = False
         #: The loudest sound from afar since the turn's last near one.
         self._beside = SILENT_DB
-        #: The mean power below which the turn is soft, 0 if the voice was not known as it began; the power of its
-        #: windows of speech, and their number.
+        #: The mean power below which the turn is soft, 0 if the voice was not known as it began; the power of
+        #: the windows that opened it and of its windows of speech, and their number.
         self._soft_power = 0.0
         self._power, self._count = 0.0, 0
         self._span: deque[float] = deque(maxlen=_SPAN)
@@ -93,7 +95,10 @@ class NearVoice:
         if self._turn is None:
             self._turn, self._background = loudness, None
             self._soft_power = 0.0 if self.level is None else 10 ** ((self.level - SOFT_DB) / 10)
-            self._power, self._count = 0.0, 0
+            # They are its loudest: without them, a voice over an answer would be judged by what an echo canceller
+            # leaves of the rest.
+            opening = list(self._span)[-1 - _OPENING : -1]
+            self._power, self._count = sum(opening), len(opening)
         if probability < 0.5:
             return probability
         if loudness < self._turn - FAR_DB + (_NEARER_DB if was_far else 0.0):

@@ -51,10 +51,21 @@ def test_a_turn_that_is_softer_than_those_before_is_soft(below: float, soft: boo
     near = spoken()
     assert not near.soft
     heard(near, SILENT_DB, ms=320, speaking=False)
+    heard(near, -20 - below, ms=128, speaking=False)
     heard(near, -20 - below, ms=800)
     assert near.soft is soft
     heard(near, SILENT_DB, ms=320, speaking=False)
     assert not near.soft
+
+
+@pytest.mark.parametrize(("level", "soft"), [(-33.5, False), (-33.7, True)])
+def test_the_windows_that_open_a_turn_are_part_of_it(level: float, soft: bool) -> None:
+    """Four of them, here in front of seven of which an echo canceller has left nothing."""
+    near = spoken(-20)
+    heard(near, SILENT_DB, ms=320, speaking=False)
+    heard(near, level, ms=4 * WINDOW_MS, speaking=False)
+    assert all(heard(near, -90, ms=7 * WINDOW_MS))
+    assert near.soft is soft
 
 
 @pytest.mark.parametrize(("level", "opens"), [(-36.0, False), (-24.0, True)], ids=["the same", "the voice"])
