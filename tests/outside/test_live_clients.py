@@ -30,7 +30,7 @@ from omni_ws.engine.tts.voice_process import VoiceProcess
 
 CLIENTS = Path(__file__).parent / "clients"
 RATE: Final = 24_000
-#: How long the delegated work takes.
+#: How long the delegated work takes at least: it ends as the caller speaks again.
 WORK_SEC: Final = 20
 #: The question, the other question and the task of the caller.
 SPOKEN: Final = ("goforward", "cards_001", "cards_005")
@@ -44,8 +44,6 @@ PYTHON: Final = {
 SPOKEN_LEVEL: Final = 600
 #: Output may be so far ahead of real time.
 LEAD_SEC: Final = 0.4
-#: What a client may read its first event later than it came, on a busy machine. (Tests on a virtual clock are exact.)
-LATE_SEC: Final = 1.0
 #: Above it livekit takes the stream for speech.
 SILENCE_LEVEL: Final = 35
 #: What an answer may take longer while work is delegated.
@@ -135,7 +133,7 @@ async def test_clients_of_the_live_api(tmp_path: Path) -> None:
     clients = [*PYTHON, "openai_node"]
     for clip in SPOKEN:
         (tmp_path / f"{clip}.pcm").write_bytes(at_24k(trimmed(clip_bytes(clip))))
-    async with LiveMind(work_sec=WORK_SEC).serve() as mind:
+    async with LiveMind().serve() as mind:
         engine = ComposedEngine(
             RemoteLlmEngine(RemoteLlmSettings(urls=(mind.url,), start_timeout=0)),
             asr=ears(),
@@ -184,12 +182,15 @@ def check_events(story: Story) -> None:
 
 
 def check_times(story: Story) -> None:
-    """On one line from the session's start: never of the future, never before what went before."""
-    started, before = story.came("session.started"), {"input": 0, "output": 0}
+    """On one line from the session's start: never of the future, never before what went before.
+
+    The session began after the call did; a busy client may read of it much later.
+    """
+    called, before = story.at("calls"), {"input": 0, "output": 0}
     for line in story.lines:
         event = line.event
         place = event.get("end_ms", event.get("offset_ms", 0))
-        assert place / 1000 <= line.at - started + LEAD_SEC + LATE_SEC, event
+        assert place / 1000 <= line.at - called + LEAD_SEC, event
         direction = event["type"].split("_")[0].removeprefix("session.") if event else ""
         if event and event["type"].endswith("_transcript.delta"):
             assert before[direction] <= event["start_ms"] <= event["end_ms"], event
@@ -198,10 +199,10 @@ def check_times(story: Story) -> None:
 
 def check_sound(story: Story) -> None:
     """It flows in real time from the start to the end, with zeros while nothing is said."""
-    started, sent = story.came("session.started"), 0.0
+    called, started, sent = story.at("calls"), story.came("session.started"), 0.0
     for at, samples in story.audio:
         sent += len(samples) / RATE
-        assert sent <= at - started + LEAD_SEC + LATE_SEC, f"{sent:.1f} s after {at - started:.1f} s"
+        assert sent <= at - called + LEAD_SEC, f"{sent:.1f} s after {at - called:.1f} s"
     assert sent >= story.at("closes") - started - 1
     loud = np.array(story.loud)
     for at, samples in story.audio:
@@ -256,6 +257,7 @@ def check_delegation(story: Story) -> None:
     assert story.said_at(TOLD) > created + WORK_SEC
     last = -1
     begun, asked = story.at("begins other", nth=last), story.at("ends other", nth=last)
+    assert begun < story.at("result") < asked
     assert not [at for at in story.loud if begun + LEAD_SEC < at < asked], "it talks over the caller"
 
 

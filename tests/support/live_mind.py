@@ -7,7 +7,6 @@ words of its own.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,9 +33,7 @@ STORY: Final = (
 
 @dataclass
 class LiveMind(ScriptedUpstream):
-    """``work_sec`` is what a model takes that works for the client, behind the client's own delegation."""
-
-    work_sec: float = 0.0
+    """One for all callers. It remembers nothing but its requests."""
 
     def __post_init__(self) -> None:
         self.chat = [self._decide]
@@ -50,7 +47,6 @@ class LiveMind(ScriptedUpstream):
         tools = [tool["function"]["name"] for tool in request.get("tools", ())]
         system = " ".join(text_of(one) for one in messages if one["role"] in ("system", "developer"))
         if "backend of a voice assistant" in system:
-            await asyncio.sleep(self.work_sec)
             return says(f">> {RESULT}")
         if "find_parcel" in tools:
             found = any(one["role"] == "tool" and RESULT in text_of(one) for one in messages)

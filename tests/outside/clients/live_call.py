@@ -23,8 +23,10 @@ FOLDER = Path(FILES[3])
 RATE = 24_000
 PIECE_MS = 100
 PIECE_BYTES = RATE * PIECE_MS // 1000 * 2
-#: The length of the work that is delegated.
+#: The length of the work that is delegated. It ends as the caller speaks again, with so little left to say that the
+#: server has heard him.
 WORK_SEC = float(os.environ["LIVE_WORK_SEC"])
+LEFT_BYTES = 3 * PIECE_BYTES
 #: The task's answer as the application tells it.
 RESULT = "The parcel is in Lisbon."
 GREET = "Greet the caller by the name Ann."
@@ -56,8 +58,12 @@ class Call:
         self.sounded = 0.0
         self._clip = b""
         self._spoken = asyncio.Event()
+        #: Whether what the caller says ends the work, and whether it has.
+        self._ends_work = False
+        self._worked = asyncio.Event()
         self._changed = asyncio.Event()
         self._log = (FOLDER / "events.jsonl").open("w", encoding="utf-8")
+        self.did("calls")
 
     # what a client does in its own way
 
@@ -108,6 +114,11 @@ class Call:
         except TimeoutError:
             raise AssertionError(f"{what} did not come about; said so far: {self.transcript!r}") from None
 
+    async def do_work(self) -> None:
+        """What is delegated."""
+        await self._worked.wait()
+        self.did("result")
+
     # what he does
 
     async def microphone(self) -> None:
@@ -116,16 +127,18 @@ class Call:
         while not self.closed.is_set():
             piece, self._clip = self._clip[:PIECE_BYTES], self._clip[PIECE_BYTES:]
             await self.append(piece.ljust(PIECE_BYTES, b"\0"))
+            if self._ends_work and len(self._clip) <= LEFT_BYTES:
+                self._worked.set()
             if not self._clip:
                 self._spoken.set()
             due += PIECE_MS / 1000
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
-    async def say(self, clip: str) -> float:
-        """Return when its last word was sent."""
+    async def say(self, clip: str, *, ends_work: bool = False) -> float:
+        """Return when its last word was sent. ``ends_work``: the result comes meanwhile."""
         self.did(f"begins {clip}")
         self._spoken.clear()
-        self._clip = CLIPS[clip]
+        self._clip, self._ends_work = CLIPS[clip], ends_work
         await self._spoken.wait()
         self.did(f"ends {clip}")
         return time.monotonic()
@@ -165,8 +178,8 @@ class Call:
             await self.until(lambda: time.monotonic() > muted + 1, "a second")
             await self.mute(False)
         # The result comes while he asks about something else.
-        await self.until(lambda: time.monotonic() > begun + WORK_SEC - 0.6, "the time of the result")
-        await self.say("other")
+        await self.until(lambda: time.monotonic() > begun + WORK_SEC, "the time of the result")
+        await self.say("other", ends_work=True)
         await self.until(lambda: "Lisbon" in self.transcript, "the result")
         await self.silence()
         told = time.monotonic()

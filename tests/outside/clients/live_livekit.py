@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import aiohttp
-from live_call import BASE_URL, GREET, INSTRUCTIONS, RATE, RESULT, WORK_SEC, Call
+from live_call import BASE_URL, GREET, INSTRUCTIONS, RATE, RESULT, Call
 from livekit import rtc
 from livekit.agents import llm
 from livekit.plugins.openai.realtime import GPTLiveModel
@@ -51,13 +51,11 @@ class LiveKitCall(Call):
         await self.session.aclose()
 
     async def answer_delegation(self, delegation: Any) -> None:
-        await asyncio.sleep(WORK_SEC)
-        self.did("result")
+        await self.do_work()
         self.session.append_commentary(RESULT, delegation_id=delegation.id)
 
     async def answer_call(self, call: llm.FunctionCall) -> None:
-        await asyncio.sleep(WORK_SEC)
-        self.did("result")
+        await self.do_work()
         output = llm.FunctionCallOutput(
             call_id=call.call_id, name=call.name, output=await find_parcel(), is_error=False
         )

@@ -10,6 +10,8 @@ const WORK_MS = Number(process.env.LIVE_WORK_SEC) * 1000;
 const PIECE_MS = 100;
 const PIECE = (24_000 * PIECE_MS) / 1000 * 2;
 const LOUD = 59;
+// The work ends as the caller speaks, with so little left to say that the server has heard him.
+const LEFT = 3 * PIECE;
 const QUIET_MS = 600;
 const PATIENCE_MS = 60_000;
 
@@ -17,7 +19,8 @@ const client = new OpenAI({ baseURL, apiKey: "not-needed", maxRetries: 0 });
 const live = new LiveWS(client);
 const log = fs.openSync(path.join(folder, "events.jsonl"), "w");
 let started = false, closed = false, gone = false, delegated = false, transcript = "", sounded = 0;
-let clip = Buffer.alloc(0);
+let clip = Buffer.alloc(0), endsWork = false, endWork;
+const worked = new Promise((resolve) => { endWork = resolve; });
 
 const write = (line) => fs.writeSync(log, `${JSON.stringify({ at: performance.now() / 1000, ...line })}\n`);
 const did = (what) => write({ did: what });
@@ -48,7 +51,7 @@ live.on("session.delegation.created", async ({ delegation }) => {
   delegated = true;
   const named = { delegation_id: delegation.id };
   live.send({ type: "session.thinking.append", content: "It is being looked up.", event_id: "thinking", ...named });
-  await sleep(WORK_MS);
+  await worked;
   did("result");
   live.send({ type: "session.commentary.append", content: "The parcel is in Lisbon.", event_id: "result", ...named });
 });
@@ -59,6 +62,7 @@ async function microphone() {
     clip.copy(piece, 0, 0, PIECE);
     clip = clip.subarray(PIECE);
     live.send({ type: "session.input_audio.append", audio: piece.toString("base64") });
+    if (endsWork && clip.length <= LEFT) endWork();
     due += PIECE_MS;
   }
 }
@@ -78,6 +82,7 @@ async function answer(since) {
 
 const silence = () => until(() => performance.now() - sounded > QUIET_MS, "the end of an answer");
 
+did("calls");
 live.send({
   type: "session.start",
   event_id: "start",
@@ -112,7 +117,8 @@ live.send({ type: "session.input_audio.mute", event_id: "mute" });
 await say("other");
 await sleep(1000);
 live.send({ type: "session.input_audio.unmute", event_id: "unmute" });
-await until(() => performance.now() > begun + WORK_MS - 600, "the time of the result");
+await until(() => performance.now() > begun + WORK_MS, "the time of the result");
+endsWork = true;
 await say("other");
 await until(() => transcript.includes("Lisbon"), "the result");
 await silence();

@@ -7,7 +7,7 @@ import base64
 from typing import Any
 
 import openai
-from live_call import BASE_URL, GREET, INSTRUCTIONS, RESULT, WORK_SEC, Call
+from live_call import BASE_URL, GREET, INSTRUCTIONS, RESULT, Call
 
 
 class OpenAICall(Call):
@@ -41,8 +41,7 @@ class OpenAICall(Call):
         await self.connection.session.thinking.append(
             content="It is being looked up.", delegation_id=delegation, event_id="thinking"
         )
-        await asyncio.sleep(WORK_SEC)
-        self.did("result")
+        await self.do_work()
         await self.connection.session.commentary.append(content=RESULT, delegation_id=delegation, event_id="result")
 
 

@@ -1,6 +1,6 @@
 """Pipecat's service for OpenAI over ``/v1/live/sessions``, a model of its own behind the delegation. See live_call.py.
 
-That model, at LIVE_BACKEND, takes its time by itself.
+That model is at LIVE_BACKEND, and is asked once the work is done.
 """
 
 from __future__ import annotations
@@ -58,6 +58,16 @@ class PipecatCall(Call):
         await self.worker.queue_frame(EndFrame())
 
 
+class Backend(OpenAILLMService):
+    """The model behind the delegation."""
+
+    call: Call
+
+    async def get_chat_completions(self, context: Any) -> Any:
+        await self.call.do_work()
+        return await super().get_chat_completions(context)
+
+
 def watch(call: Call) -> None:
     """Have the call see each event as it came, before pipecat reads it."""
     parse = live.events.parse_server_event
@@ -74,7 +84,7 @@ def watch(call: Call) -> None:
 async def main() -> None:
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
-    backend = OpenAILLMService(api_key="not-needed", base_url=os.environ["LIVE_BACKEND"])
+    backend = Backend(api_key="not-needed", base_url=os.environ["LIVE_BACKEND"])
     service = live.OpenAILiveLLMService(
         api_key="not-needed",
         base_url=BASE_URL.replace("http", "ws", 1) + "/live/sessions",
@@ -84,7 +94,7 @@ async def main() -> None:
     user, assistant = LLMContextAggregatorPair(LLMContext([{"role": "developer", "content": GREET}]))
     loudspeaker = Loudspeaker()
     worker = PipelineWorker(Pipeline([user, service, loudspeaker, assistant]))
-    call = PipecatCall(worker)
+    call = backend.call = PipecatCall(worker)
     watch(call)
     runner = WorkerRunner(handle_sigint=False)
     running = asyncio.create_task(runner.run(auto_end=False))
