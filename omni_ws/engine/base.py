@@ -186,6 +186,9 @@ class AnswerOptions:
     input_role: str = "user"
     #: Whether the answer may contain more than one tool call.
     parallel_tool_calls: bool = True
+    #: What the instructions say of the tools, if these are the server's own and no client's: a model that takes no
+    #: tools answers without both. "" for tools without which there is to be no answer.
+    tool_rule: str = ""
     #: Whether the voice skips text that it cannot read; otherwise the request is refused.
     skip_unreadable: bool = False
     #: Whether a text to read aloud is in its spoken form already, with numbers in words.

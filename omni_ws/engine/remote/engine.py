@@ -36,7 +36,7 @@ from omni_ws.engine.remote.upstream import Pool, Upstream, UpstreamAnswer, norma
 from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
+from omni_ws.errors import ContextLengthExceeded, EngineFailed, OmniError, UnsupportedParameter
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, MediaLimitFields
 
 T = TypeVar("T")
@@ -222,7 +222,7 @@ class RemoteLlmEngine:
             )
             size = fixed + sum(sizes[left_out:])
             try:
-                finished = await self._answer(replace(request, history=kept), prompt, answer, out)
+                finished = await self._with_tools_or_without(replace(request, history=kept), prompt, answer, out)
             except ContextLengthExceeded as refused:
                 if answer.begun or left_out == len(turns):
                     raise
@@ -235,6 +235,28 @@ class RemoteLlmEngine:
                     window.count(answer.prompt_tokens, size)
             out.write(finished)
             return
+
+    async def _with_tools_or_without(
+        self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer, out: OutputWriter
+    ) -> Finished:
+        """Answer; without tools that are the server's own if an upstream refuses them, now or before."""
+        if not request.tools or not (rule := request.options.tool_rule):
+            return await self._answer(request, prompt, answer, out)
+        without = replace(
+            request, tools=(), tool_choice=None, instructions=request.instructions.replace(rule, "").rstrip()
+        )
+        if self._refuses_tools:
+            return await self._answer(without, prompt, answer, out)
+        try:
+            return await self._answer(request, prompt, answer, out)
+        except OmniError:
+            if answer.begun or not self._refuses_tools:
+                raise
+            return await self._answer(without, prompt, answer, out)
+
+    @property
+    def _refuses_tools(self) -> bool:
+        return any(one.refuses_tools for one in self.upstreams)
 
     async def _answer(
         self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer, out: OutputWriter

@@ -280,6 +280,27 @@ def _is_random(word: str) -> bool:
     return is_uuid or (len(longest) >= 20 and digits > 0)
 
 
+# How servers report that their model takes no tools.
+
+#: Phrases of Ollama and others; of llama.cpp without ``--jinja``, of vLLM without a parser of calls, and of OpenRouter.
+_NO_TOOLS: Final = re.compile(
+    r"(?:not|n't) support(?:ed)? (?:the )?(?:tool|function)"
+    r"|(?:tools?|functions?)(?: calls?| calling)? (?:is|are) not support"
+    r"|tools param requires|enable-auto-tool-choice|support tool use",
+    re.IGNORECASE,
+)
+
+
+def says_no_tools(body: bytes) -> bool:
+    """Whether the body of a refusal means that the model takes no tools at all, whatever they are."""
+    try:
+        check_values(body)
+        message = read_error(orjson.loads(body)).message
+    except (InvalidFrame, ValueError):
+        return False
+    return _NO_TOOLS.search(message[:_MOST_SEARCHED]) is not None
+
+
 # How servers report that a prompt is too long for the model, and with which numbers.
 
 #: Codes and types of this error.

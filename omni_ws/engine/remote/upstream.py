@@ -24,7 +24,7 @@ from omni_ws.config.startup import is_loopback
 from omni_ws.core.json_values import check_values
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
-from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
+from omni_ws.engine.remote.refusal import refusal, retry_after_seconds, says_no_tools
 from omni_ws.engine.remote.settings import (
     BY_OWNER,
     OLLAMA_CONTEXT,
@@ -383,6 +383,8 @@ class Upstream:
         self.opens_thoughts = False
         self._template_opens_thoughts = False
         self._waited_in_vain = 0
+        #: Whether it has refused a request since its model takes no tools. It may be another one after a loss.
+        self.refuses_tools = False
         self._settings = settings
         key, key_variable = settings.api_key, settings.key_variable or f"OMNI_WS_{settings.section.upper()}__API_KEY"
         self._where_key = f"{'set' if key is None else 'look at'} {key_variable}"
@@ -417,6 +419,8 @@ class Upstream:
     def set_problem(self, problem: str) -> None:
         """Set the reason why the upstream cannot be used; empty if it can."""
         self.problem = problem
+        if problem:
+            self.refuses_tools = False
 
     @property
     def is_local(self) -> bool:
@@ -615,6 +619,7 @@ class Upstream:
             body = await _error_body(response)
         finally:
             await response.aclose()
+        self.refuses_tools = self.refuses_tools or says_no_tools(body)
         error = refusal(
             status,
             body,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -22,6 +22,7 @@ import msgspec
 from omni_ws.config.model import DEFAULT_PORTS, MediaDomains, RealtimeConfig
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.installing import install_command
+from omni_ws.service.mcp.bounds import MAX_RESPONSE_BYTES, BoundedBody
 from omni_ws.wire.mcp_servers import McpServer
 
 if TYPE_CHECKING:
@@ -30,12 +31,10 @@ if TYPE_CHECKING:
 
 #: The most bytes of text that the model gets of a result.
 MAX_RESULT_BYTES: Final = 256 * 1024
-#: The most bytes of one HTTP response that is no stream of events, and of one event.
-MAX_RESPONSE_BYTES: Final = 1024 * 1024
-#: The most bytes of a stream of events that answers one call.
-MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
 #: The least time between the starts of two streams of events: one that has ended is opened again, as often as it ends.
 _STREAM_INTERVAL_SEC: Final = 1.0
+#: How long a POST is open after its call was given up, so that the call is never told that of the POST.
+_LATE_SEC: Final = 0.5
 #: Tools that are taken from one server, and pages of them.
 MAX_TOOLS: Final = 128
 _MAX_PAGES: Final = 16
@@ -131,6 +130,8 @@ class McpLink:
     def __init__(self, server: McpServer, reach: McpReach) -> None:
         self._server = server
         self._reach = reach
+        #: How long a listing or a call may take.
+        self.timeout_sec = reach.timeout_sec
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ClientSession] | None = None
         #: The latest status of the server that was no success; None after a success.
@@ -306,30 +307,28 @@ def _plain_session(*streams: Any) -> ClientSession:
 
 
 def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | None) -> httpx2.AsyncBaseTransport:
-    """Return a transport that sends every request for ``host`` to ``address``, and bounds the responses."""
+    """Return a transport that sends every request for ``host`` to ``address``, and bounds the responses.
+
+    The response to a POST ends when nobody waits for it any more. To raise an error then would end the connection, and
+    with it other calls.
+    """
     import httpx2
 
-    class _Bounded(httpx2.AsyncByteStream):
-        def __init__(self, stream: Any, limit: int | None) -> None:
-            self._stream, self._left = stream, limit
+    loop = asyncio.get_running_loop()
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for piece in self._stream:
-                if self._left is not None:
-                    self._left -= len(piece)
-                    if self._left < 0:
-                        raise httpx2.ReadError("the response is too long")
-                yield piece
-
-        async def aclose(self) -> None:
-            await self._stream.aclose()
+    class _Body(BoundedBody, httpx2.AsyncByteStream):
+        pass
 
     class _ToAddress(httpx2.AsyncHTTPTransport):
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             if request.url.host.strip("[]") != host:
                 raise httpx2.ConnectError("another host")
-            if request.method == "GET":
+            posted = request.method != "GET"
+            if not posted:
                 await link.may_stream()
+            # A stream that goes on with the answer to a POST ends as the POST does.
+            stays = not posted and "last-event-id" not in request.headers
+            ends_at = None if stays else loop.time() + link.timeout_sec + _LATE_SEC
             moved = httpx2.Request(
                 request.method,
                 request.url.copy_with(host=address),
@@ -337,16 +336,21 @@ def _transport(link: McpLink, host: str, address: str, tls: ssl.SSLContext | Non
                 stream=request.stream,
                 extensions={**request.extensions, "sni_hostname": host},
             )
-            response = await super().handle_async_request(moved)
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    response = await super().handle_async_request(moved)
+            except TimeoutError:
+                if posted:
+                    return httpx2.Response(504)  # to nobody
+                raise httpx2.ReadTimeout("the stream was not opened in time") from None
             link.answered(response.status_code)
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 await response.aclose()
                 raise httpx2.ReadError("a Content-Encoding that was not requested")
             events = response.headers.get("content-type", "").startswith("text/event-stream")
-            limit = MAX_STREAM_BYTES if events else MAX_RESPONSE_BYTES
-            if events and request.method == "GET":  # as long as the session; each event is bounded
-                return response
-            response.stream = _Bounded(response.stream, limit)
+            if not events and ends_at is None:
+                ends_at = loop.time() + link.timeout_sec
+            response.stream = _Body(response.stream, events=events, posted=posted, ends_at=ends_at)
             return response
 
     return _ToAddress(verify=tls if tls is not None else False, trust_env=False)

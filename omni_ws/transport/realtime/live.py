@@ -16,6 +16,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -262,6 +263,8 @@ class LiveDialect:
         except InvalidRequest as error:
             param = _FIELDS.get(error.param or "", f"session.{error.param}" if error.param else "session")
             raise error.about(param=param) from None
+        if delegates:
+            conversation.answer_with(replace(conversation.options, tool_rule=DELEGATE_RULE))
         conversation.ledger.play_at_once()
         conversation.ledger.place(start.messages())
         self.start_fields, self._delegations = start, delegations

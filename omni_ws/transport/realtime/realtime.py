@@ -645,6 +645,8 @@ class RealtimeDialect:
     def _truncate_item(self, item: Item, event: Mapping[str, Any]) -> None:
         audio_end_ms = read(event.get("audio_end_ms"), Number, "audio_end_ms")
         content_index = read(event.get("content_index", 0), Number, "content_index")
+        if content_index != 0:
+            raise InvalidValue("content_index must be 0: an item has one part that is heard", param="content_index")
         if item.role == "assistant" and item.request_id is not None:
             heard = self._conversation.cut_answer(item.request_id, audio_end_ms)
             if heard is not None:
@@ -654,7 +656,7 @@ class RealtimeDialect:
                 {
                     "type": "conversation.item.truncated",
                     "item_id": item.item_id,
-                    "content_index": int(content_index),
+                    "content_index": 0,
                     "audio_end_ms": round(audio_end_ms),
                 }
             ]

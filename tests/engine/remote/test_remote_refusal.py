@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from omni_ws.engine.remote.refusal import refusal, retry_after_seconds, stream_error
+from omni_ws.engine.remote.refusal import refusal, retry_after_seconds, says_no_tools, stream_error
 from omni_ws.errors import (
     ContextLengthExceeded,
     EmptyInput,
@@ -177,3 +177,22 @@ def test_a_date_to_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_errors_inside_a_stream(content: Any, kind: type[OmniError]) -> None:
     assert type(stream_error(content, upstream="there")) is kind
+
+
+@pytest.mark.parametrize(
+    ("message", "meant"),
+    [
+        ("registry.ollama.ai/library/gemma:2b does not support tools", True),
+        ('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set', True),
+        ("tools param requires --jinja flag", True),
+        ("No endpoints found that support tool use.", True),
+        ("tools are not supported by this engine", True),
+        ("Function calling is not supported by this model", True),
+        ("tools.0.function: field required", False),
+        ("tool_choice: no such function", False),
+        ("x" * 1000 + " does not support tools", False),
+    ],
+)
+def test_a_model_that_takes_no_tools(message: str, meant: bool) -> None:
+    assert says_no_tools(orjson.dumps({"error": {"message": message}})) is meant
+    assert not says_no_tools(message.encode())

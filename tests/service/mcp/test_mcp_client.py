@@ -13,8 +13,10 @@ from support.mcp_server import McpUnderTest, mcp_server
 from support.patience import PATIENCE_SEC
 
 from omni_ws.config.model import RealtimeConfig
+from omni_ws.core.json_values import MAX_MESSAGE_VALUES
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.service.mcp.client import MAX_RESPONSE_BYTES, McpFailure, McpLink, McpReach
+from omni_ws.service.mcp.bounds import MAX_RESPONSE_BYTES, StreamPace
+from omni_ws.service.mcp.client import McpFailure, McpLink, McpReach
 from omni_ws.wire.mcp_servers import McpServer
 
 
@@ -152,9 +154,18 @@ async def test_what_a_server_sends_is_bounded(extra: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def speaking(
-    tools: list[dict[str, Any]], result: dict[str, Any]
+    tools: list[dict[str, Any]],
+    result: dict[str, Any] | None,
+    *,
+    hung: asyncio.Event | None = None,
+    begin: bytes = b"",
+    in_events: bool = False,
 ) -> AsyncIterator[tuple[str, asyncio.Queue[bytes]]]:
-    """A server with these tools and one result, whose streams of events end at once. Yields the heads of their GETs."""
+    """A server with these tools and one result, whose streams of events end at once. Yields the heads of their GETs.
+
+    Without a result, a call gets no more than ``begin``; ``hung`` is set when the client has closed its connection.
+    With ``in_events`` each response is an event.
+    """
     opened: asyncio.Queue[bytes] = asyncio.Queue()
     about = {
         "protocolVersion": "2025-06-18",
@@ -178,9 +189,18 @@ async def speaking(
                 if "id" not in asked:
                     writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
                     continue
-                found = {"jsonrpc": "2.0", "id": asked["id"], "result": results[asked["method"]]}
-                body = msgspec.json.encode(found)
-                fields = b"Content-Type: application/json\r\nMcp-Session-Id: s\r\nContent-Length: %d" % len(body)
+                if (answer := results[asked["method"]]) is None:
+                    writer.write(begin)
+                    with contextlib.suppress(OSError):
+                        await reader.read()
+                    assert hung is not None
+                    hung.set()
+                    break
+                found = {"jsonrpc": "2.0", "id": asked["id"], "result": answer}
+                body, kind = msgspec.json.encode(found), b"application/json"
+                if in_events:
+                    body, kind = b"data: " + body + b"\r\n\r\n", b"text/event-stream"
+                fields = b"Content-Type: " + kind + b"\r\nMcp-Session-Id: s\r\nContent-Length: %d" % len(body)
                 writer.write(b"HTTP/1.1 200 OK\r\n" + fields + b"\r\n\r\n" + body)
         writer.close()
 
@@ -211,3 +231,48 @@ async def test_a_stream_that_ends_at_once_is_not_opened_again_at_once(monkeypatc
         for _ in range(20):
             await link.tools()
         assert opened.empty()
+
+
+BEGUN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"", BEGUN, BEGUN + b"7\r\ndata: {\r\n", BEGUN + b"e\r\nid: 1\ndata: \n\n\r\n"])
+async def test_the_request_of_a_call_that_is_given_up_is_closed(begin: bytes) -> None:
+    """Also if the server has begun to answer, or says how to go on with the answer; and other requests go on."""
+    hung = asyncio.Event()
+    async with (
+        speaking([], None, hung=hung, begin=begin) as (host, _),
+        linked(f"{host}/mcp", host, seconds=0.3) as link,
+    ):
+        await link.tools()
+        task = link._task
+        with pytest.raises(McpFailure, match=r"within 0\.3 s"):
+            await link.call("t", {})
+        async with asyncio.timeout(PATIENCE_SEC):
+            await hung.wait()
+        assert await link.tools() == []
+        assert link._task is task  # the same connection
+
+
+@pytest.mark.parametrize("events", [False, True])
+async def test_what_is_parsed_has_as_many_values_as_a_message_may_have(events: bool) -> None:
+    tool: dict[str, Any] = {"name": "t", "inputSchema": {"type": "object"}}
+    for count, fits in ((MAX_MESSAGE_VALUES - 100, True), (MAX_MESSAGE_VALUES + 1, False)):
+        schema = {"type": "object", "enum": [0] * count}
+        async with (
+            speaking([{**tool, "inputSchema": schema}], {}, in_events=events) as (host, _),
+            linked(f"{host}/mcp", host) as link,
+        ):
+            if fits:
+                assert [one.name for one in await link.tools()] == ["t"]
+                continue
+            with pytest.raises(McpFailure):
+                await link.tools()
+
+
+def test_the_pace_of_a_stream_without_end() -> None:
+    pace = StreamPace(rate=100, burst=1000, now=5)
+    assert [pace.wait_sec(500, 5) for _ in range(3)] == [0, 0, 5]
+    assert pace.wait_sec(100, 10) == 1
+    assert pace.wait_sec(100, 11) == 1
+    assert [pace.wait_sec(1000, 1000), pace.wait_sec(1, 1000)] == [0, 0.01]  # no more than the burst is saved up

@@ -25,6 +25,8 @@ from omni_ws.engine.fake import ScriptedEngine
 FIND = {"type": "function", "name": "find", "description": "Finds.", "parameters": {"type": "object"}}
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
 SPEECH = AudioOutput(np.full(24_000, 0.25, np.float32), 24_000)
+#: What an item of a response does not have yet when it begins.
+EMPTY = {"message": {"content": []}, "function_call": {"arguments": ""}}
 #: How the same tool is told in the chat API.
 CHAT_FIND = {"type": "function", "function": {name: value for name, value in FIND.items() if name != "type"}}
 
@@ -56,7 +58,11 @@ async def test_what_a_session_asks_of_the_model() -> None:
         )
         await client.say("Is it hot?")
         await client.respond()
-    (request,) = engine.requests
+        await client.update(output_modalities=["text"])
+        await client.say("And now?")
+        assert (await client.respond())["output_modalities"] == ["text"]
+    request, written = engine.requests
+    assert (sorted(request.modalities), sorted(written.modalities)) == (["audio", "text"], ["text"])
     assert (request.instructions, request.tools) == ("Be brief.", (CHAT_FIND,))
     assert request.tool_choice == {"type": "function", "function": {"name": "find"}}
     assert request.sampling == {"max_tokens": 7, "temperature": 0.7}
@@ -85,9 +91,10 @@ async def test_tools_may_have_the_form_of_chat() -> None:
         session = await client.update(tools=[CHAT_FIND])
         assert session["tools"] == [FIND]
         assert "warnings" not in client.received[-1]
-        await client.say("Is it hot?")
-        await client.respond()
-    assert engine.requests[0].tools == (CHAT_FIND,)
+        await talk(client, "Is it hot?")
+        await client.update(tools=[])
+        await talk(client, "And now?", tools=[CHAT_FIND])
+    assert [one.tools for one in engine.requests] == [(CHAT_FIND,)] * 2
 
 
 async def test_a_model_is_told_of_parallel_calls_and_effort() -> None:
@@ -130,9 +137,9 @@ async def test_a_model_without_tools_or_effort_is_not_told_of_them() -> None:
 
 
 async def test_how_a_session_speaks() -> None:
-    engine = CapableEngine([said("yes")], voices=("echo", "deep"), speed=True)
+    engine = CapableEngine([said("yes")], voices=("echo", "deep", "high"), speed=True)
     async with live_server(engine) as server, realtime_client(server) as client:
-        for voice, speed in (("deep", 1.5), ({"id": "echo"}, 0.25)):
+        for voice, speed in (("deep", 1.5), ({"id": "high"}, 0.25)):
             await client.update(audio={"output": {"voice": voice, "speed": speed}})
             await client.say("Is it hot?")
             await client.respond()
@@ -141,7 +148,7 @@ async def test_how_a_session_speaks() -> None:
         for speed in (0.24, 1.51):
             error = await failed(client, "session.update", session={"audio": {"output": {"speed": speed}}})
             assert (error["code"], error["param"]) == ("invalid_value", "session.audio.output.speed")
-    assert [(one.voice, one.speed) for one in engine.requests] == [("deep", 1.5), ("echo", 0.5)]
+    assert [(one.voice, one.speed) for one in engine.requests] == [("deep", 1.5), ("high", 0.5)]
 
 
 async def test_a_voice_that_is_not_here_is_the_one_that_is_shown() -> None:
@@ -162,10 +169,10 @@ async def test_a_name_with_dots_is_the_name_of_no_field() -> None:
 
 
 async def test_a_response_has_a_voice_and_a_format_of_its_own() -> None:
-    engine = CapableEngine([said("yes"), SPEECH], voices=("echo", "deep"))
+    engine = CapableEngine([said("yes"), SPEECH], voices=("echo", "deep", "high"))
     async with live_server(engine) as server, realtime_client(server) as client:
         sizes = []
-        for output in ({"voice": "deep", "format": {"type": "audio/pcmu"}}, {"voice": {"id": "echo"}}):
+        for output in ({"voice": "deep", "format": {"type": "audio/pcmu"}}, {"voice": {"id": "high"}}):
             await client.say("Is it hot?")
             response = await client.respond(audio={"output": output})
             sizes.append(len(client.heard(response["id"])))
@@ -173,7 +180,7 @@ async def test_a_response_has_a_voice_and_a_format_of_its_own() -> None:
             assert shown["voice"] == engine.requests[-1].voice
         assert (sizes, shown["format"]) == ([8000, 48_000], {"type": "audio/pcm", "rate": 24_000})
         assert client.seen("response.done")[0]["response"]["audio"]["output"]["format"] == {"type": "audio/pcmu"}
-        assert [one.voice for one in engine.requests] == ["deep", "echo"]
+        assert [one.voice for one in engine.requests] == ["deep", "high"]
         error = await failed(
             client, "response.create", response={"audio": {"output": {"format": {"type": "audio/opus"}}}}
         )
@@ -199,6 +206,7 @@ async def test_what_a_response_shows() -> None:
         await client.say("Find it.")
         spoken = await client.respond()
         audio = client.heard(spoken["id"])
+        assert np.frombuffer(audio, "<i2") == pytest.approx(np.full(24_000, 0.25 * 32_767), abs=1)
         await client.say("Write it.")
         written = await client.respond(output_modalities=["text"])
         place = {"response_id": spoken["id"], "item_id": spoken["output"][0]["id"], "output_index": 0}
@@ -228,8 +236,13 @@ async def test_what_a_response_shows() -> None:
         }.items():
             event = client.seen(kind)[0]
             assert {name: event[name] for name in fields} == fields, kind
-        parts = [one["part"] for one in client.seen("response.content_part.done")]
-        assert parts[1] == {"type": "text", "text": "so "}
+        for step, text in (("added", ""), ("done", "so ")):
+            parts = [one["part"] for one in client.seen(f"response.content_part.{step}")]
+            assert parts[1] == {"type": "text", "text": text}
+        begun = [{**one, "status": "in_progress", **EMPTY[one["type"]]} for one in spoken["output"]]
+        for step, expected_items in (("added", begun), ("done", spoken["output"])):
+            events = client.seen(f"response.output_item.{step}")
+            assert [one["item"] for one in events if one["response_id"] == spoken["id"]] == expected_items
     assert (spoken["object"], spoken["status"]) == ("realtime.response", "completed")
     assert (spoken["output_modalities"], written["output_modalities"]) == (["audio"], ["text"])
     assert spoken["conversation_id"] == written["conversation_id"]
@@ -286,7 +299,8 @@ async def test_how_turns_are_detected() -> None:
             stopped = client.seen("input_audio_buffer.speech_stopped")[0]
             assert first["item_id"] == stopped["item_id"]
             # The first speech was none: it was less likely than the threshold.
-            assert 2240 + 640 <= first["audio_start_ms"] + 300 < stopped["audio_end_ms"] <= 2 * 2240
+            assert first["audio_start_ms"] == pytest.approx(2240 + 640, abs=33)
+            assert stopped["audio_end_ms"] == pytest.approx(2240 + 640 + 320, abs=65)
     usual, padded, soon = (sum(len(chunk.payload) for chunk in chunks) / 48 for chunks in engine.inputs)
     assert usual - padded == pytest.approx(300 - 32, abs=33)
     assert usual - soon == pytest.approx(500 - 160, abs=33)
@@ -305,6 +319,9 @@ async def test_audio_of_an_item_is_heard() -> None:
         added = await client.until("conversation.item.added")
         assert added["item"]["content"] == [{"type": "output_audio", "transcript": "I went"}]
         assert [one["param"] for one in added["warnings"]] == ["item.content[0].audio"]
+        await client.say("And now?")
+        assert text_of(await client.respond()) == "no"
+        assert history(engine)[-1] == ("assistant", "I go I went")
 
 
 @pytest.mark.virtual_clock

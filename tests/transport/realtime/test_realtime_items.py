@@ -9,7 +9,7 @@ from support.capable_engine import CapableEngine, finished, said, tool_call
 from support.live_server import live_server
 from support.realtime_client import RealtimeClient, failed, realtime_client, text_of
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCall
 from omni_ws.errors import EngineFailed
 from omni_ws.transport.realtime.items import MAX_ITEMS
 
@@ -50,14 +50,15 @@ async def test_a_conversation_of_before_is_history() -> None:
     async with live_server(engine) as server, realtime_client(server) as client:
         await client.say("Who are you?")
         await client.say("A cook.", role="assistant")
-        call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
-        await create(client, **call)
-        await create(client, type="function_call_output", call_id="c1", output="hot")
+        call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at":"it"}'}
+        for item in (call, {"type": "function_call_output", "call_id": "c1", "output": "hot"}):
+            shown = (await create(client, **item))["item"]
+            assert (shown["object"], shown["status"]) == ("realtime.item", "completed")
         await client.respond()
         (result,) = engine.inputs[0]
         assert (result.tool_call_id, result.payload) == ("c1", b"hot")
         assert history(engine) == [("user", "Who are you?"), ("assistant", "A cook.")]
-        assert engine.requests[0].history[1].tool_calls[0].name == "look"
+        assert engine.requests[0].history[1].tool_calls == (ToolCall("c1", "look", '{"at":"it"}'),)
 
 
 async def test_ids_and_names_may_have_512_characters() -> None:
@@ -111,10 +112,15 @@ async def test_items_are_retrieved_and_deleted() -> None:
     engine = CapableEngine([said("yes")])
     async with live_server(engine) as server, realtime_client(server) as client:
         first = await client.say("one", id="first")
+        await client.say("other", id="other")
         await client.send("conversation.item.retrieve", item_id="first")
-        assert (await client.until("conversation.item.retrieved"))["item"] == first
+        retrieved = (await client.until("conversation.item.retrieved"))["item"]
+        assert retrieved == first
+        assert (retrieved["object"], retrieved["status"]) == ("realtime.item", "completed")
         await client.send("conversation.item.delete", item_id="first")
         assert (await client.until("conversation.item.deleted"))["item_id"] == "first"
+        await client.send("conversation.item.delete", item_id="other")
+        await client.until("conversation.item.deleted")
         await client.say("two")
         answer = (await client.respond())["output"][0]
         assert text(engine.inputs[0]) == "two"
@@ -135,19 +141,28 @@ async def test_items_are_retrieved_and_deleted() -> None:
 async def test_an_item_after_another_names_it() -> None:
     async with live_server(CapableEngine([said("yes")])) as server, realtime_client(server) as client:
         await client.say("one", id="first")
-        await client.respond()
+        (answer,) = (await client.respond(output_modalities=["text"]))["output"]
         added = client.seen("conversation.item.added")
         assert [one["previous_item_id"] for one in added] == [None, "first"]
         done = client.seen("conversation.item.done")
         assert [one["previous_item_id"] for one in done] == [None, "first"]
+        assert done[1]["item"] == answer
+        assert added[1]["item"] == {**answer, "status": "in_progress", "content": []}
+        assert (done[0]["item"], done[0]["item"]["id"]) == (added[0]["item"], "first")
+        assert added[0]["item"]["content"] == [{"type": "input_text", "text": "one"}]
 
 
 async def test_an_id_is_given_once() -> None:
-    async with live_server() as server, realtime_client(server) as client:
-        await client.say("one", id="mine")
-        item = {"type": "message", "role": "user", "id": "mine", "content": []}
-        error = await failed(client, "conversation.item.create", item=item)
-        assert error["code"] == "item_create_duplicate_item_id"
+    async with live_server(CapableEngine()) as server, realtime_client(server) as client:
+        for kind, fields in (
+            ("message", {"role": "user", "content": []}),
+            ("function_call", {"call_id": "c1", "name": "look", "arguments": "{}"}),
+            ("function_call_output", {"call_id": "c1", "output": "hot"}),
+        ):
+            item = {"type": kind, "id": kind, **fields}
+            assert (await create(client, **item))["item"]["id"] == kind
+            error = await failed(client, "conversation.item.create", item=item)
+            assert error["code"] == "item_create_duplicate_item_id"
 
 
 REFUSED_ITEMS: list[tuple[Any, str, str]] = [

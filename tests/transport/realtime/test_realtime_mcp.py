@@ -57,6 +57,18 @@ CALLED = [
 ]
 
 
+async def retrieved(client: RealtimeClient, item_id: str) -> dict[str, Any]:
+    await client.send("conversation.item.retrieve", item_id=item_id)
+    found = await client.until("conversation.item.retrieved", "error")
+    assert found["type"] == "conversation.item.retrieved"
+    item: dict[str, Any] = found["item"]
+    return item
+
+
+def fields(event: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: event[name] for name in names}
+
+
 async def test_tools_are_listed_called_and_told(reference: McpUnderTest) -> None:
     async with session(reference, reference.tool()) as (client, engine):
         assert client.kinds(since=1) == [
@@ -69,7 +81,13 @@ async def test_tools_are_listed_called_and_told(reference: McpUnderTest) -> None
         listed = client.seen("conversation.item.done")[0]["item"]
         assert (listed["type"], listed["server_label"]) == ("mcp_list_tools", "sums")
         assert [one["name"] for one in listed["tools"]] == ["add", "fail", "hang", "long"]
-        assert listed["tools"][0]["annotations"]["readOnlyHint"] is True
+        add = listed["tools"][0]
+        assert add["annotations"]["readOnlyHint"] is True
+        assert add["description"] == "Add two numbers."
+        assert add["input_schema"]["required"] == ["a", "b"]
+        for step in ("in_progress", "completed"):
+            assert client.seen(f"mcp_list_tools.{step}")[0]["item_id"] == listed["id"]
+        assert await retrieved(client, listed["id"]) == listed
         await client.say('call add {"a": 2, "b": 3}')
         begin = len(client.received)
         first = await client.respond()
@@ -84,9 +102,14 @@ async def test_tools_are_listed_called_and_told(reference: McpUnderTest) -> None
             "output": "5",
             "error": None,
         }
+        place = {"response_id": first["id"], "item_id": call["id"], "output_index": 0}
+        for step, name in (("delta", "delta"), ("done", "arguments")):
+            (event,) = client.seen(f"response.mcp_call_arguments.{step}")
+            assert fields(event, *place, name) == {**place, name: call["arguments"]}
         begin = len(client.received)
         assert text_of(await client.response()) == "5"
         assert client.kinds(since=begin) == list(TEXT_RESPONSE)
+        assert await retrieved(client, call["id"]) == call
         await client.say("thanks")
         assert text_of(await client.respond()) == "thanks"
         assert [one.role for one in engine.requests[-1].history] == ["user", "assistant", "tool", "assistant"]
@@ -105,6 +128,10 @@ async def test_several_calls_of_one_answer_are_told_together(reference: McpUnder
         first = await client.respond()
         outputs = [(one["output"], one["error"] and one["error"]["type"]) for one in first["output"]]
         assert outputs == [("2", None), (None, "tool_execution_error"), ("4", None)]
+        ids = [one["id"] for one in first["output"]]
+        for step, indices in (("in_progress", [0, 1, 2]), ("completed", [0, 2]), ("failed", [1])):
+            events = client.seen(f"response.mcp_call.{step}")
+            assert sorted((one["output_index"], one["item_id"]) for one in events) == [(n, ids[n]) for n in indices]
         told = text_of(await client.response())
         assert told == '2; {"error":"Error executing tool fail"}; 4'
 
@@ -115,6 +142,7 @@ async def test_a_call_waits_for_its_approval(reference: McpUnderTest) -> None:
         before = len(reference.calls)
         asked = await called(client, 'add {"a": 2, "b": 3}')
         assert (asked["type"], asked["name"], asked["arguments"]) == ("mcp_approval_request", "add", '{"a": 2, "b": 3}')
+        assert asked["server_label"] == "sums"
         assert len(reference.calls) == before
         begin = len(client.received)
         answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
@@ -140,19 +168,23 @@ async def test_a_call_that_is_not_approved_is_not_made(reference: McpUnderTest) 
         before = len(reference.calls)
         asked = await called(client, 'add {"a": 2, "b": 3}')
         answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": False}
-        await client.send("conversation.item.create", item={**answer, "reason": "too dear"})
+        error = await failed(client, "conversation.item.create", item={**answer, "approval_request_id": "mcpr_no"})
+        assert error["param"] == "item.approval_request_id"
+        await client.send("conversation.item.create", item={**answer, "id": "mine", "reason": "too dear"})
+        assert (await client.until("conversation.item.done"))["item"]["id"] == "mine"
         assert "did not approve the call: too dear" in text_of(await client.response())
         assert len(reference.calls) == before
         assert (await called(client, 'long {"size": 3}'))["output"] == "xxx"  # which needs none
         assert text_of(await client.response()) == "xxx"
-        error = await failed(client, "conversation.item.create", item={**answer, "approval_request_id": "mcpr_no"})
-        assert error["param"] == "item.approval_request_id"
+        shown = {**answer, "id": "mine", "reason": "too dear"}
+        assert await retrieved(client, "mine") == shown
 
 
 async def test_a_hung_tool_is_an_error_and_the_talk_goes_on(reference: McpUnderTest) -> None:
     async with session(reference, reference.tool(), mcp_timeout_sec=1) as (client, _):
         call = await called(client, "hang")
-        assert (call["output"], call["error"]["type"]) == (None, "protocol_error")
+        error = {"type": "protocol_error", "code": 0, "message": "the server did not answer within 1 s"}
+        assert (call["output"], call["error"]) == (None, error)
         assert "did not answer within 1 s" in text_of(await client.response())
         assert (await called(client, 'add {"a": 2, "b": 3}'))["output"] == "5"
         await client.response()
@@ -307,6 +339,32 @@ async def test_a_label_alone_keeps_a_server(reference: McpUnderTest) -> None:
         assert engine.requests[-1].tools == ()
 
 
+async def test_rules_decide_which_tools_are_offered_and_which_calls_are_asked_about(reference: McpUnderTest) -> None:
+    """By the names of tools, and by whether a tool changes nothing, which the server says of ``add`` alone."""
+    label = {"type": "mcp", "server_label": "sums", "require_approval": "never"}
+    async with session(reference, reference.tool()) as (client, engine):
+        for allowed, offered in (
+            ({"tool_names": ["long", "add"]}, ["add", "long"]),
+            ({"read_only": True}, ["add"]),
+            ({"read_only": False, "tool_names": ["add", "fail"]}, ["fail"]),
+        ):
+            await client.update(tools=[{**label, "allowed_tools": allowed}])
+            await client.say("hello")
+            await client.respond()
+            assert engine.offered == [f"sums__{name}" for name in offered]
+        for rule, asks in (
+            ({"never": {"tool_names": ["add"]}}, [False, True]),
+            ({"never": {"read_only": True}}, [False, True]),
+            ({"never": {"read_only": False}}, [True, False]),
+            ({"always": {"tool_names": ["long"]}, "never": {}}, [False, True]),
+            ({"always": {"read_only": True}, "never": {"tool_names": ["add", "long"]}}, [True, False]),
+        ):
+            await client.update(tools=[{**label, "require_approval": rule}])
+            await client.say('call add {"a": 2, "b": 3}\ncall long {"size": 3}')
+            first = await client.respond()
+            assert [one["type"] == "mcp_approval_request" for one in first["output"]] == asks
+
+
 async def test_a_server_given_as_it_is_shown_is_kept(reference: McpUnderTest) -> None:
     """Its URL is shown without the query, which the client need not repeat with the authorization."""
     tool = reference.tool(server_url=f"{reference.url}?key=1", authorization=SECRET)
@@ -339,8 +397,9 @@ async def test_names_do_not_collide_with_functions(reference: McpUnderTest) -> N
 async def test_a_server_that_cannot_be_reached_is_told(reference: McpUnderTest) -> None:
     async with session(reference) as (client, _):
         await client.update(tools=[reference.tool(server_url=f"{reference.host}/nowhere")])
-        told = await client.until("mcp_list_tools.failed")
+        begun, told = await client.until("mcp_list_tools.in_progress"), await client.until("mcp_list_tools.failed")
         assert told["error"]["type"] in ("http_error", "protocol_error")
+        assert told["item_id"] == begun["item_id"]
         await client.say("hello")
         assert text_of(await client.respond()) == "hello"
 

@@ -63,11 +63,26 @@ async def test_a_response_is_cancelled_once() -> None:
         assert late["message"].startswith("Cancellation failed")  # which clients look for
 
 
+async def test_the_response_of_an_id_is_cancelled() -> None:
+    endless = ScriptedEngine([TextOutput("one "), lambda: asyncio.Event().wait()])
+    async with live_server(endless) as server, realtime_client(server) as client:
+        await client.send("response.create", response={"conversation": "none", "instructions": "Count."})
+        beside = (await client.until("response.created"))["response"]["id"]
+        for other in (None, "resp_no"):  # neither is the one in the conversation
+            error = await failed(client, "response.cancel", response_id=other)
+            assert error["code"] == "response_cancel_not_active"
+        await client.send("response.cancel", response_id=beside)
+        ended = await client.until("response.done", "error")
+        assert (ended["type"], ended["response"]["id"]) == ("response.done", beside)
+        assert ended["response"]["status"] == "cancelled"
+
+
 async def test_a_response_may_be_cut_by_its_limit() -> None:
     async with live_server() as server, realtime_client(server) as client:
         await client.say("one two three")
         response = await client.respond(max_output_tokens=2, output_modalities=["text"])
-        assert text_of(response) == "one two"
+        assert (text_of(response), response["max_output_tokens"]) == ("one two", 2)
+        assert client.seen("response.created")[0]["response"]["max_output_tokens"] == 2
         assert response["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
 
 
@@ -90,13 +105,17 @@ async def test_a_response_without_input_follows_its_instructions() -> None:
 async def test_nothing_to_answer_is_a_failed_response() -> None:
     async with live_server(RetortEngine()) as server, realtime_client(server) as client:
         response = await client.respond()
-        assert response["status_details"]["error"]["code"] == "empty_input"
+        details = response["status_details"]
+        assert details["type"] == "failed"
+        assert (details["error"]["type"], details["error"]["code"]) == ("invalid_request_error", "empty_input")
+        assert details["error"]["message"] == "the request has no input"
         assert not client.seen("error")
 
 
 async def test_a_response_beside_the_conversation_leaves_nothing() -> None:
     engine = CapableEngine([said("weather")])
     async with live_server(engine) as server, realtime_client(server) as client:
+        await client.say("Is it cold?", id="other")
         await client.say("Is it hot?", id="mine")
         given = [
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]},
@@ -108,13 +127,13 @@ async def test_a_response_beside_the_conversation_leaves_nothing() -> None:
         assert (response["conversation_id"], response["metadata"]) == (None, {"topic": "1"})
         assert [(one.role, one.text) for one in engine.requests[0].history] == [("assistant", "Hi.")]
         assert b"".join(chunk.payload for chunk in engine.inputs[0]) == b"Is it hot?\nName the topic."
-        assert len(client.seen("conversation.item.added")) == 1
+        assert len(client.seen("conversation.item.added")) == 2
         await client.respond(instructions="Say it.", **beside)
         assert engine.requests[1].history == ()
-        assert b"".join(chunk.payload for chunk in engine.inputs[1]) == b"Is it hot? Say it."
+        assert b"".join(chunk.payload for chunk in engine.inputs[1]) == b"Is it cold? Is it hot? Say it."
         await client.respond()
         assert engine.requests[2].history == ()
-        assert b"".join(chunk.payload for chunk in engine.inputs[2]) == b"Is it hot?"
+        assert b"".join(chunk.payload for chunk in engine.inputs[2]) == b"Is it cold?\nIs it hot?"
 
 
 REFUSED_RESPONSES: list[tuple[Any, str, str]] = [

@@ -40,12 +40,20 @@ async def test_errors_name_the_event_that_they_are_about() -> None:
         for event in ({}, {"type": 5}, {"type": "none.such"}, {"type": "session.update", "session": deep}):
             await client.connection.send(json.dumps({**event, "event_id": "mine"}))
             assert (await client.until("error"))["error"]["event_id"] == "mine"
+        assert await failed(client, "none.such", event_id="other") == {
+            "type": "invalid_request_error",
+            "code": "invalid_event",
+            "message": "unknown event type 'none.such'",
+            "param": "type",
+            "event_id": "other",
+        }
 
 
 async def test_a_session_begins_with_what_is_in_effect() -> None:
     async with live_server() as server, realtime_client(inline(server)) as client:
         session = client.received[0]["session"]
         assert session["id"].startswith("sess_")
+        assert (session["object"], session["expires_at"]) == ("realtime.session", None)
         assert session["audio"] == {
             "input": {
                 "format": {"type": "audio/pcm", "rate": 24000},
@@ -279,6 +287,26 @@ async def test_g711_both_ways() -> None:
         assert np.median(heard) == pytest.approx(0.25, abs=0.02)
         assert engine.requests[0].input_audio.encoding == "pcmu"
         assert engine.requests[0].input_audio.sample_rate == 8000
+
+
+@pytest.mark.virtual_clock
+async def test_pcm_has_other_rates_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.realtime_client.check", lambda event: None)  # OpenAI's types know one rate
+    engine = ScriptedEngine([AudioOutput(np.full(2400, 0.25, np.float32), 24_000)])
+    async with live_server(engine) as server, realtime_client(server) as client:
+        heard, spoken = ({"type": "audio/pcm", "rate": rate} for rate in (16_000, 48_000))
+        await client.update(audio={"input": {"format": heard, "turn_detection": None}, "output": {"format": spoken}})
+        await client.append(b"\0\0" * 1600)
+        await client.send("input_audio_buffer.commit")
+        response = await client.respond()
+        assert len(client.heard(response["id"])) == pytest.approx(2 * 4800, abs=96)
+        assert response["audio"]["output"]["format"] == spoken
+        assert engine.requests[0].input_audio.sample_rate == 16_000
+        await client.say("And now?")
+        own = {"type": "audio/pcm", "rate": 32_000}
+        response = await client.respond(audio={"output": {"format": own}})
+        assert len(client.heard(response["id"])) == pytest.approx(2 * 3200, abs=96)
+        assert response["audio"]["output"]["format"] == own
 
 
 @pytest.mark.virtual_clock

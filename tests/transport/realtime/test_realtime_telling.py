@@ -26,12 +26,15 @@ async def told(client: RealtimeClient) -> str:
     return text
 
 
-async def test_a_result_is_told_by_itself_while_the_talk_goes_on() -> None:
+@pytest.mark.parametrize("of", ["session", "response"])
+async def test_a_result_is_told_by_itself_while_the_talk_goes_on(of: str) -> None:
     engine = FindingEngine()
     async with live_server(engine) as server, realtime_client(server) as client:
-        assert (await client.update(tools=[LATER], output_modalities=["text"]))["tools"] == [LATER]
+        session = await client.update(tools=[LATER] if of == "session" else [], output_modalities=["text"])
+        assert session["tools"] == ([LATER] if of == "session" else [])
         await client.say("Find it.")
-        assert (await client.respond())["output"][0]["type"] == "function_call"
+        own = {"tools": [LATER]} if of == "response" else {}
+        assert (await client.respond(**own))["output"][0]["type"] == "function_call"
         await client.say("hello")
         assert (await client.respond())["output"][0]["content"][0]["text"] == "hello"
         item = {"type": "function_call_output", "call_id": "call_1", "output": "found"}

@@ -74,8 +74,10 @@ async def test_a_detected_turn_is_an_item_and_is_answered() -> None:
         ]
         (started,) = client.seen("input_audio_buffer.speech_started")
         (completed,) = client.seen("conversation.item.input_audio_transcription.completed")
-        assert completed["item_id"] == started["item_id"]
-        assert completed["transcript"] == "go forward"
+        place = {"item_id": started["item_id"], "content_index": 0}
+        (delta,) = client.seen("conversation.item.input_audio_transcription.delta")
+        assert {name: delta[name] for name in (*place, "delta")} == {**place, "delta": "go forward"}
+        assert {name: completed[name] for name in (*place, "transcript")} == {**place, "transcript": "go forward"}
 
 
 @pytest.mark.virtual_clock
@@ -84,10 +86,13 @@ async def test_a_committed_turn_waits_for_its_response() -> None:
     async with live_server(engine) as server, realtime_client(inline(server)) as client:
         session = await client.update(audio={"input": {"turn_detection": None, **TRANSCRIBED}})
         assert session["audio"]["input"]["turn_detection"] is None
+        await client.say("Listen.", id="before")
         await client.append(loud(300))
         await client.send("input_audio_buffer.commit")
         committed = await client.until("input_audio_buffer.committed")
+        assert committed["previous_item_id"] == "before"
         await client.until("conversation.item.done")
+        assert not client.seen("input_audio_buffer.speech_started")
         assert not engine.requests
         response = await client.respond()
         assert text_of(response) == "I go"
@@ -115,7 +120,8 @@ async def test_speech_cancels_the_response() -> None:
         await client.until("response.output_audio.delta")
         await speak(client)
         response = await client.response()
-        assert (response["status"], response["status_details"]["reason"]) == ("cancelled", "turn_detected")
+        assert response["status"] == "cancelled"
+        assert response["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
         assert client.kinds()[-1] == "response.done"
 
 
@@ -232,13 +238,18 @@ async def test_a_truncation_at_nothing_or_beyond_the_end_is_answered() -> None:
         await speak(client)
         (item,) = (await client.response())["output"]
         for end_ms in (100_000, 0, 0):
-            await client.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=end_ms)
-            assert (await client.until("conversation.item.truncated"))["audio_end_ms"] == end_ms
+            cut = {"item_id": item["id"], "content_index": 0, "audio_end_ms": end_ms}
+            await client.send("conversation.item.truncate", **cut)
+            truncated = await client.until("conversation.item.truncated")
+            assert {name: truncated[name] for name in cut} == cut
+        assert not client.seen("error")
+        await client.send("conversation.item.truncate", **{**cut, "content_index": 1})
+        error = (await client.until("error", "conversation.item.truncated"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "content_index")
         await client.say("And then?")
         await client.respond()
         assert engine.requests[1].history == ()
         assert b"".join(chunk.payload for chunk in engine.inputs[1]).endswith(b"And then?")
-        assert not client.seen("error")
 
 
 @pytest.mark.virtual_clock
@@ -331,7 +342,11 @@ async def test_a_failed_recognition_is_told_of_its_item() -> None:
         response = await client.response()
         assert response["status"] == "failed"
         (failure,) = client.seen("conversation.item.input_audio_transcription.failed")
-        assert failure["error"]["code"] == "engine_failed"
+        (started,) = client.seen("input_audio_buffer.speech_started")
+        assert (failure["item_id"], failure["content_index"]) == (started["item_id"], 0)
+        message = failure["error"].pop("message")
+        assert message.startswith("no; error id err_")
+        assert failure["error"] == {"type": "server_error", "code": "engine_failed", "param": "asr"}
         assert not client.seen("error")
 
 
