@@ -29,6 +29,13 @@ _ABBREVIATIONS: Final = frozenset(
 )
 #: Words that are abbreviations only before a number: "No. 5", but not "No. I did not."
 _BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
+#: Words of English before which a speaker may pause within a sentence.
+_PHRASE_STARTS: Final = frozenset(
+    (
+        *("and", "but", "or", "so", "because", "since", "although", "though", "while", "whereas", "if", "unless"),
+        *("when", "where", "which", "who", "whose", "until", "before", "after"),
+    )
+)
 #: The digits of a longer number are read one by one: it is no quantity.
 _MAX_DIGITS: Final = 15
 _KEPT_NUMBERS: Final = 4096
@@ -124,6 +131,11 @@ def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
     words = (name for name in table["abbreviations"] if name.endswith("."))
     usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
     return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])
+
+
+def phrase_starts_of(language: str) -> frozenset[str]:
+    """Return the words of a language before which a sentence may be cut, in lower case; none but for English."""
+    return _PHRASE_STARTS if primary_subtag(language) == "en" else frozenset()
 
 
 @lru_cache
