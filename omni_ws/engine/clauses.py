@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Self
 from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import own_part
-from omni_ws.engine.spoken.languages import abbreviations_of
+from omni_ws.engine.spoken.languages import PhraseWords, abbreviations_of
 
 # Pieces, so short that work on one of them does not block the event loop.
 
@@ -62,7 +62,7 @@ BEGIN_AFTER: Final = 0.4
 #: is no faster writes a long sentence in seconds.
 PHRASE_GRACE: Final = 0.03
 
-#: A first phrase has at least so many words.
+#: A first phrase has so many words, or one less in front of a link, such as "by which".
 PHRASE_WORDS: Final = 5
 
 #: From this length on, in characters, a clause may also end at a comma, colon, semicolon or dash.
@@ -175,16 +175,21 @@ class ClauseSplitter:
             self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
         return words
 
-    def phrase_end(self, starts: frozenset[str]) -> int:
-        """Return where the first phrase of the text in progress ends, of PHRASE_WORDS or more; 0 if it has no end yet.
+    def phrase_end(self, words: PhraseWords) -> int:
+        """Return where the first phrase of the text in progress ends, of PHRASE_WORDS or so; 0 if it has no end yet.
 
-        It ends after a comma, colon, semicolon or dash, or before one of the words ``starts``.
+        It ends after a comma, colon, semicolon or dash, but for one behind a number, or before a word of ``words``.
         """
+        link: int | None = None
         for number, word in enumerate(_WHOLE_WORD.finditer(self._waiting)):
-            if number >= PHRASE_WORDS and word[0].lower() in starts:
-                return word.start()
-            if number >= PHRASE_WORDS - 1 and word[0].rstrip(_CLOSERS)[-1:] in _PHRASE_MARKS:
+            written = word[0].lower()
+            starts = written in words.starts
+            if starts and number >= PHRASE_WORDS:
+                return word.start() if link is None else link
+            mark = written.rstrip(_CLOSERS)
+            if number >= PHRASE_WORDS - 1 and mark[-1:] in _PHRASE_MARKS and not mark[-2:-1].isdigit():
                 return word.end()
+            link = (word.start() if link is None else link) if starts or written in words.links else None
         return 0
 
     def phrase(self, end: int) -> Phrase:
@@ -280,19 +285,19 @@ async def clauses_as_they_come(
     *,
     grace_sec: float = SENTENCE_GRACE,
     begin_after_sec: float | None = None,
-    phrase_starts: frozenset[str] = frozenset(),
+    phrase_words: PhraseWords | None = None,
 ) -> AsyncGenerator[TextClause, None]:
     """Yield the clauses of a text whose pieces ``source`` yields; the last one at the end of ``source``.
 
     Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. Before the first
     clause, whole words are yielded when no more text arrives for ``begin_after_sec`` seconds; None disables that. With
-    ``phrase_starts``, words with which phrases begin, the first phrase is yielded if no more arrives for PHRASE_GRACE.
-    A caller that stops early has to close the generator.
+    ``phrase_words`` the first phrase is yielded if no more arrives for PHRASE_GRACE. A caller that stops early has to
+    close the generator.
     """
     begun = False
 
     def phrase_end() -> int:
-        return 0 if begun or not phrase_starts else splitter.phrase_end(phrase_starts)
+        return 0 if begun or phrase_words is None else splitter.phrase_end(phrase_words)
 
     def longest_wait() -> float | None:
         if splitter.looks_complete:

@@ -26,7 +26,7 @@ from omni_ws.engine.clauses import (
     first_clause_of,
     is_speakable,
 )
-from omni_ws.engine.spoken.languages import abbreviations_of, phrase_starts_of
+from omni_ws.engine.spoken.languages import abbreviations_of, phrase_words_of
 
 ENGLISH, _ = abbreviations_of("en")
 #: Words between which the splitter has to decide: abbreviations, numbers, list numbers, quotes, long words.
@@ -328,9 +328,11 @@ class TestAsTheyCome:
             ("The sky looks blue today because a", "The sky looks blue today", "because air"),
             ("You can keep the milk, if it is", "You can keep the milk,", "if it is air"),
             ('This is called "the big bang," and ', 'This is called "the big bang,"', "and air"),
-            # Too few words, or a word that may go on.
+            ("It is a process by which a", "It is a process", "by which air"),
+            # Too few words, a word that may go on, or a number that may.
             ("It is cold because of the air, ", "It is cold because of the air,", "air"),
             ("The sky looks blue today becau", "", "The sky looks blue today becau air"),
+            ("The ship sank on April 15, 1912 in the", "", "The ship sank on April 15, 1912 in the air"),
             ("Well, as the sky is blue", "", "Well, as the sky is blue air"),
         ],
     )
@@ -338,8 +340,7 @@ class TestAsTheyCome:
         """Where a model takes its time; what follows is cut as always."""
         loop = asyncio.get_running_loop()
         text: Channel[str] = Channel(1000, cost=len)
-        starts = phrase_starts_of("en")
-        come = clauses_as_they_come(aiter(text), ClauseSplitter(), phrase_starts=starts)
+        come = clauses_as_they_come(aiter(text), ClauseSplitter(), phrase_words=phrase_words_of("en"))
         async with aclosing(come) as clauses:
             text.put_nowait(written)
             before = loop.time()
@@ -360,7 +361,7 @@ class TestAsTheyCome:
         for number, piece in enumerate(re.findall(r" ?\S+", written)):
             asyncio.get_running_loop().call_later(0.9 * PHRASE_GRACE * number, text.put_nowait, piece)
         asyncio.get_running_loop().call_later(1, text.close)
-        come = clauses_as_they_come(aiter(text), ClauseSplitter(), phrase_starts=phrase_starts_of("en"))
+        come = clauses_as_they_come(aiter(text), ClauseSplitter(), phrase_words=phrase_words_of("en"))
         assert [clause.text async for clause in come] == [written]
 
     async def test_nothing_comes_of_nothing(self) -> None:

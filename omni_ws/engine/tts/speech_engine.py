@@ -34,7 +34,7 @@ from omni_ws.engine.clauses import (
 )
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.spoken.languages import has_rules, load_rules, phrase_starts_of
+from omni_ws.engine.spoken.languages import has_rules, load_rules, phrase_words_of
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
@@ -225,8 +225,8 @@ async def clause_by_clause(
     splitter = spoken or ClauseSplitter(language=language or "en", first_comma_after=comma_after)
     spoken_ms = 0.0
     # Behind a short phrase, a slow voice would not have its second clause in time.
-    starts = phrase_starts_of(language) if begin_after_sec is None and not slow else frozenset()
-    come = clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec, phrase_starts=starts)
+    phrase_words = phrase_words_of(language) if begin_after_sec is None and not slow else None
+    come = clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec, phrase_words=phrase_words)
     async with aclosing(come) as clauses:
         async for clause in clauses:
             if latin_only and any(map(str.isalpha, clause.text)) and not _has_latin(clause.text):
