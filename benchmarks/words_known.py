@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def last_pause(samples: Samples, *, falling: bool) -> tuple[int, Pcm16] | None:
     return asked
 
 
-def _no_text(pcm: Pcm16) -> object:
+def _no_text(pcm: Pcm16) -> Any:
     raise AssertionError("no interim text is asked for")
 
 
