@@ -37,6 +37,7 @@ ELSEWHERE: Final = (
     "voices",
     "network",
     "own_echo",
+    "words_known",
     "pauses",
     "soak",
 )

@@ -202,7 +202,8 @@ class TurnDetector:
     true must not be fed before that. The turn ends soonest if the probability is above ``sure``, and later if it is
     above ``LIKELY``.
 
-    If the recogniser tells the ``words`` in each pause, they count as well. If they go on, the turn ends after
+    If the recogniser tells the ``words`` in each pause, they count as well, from the next window on, or from
+    ``words_told``. If they go on, the turn ends after
     ``silence_duration_ms``, whatever the judge says. If they are whole, it ends sooner where the judge is not sure, and
     at the latest after ``whole_silence_ms``. As long as they are not known, it does not end before LATE_WORDS_WINDOWS:
     nothing could be answered sooner. A speaker who has paused in the turn may pause half as long again, unless the
@@ -283,6 +284,12 @@ class TurnDetector:
         """Answer the last SpeechPause with the probability that the speaker has finished."""
         self._answered = probability
 
+    def words_told(self) -> SpeechOffset | None:
+        """Return the end of the turn if the words that were told since the last window end it."""
+        if not self.silent_windows or self.silent_windows < self._needed_windows():
+            return None
+        return self._ended()
+
     def end_turn(self) -> None:
         """End the current turn for another reason, such as a length limit; the next window may begin a new one."""
         self.speaking = False
@@ -340,12 +347,15 @@ class TurnDetector:
         if self._words is not None and self.silent_windows == 1:
             self._told_before = self._words.told
         if self.silent_windows >= self._needed_windows():
-            ended = (self.windows - self.silent_windows) * WINDOW_MS
-            self.end_turn()
-            return SpeechOffset(ended, self.audio_ms)
+            return self._ended()
         if self._sure is not None and self.silent_windows == ASKED_WINDOWS:
             return SpeechPause(self.audio_ms)
         return SpeechBreath(self.audio_ms) if self._takes_breath else None
+
+    def _ended(self) -> SpeechOffset:
+        ended = (self.windows - self.silent_windows) * WINDOW_MS
+        self.end_turn()
+        return SpeechOffset(ended, self.audio_ms)
 
     @property
     def _takes_breath(self) -> bool:
@@ -546,6 +556,14 @@ class SpeechWatch:
         """Judge the windows that waited for the answer to ``question``, once it is there. Needs no worker thread."""
         return self._watched(self._samples * 1000 / SAMPLE_RATE, NO_SAMPLES)
 
+    def words_told(self) -> Watched | None:
+        """Return the end of the turn if the words that were told end it. No worker thread may be busy meanwhile."""
+        if (offset := self._windows.words_told()) is None:
+            return None
+        if self._pauses is not None:
+            self._pauses.note(offset)
+        return Watched((offset,), self._samples * 1000 / SAMPLE_RATE, self._turns.audio_ms, NO_SAMPLES, pausing=False)
+
     def close(self) -> None:
         """End the stream, and release its decoder."""
         if self._decoder is not None:
@@ -721,8 +739,8 @@ class _Windows:
         event = self._turns.feed(probability, beside=self._near.far, soft=self._near.soft)
         if isinstance(event, SpeechLasts | SpeechLull) and self._near.soft:
             self._near.give_up()
-        elif isinstance(event, SpeechOffset) and self._near.far:
-            self._near.end_beside()
+        elif isinstance(event, SpeechOffset):
+            self._note_end()
         if self._words is None or event is not None or not self._turns.speaking:
             return event
         stalled = self._words.stalled
@@ -732,6 +750,17 @@ class _Windows:
         self._near.give_up()
         self._turns.end_turn()
         return SpeechOffset(self._turns.audio_ms, self._turns.audio_ms)
+
+    def words_told(self) -> SpeechOffset | None:
+        """See ``TurnDetector.words_told``. Windows that wait are fed first, with the words."""
+        offset = None if self._waiting else self._turns.words_told()
+        if offset is not None:
+            self._note_end()
+        return offset
+
+    def _note_end(self) -> None:
+        if self._near.far:
+            self._near.end_beside()
 
 
 class _Pauses:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Self
 from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import own_part
-from omni_ws.engine.spoken.languages import abbreviations_of
+from omni_ws.engine.spoken.languages import PhraseWords, abbreviations_of
 
 # Pieces, so short that work on one of them does not block the event loop.
 
@@ -58,6 +58,13 @@ SENTENCE_GRACE = 0.15
 #: have arrived are spoken.
 BEGIN_AFTER: Final = 0.4
 
+#: How long, in seconds, to wait for more of an answer's first sentence before its first phrase is spoken: a model that
+#: is no faster writes a long sentence in seconds.
+PHRASE_GRACE: Final = 0.03
+
+#: A first phrase has so many words, or one less in front of a link, such as "by which".
+PHRASE_WORDS: Final = 5
+
 #: From this length on, in characters, a clause may also end at a comma, colon, semicolon or dash.
 COMMA_AFTER = 60
 
@@ -76,6 +83,8 @@ _MORE_MARKS: Final = {"sentence": re.compile(r"[.!?…]*"), "clause": re.compile
 _MORE_CLOSERS: Final = re.compile(r"[\"'”’)\]]*")
 _SPACE: Final = re.compile(r"\s*")
 _BORDER: Final = re.compile(r"(?<=\S)\s")
+_WHOLE_WORD: Final = re.compile(r"\S+(?=\s)")
+_PHRASE_MARKS: Final = frozenset(",;:—–")
 _CLOSERS: Final = "\"'”’)]"
 _SENTENCE_MARKS: Final = ".!?…"
 _SENTENCE_ENDS: Final = ("。", "！", "？")
@@ -86,6 +95,10 @@ class TextClause(NamedTuple):
 
     text: str
     end: int
+
+
+class Phrase(TextClause):
+    """The beginning of a sentence, up to where a phrase ends that the rest of the sentence follows."""
 
 
 class ClauseSplitter:
@@ -161,6 +174,30 @@ class ClauseSplitter:
             self._begin(self._waiting[end:].lstrip())
             self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
         return words
+
+    def phrase_end(self, words: PhraseWords) -> int:
+        """Return where the first phrase of the text in progress ends, of PHRASE_WORDS or so; 0 if it has no end yet.
+
+        It ends after a comma, colon, semicolon or dash, but for one behind a number, or before a word of ``words``.
+        """
+        link: int | None = None
+        for number, word in enumerate(_WHOLE_WORD.finditer(self._waiting)):
+            written = word[0].lower()
+            starts = written in words.starts
+            if starts and number >= PHRASE_WORDS:
+                return word.start() if link is None else link
+            mark = written.rstrip(_CLOSERS)
+            if number >= PHRASE_WORDS - 1 and mark[-1:] in _PHRASE_MARKS and not mark[-2:-1].isdigit():
+                return word.end()
+            link = (word.start() if link is None else link) if starts or written in words.links else None
+        return 0
+
+    def phrase(self, end: int) -> Phrase:
+        """Remove and return the text in progress up to ``end``, a ``phrase_end``."""
+        phrase = Phrase(*self._clause(self._waiting[:end], self._fed - len(self._waiting)))
+        self._begin(self._waiting[end:].lstrip())
+        self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
+        return phrase
 
     @staticmethod
     def _clause(text: str, start: int) -> TextClause:
@@ -248,22 +285,32 @@ async def clauses_as_they_come(
     *,
     grace_sec: float = SENTENCE_GRACE,
     begin_after_sec: float | None = None,
+    phrase_words: PhraseWords | None = None,
 ) -> AsyncGenerator[TextClause, None]:
     """Yield the clauses of a text whose pieces ``source`` yields; the last one at the end of ``source``.
 
     Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. Before the first
-    clause, whole words are yielded when no more text arrives for ``begin_after_sec`` seconds; None disables that. A
-    caller that stops early has to close the generator.
+    clause, whole words are yielded when no more text arrives for ``begin_after_sec`` seconds; None disables that. With
+    ``phrase_words`` the first phrase is yielded if no more arrives for PHRASE_GRACE. A caller that stops early has to
+    close the generator.
     """
-    begun = begin_after_sec is None
+    begun = False
+
+    def phrase_end() -> int:
+        return 0 if begun or phrase_words is None else splitter.phrase_end(phrase_words)
 
     def longest_wait() -> float | None:
-        return grace_sec if splitter.looks_complete else None if begun else begin_after_sec
+        if splitter.looks_complete:
+            return grace_sec
+        return PHRASE_GRACE if phrase_end() else None if begun else begin_after_sec
 
     async with aclosing(with_pauses(source, longest_wait)) as pieces:
         async for text in pieces:
             if text is None:
-                clause = splitter.rest() if splitter.looks_complete else splitter.words()
+                if splitter.looks_complete:
+                    clause = splitter.rest()
+                else:
+                    clause = splitter.phrase(end) if (end := phrase_end()) else splitter.words()
                 if clause.text:
                     yield clause
                     begun = begun or is_speakable(clause.text)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_ws.audio.near_voice import FAR_DB, SILENT_DB, SOFT_DB, NearVoice, window_powers
+from omni_ws.audio.near_voice import FALL_DB, FAR_DB, SILENT_DB, SOFT_DB, FallingVoice, NearVoice, window_powers
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
 
 def heard(near: NearVoice, level: float, *, ms: float, speaking: bool = True, only_near: bool = False) -> list[bool]:
@@ -139,3 +140,45 @@ def test_or_until_it_is_silent(silent_ms: int, opens: bool) -> None:
     for _ in range(silent_ms // WINDOW_MS):
         near.judge(0.1, 10 ** (-60 / 10), speaking=False, only_near=False)
     assert any(heard(near, -30, ms=32, speaking=False)) is opens
+
+
+# Where the voice may pause
+
+MONO = AudioFormat()
+
+
+def chunk(level: float, *, ms: int = 20) -> bytes:
+    """Sound at this level, in decibels of full scale."""
+    return np.full(16 * ms, round(32768 * 10 ** (level / 20)), "<i2").tobytes()
+
+
+@pytest.mark.parametrize(("below", "falls"), [(FALL_DB - 0.1, False), (FALL_DB + 0.1, True)])
+def test_a_voice_falls_that_is_so_much_softer(below: float, falls: bool) -> None:
+    voice = FallingVoice()
+    assert not voice.falls(chunk(-20), MONO)
+    assert voice.falls(chunk(-20 - below, ms=1), MONO) is falls
+
+
+def test_the_end_of_a_chunk_tells() -> None:
+    voice = FallingVoice()
+    assert not voice.falls(chunk(-40) + chunk(-20), MONO)
+    assert voice.falls(chunk(-20) + chunk(-40), MONO)
+
+
+@pytest.mark.parametrize(("lasted", "falls"), [(1300, True), (1500, False)])
+def test_a_voice_that_stays_softer_falls_no_more(lasted: int, falls: bool) -> None:
+    """Half of its power is forgotten in 1.4 s: 3 dB."""
+    voice = FallingVoice()
+    voice.falls(chunk(-20), MONO)
+    for _ in range(lasted // 20):
+        voice.falls(chunk(-60), MONO)
+    assert voice.falls(chunk(-20 - FALL_DB - 3, ms=1), MONO) is falls
+
+
+def test_what_cannot_be_measured_does_not_fall() -> None:
+    """An empty chunk, half a sample, and sound that is no 16-bit samples."""
+    voice = FallingVoice()
+    assert not voice.falls(b"", MONO)
+    assert not voice.falls(b"\0", MONO)
+    assert not voice.falls(chunk(-20) + b"\0", MONO)
+    assert not voice.falls(bytes(320), AudioFormat(AudioEncoding.OPUS))

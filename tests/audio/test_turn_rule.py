@@ -291,6 +291,20 @@ def test_words_that_come_late_are_asked_as_they_come(told_at: int, silent_window
     assert detector.windows == 10 + silent_windows
 
 
+@pytest.mark.parametrize(("told_at", "ended"), [(0, False), (5, False), (6, True), (32, True)])
+def test_words_that_come_late_end_a_turn_without_another_window(told_at: int, ended: bool) -> None:
+    """No earlier than words that were known."""
+    detector, words = worded()
+    events(detector, [0.1] * told_at)
+    detector.answer(1)
+    assert detector.words_told() is None
+    words.tell(Unfinished.NO)
+    windows = 10 + told_at
+    assert detector.words_told() == (SpeechOffset(10 * WINDOW_MS, windows * WINDOW_MS) if ended else None)
+    assert detector.speaking is not ended
+    assert not ended or detector.words_told() is None
+
+
 @pytest.mark.parametrize(("told_at", "silent_windows"), [(32, 47), (0, 33)])
 def test_words_that_go_on_keep_a_turn_open_if_they_come_in_time(told_at: int, silent_windows: int) -> None:
     detector, words = worded()

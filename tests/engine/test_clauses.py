@@ -17,14 +17,16 @@ from omni_ws.engine.clauses import (
     BEGIN_AFTER,
     COMMA_AFTER,
     MAX_CLAUSE,
+    PHRASE_GRACE,
     ClauseSplitter,
+    Phrase,
     TextClause,
     _is_abbreviation,
     clauses_as_they_come,
     first_clause_of,
     is_speakable,
 )
-from omni_ws.engine.spoken.languages import abbreviations_of
+from omni_ws.engine.spoken.languages import abbreviations_of, phrase_words_of
 
 ENGLISH, _ = abbreviations_of("en")
 #: Words between which the splitter has to decide: abbreviations, numbers, list numbers, quotes, long words.
@@ -319,6 +321,49 @@ class TestAsTheyCome:
         assert [clause.text async for clause in as_written(aiter(text), source)] == [
             "Well, this is all there is to be read."
         ]
+
+    @pytest.mark.parametrize(
+        ("written", "phrase", "rest"),
+        [
+            ("The sky looks blue today because a", "The sky looks blue today", "because air"),
+            ("You can keep the milk, if it is", "You can keep the milk,", "if it is air"),
+            ('This is called "the big bang," and ', 'This is called "the big bang,"', "and air"),
+            ("It is a process by which a", "It is a process", "by which air"),
+            # Too few words, a word that may go on, or a number that may.
+            ("It is cold because of the air, ", "It is cold because of the air,", "air"),
+            ("The sky looks blue today becau", "", "The sky looks blue today becau air"),
+            ("The ship sank on April 15, 1912 in the", "", "The ship sank on April 15, 1912 in the air"),
+            ("Well, as the sky is blue", "", "Well, as the sky is blue air"),
+        ],
+    )
+    async def test_the_first_phrase_does_not_wait_for_the_sentence(self, written: str, phrase: str, rest: str) -> None:
+        """Where a model takes its time; what follows is cut as always."""
+        loop = asyncio.get_running_loop()
+        text: Channel[str] = Channel(1000, cost=len)
+        come = clauses_as_they_come(aiter(text), ClauseSplitter(), phrase_words=phrase_words_of("en"))
+        async with aclosing(come) as clauses:
+            text.put_nowait(written)
+            before = loop.time()
+            loop.call_later(9, text.put_nowait, "ir" if written.endswith(" a") else f"{' ' * (written[-1] != ' ')}air")
+            loop.call_later(20, text.close)
+            if phrase:
+                first = await anext(clauses)
+                assert (first.text, isinstance(first, Phrase)) == (phrase, True)
+                assert loop.time() - before == pytest.approx(PHRASE_GRACE)
+                assert first.end == len(phrase)
+            last = await anext(clauses)
+            assert (last.text, isinstance(last, Phrase)) == (rest, False)
+            assert loop.time() - before == pytest.approx(20)
+
+    async def test_a_sentence_that_comes_at_once_is_not_cut(self) -> None:
+        """Nor one that comes in time."""
+        text: Channel[str] = Channel(1000, cost=len)
+        written = "The sky looks blue today, because air scatters the light of the sun."
+        for number, piece in enumerate(re.findall(r" ?\S+", written)):
+            asyncio.get_running_loop().call_later(0.9 * PHRASE_GRACE * number, text.put_nowait, piece)
+        asyncio.get_running_loop().call_later(1, text.close)
+        come = clauses_as_they_come(aiter(text), ClauseSplitter(), phrase_words=phrase_words_of("en"))
+        assert [clause.text async for clause in come] == [written]
 
     async def test_nothing_comes_of_nothing(self) -> None:
         text: Channel[str] = Channel(1000, cost=len)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -86,7 +86,7 @@ class KnownRecordings:
     def end(self) -> None:
         pass
 
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]) -> Future[Recognised]:
+    def transcribe(self, pcm: Pcm16, **_: Any) -> Future[Recognised]:
         assert self._thread is not None
         return self._thread.submit(_recognised, pcm)
 

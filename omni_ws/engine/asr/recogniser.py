@@ -102,13 +102,19 @@ class Transcriber(Protocol):
         ...
 
     def transcribe(
-        self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]
+        self,
+        pcm: Pcm16,
+        *,
+        waited_for: bool,
+        tell: Callable[[str], None],
+        tell_untimed: Callable[[Recognised], None],
     ) -> Future[Recognised] | asyncio.Task[Recognised]:
         """Start to transcribe a whole utterance. Equal samples give equal words.
 
         ``waited_for`` is True for live speech, whose speaker waits for an answer; a recording can wait. ``tell`` is
-        called on the event loop with the text so far. A Future can be cancelled until a thread has begun the work, a
-        Task at any time.
+        called on the event loop with the text so far; ``tell_untimed``, perhaps in another thread, with the whole
+        result as soon as only the times of its words are missing. A Future can be cancelled until a thread has begun
+        the work, a Task at any time.
         """
         ...
 

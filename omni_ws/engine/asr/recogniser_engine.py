@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -106,7 +106,7 @@ class RecogniserEngine:
             AudioPace(self._clock),
             self.threads,
             holder=request.conversation,
-            tells_guesses=request.options.transcript_guesses,
+            tell_guess=out.write if request.options.transcript_guesses else None,
             may_wait=lambda: request.cut.made,
         )
         self.active_requests += 1
@@ -130,12 +130,12 @@ async def _write_down(request: GenerationRequest, out: OutputWriter, listener: L
     writes = OutputModality.TEXT in request.modalities
     async with aclosing(_transcripts(request, listener, share)) as transcripts:
         async for transcript in transcripts:
-            if isinstance(transcript, TranscriptOutput) and not transcript.interim and transcript.text:
+            if not transcript.interim and transcript.text:
                 # For the next utterance.
                 request.heard_language.note(transcript.hearing, named=request.language)
             out.write(transcript)
             await out.drain()
-            if isinstance(transcript, TranscriptGuess) or transcript.interim:
+            if transcript.interim:
                 continue
             heard.feed(transcript.text)
             async for text in answer.add(transcript.text):
@@ -153,7 +153,7 @@ async def _write_down(request: GenerationRequest, out: OutputWriter, listener: L
 
 async def _transcripts(
     request: GenerationRequest, listener: Listener, share: MediaShare
-) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
+) -> AsyncGenerator[TranscriptOutput, None]:
     number: int | None = None
     decoded = decode_request(
         request, {Modality.AUDIO}, share=share, sample_rate=SAMPLE_RATE, on_end=listener.input_over
@@ -186,8 +186,8 @@ class Listener:
     It holds one of ``slots`` from the first audio to the end of the input, or to ``close``; the requests of one
     ``holder`` share a slot, and ``may_wait`` says whether it waits for one as long as it takes. ``pace`` was created
     when the input began; speech is detected in ``executor``. Texts of utterances after the first begin with a space:
-    joined, the texts are the whole transcript. With ``tells_guesses``, a TranscriptGuess with the text so far is
-    yielded while the speaker pauses, and an interim text also if a new reading has not changed it.
+    joined, the texts are the whole transcript. ``tell_guess`` is called with a TranscriptGuess as soon as the text is
+    known, while the speaker pauses; with it, an interim text is yielded also if a new reading has not changed it.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Listener:
         executor: Executor,
         *,
         holder: str | None = None,
-        tells_guesses: bool = False,
+        tell_guess: Callable[[TranscriptGuess], None] | None = None,
         may_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         #: The length of the audio so far, in samples.
@@ -211,10 +211,11 @@ class Listener:
         self._executor = executor
         self._holder = holder
         self._may_wait = may_wait
-        self._tells_guesses = tells_guesses
-        #: Whether the audio arrives at the speed of speech.
-        self._live = True
-        self._splitter = UtteranceSplitter(transcriber.live_text(), transcriber.limits, tells_all=tells_guesses)
+        self._tell_guess = tell_guess
+        #: Whether the audio arrives at the speed of speech, and whether no more comes.
+        self._live, self._over = True, False
+        tells_all = tell_guess is not None
+        self._splitter = UtteranceSplitter(transcriber.live_text(), transcriber.limits, tells_all=tells_all)
         #: The transcript of the newest utterance, or of an utterance that may end at the current pause.
         self._transcript: Transcript | None = None
         #: The work on a transcript that was withdrawn, which still occupies a thread.
@@ -225,7 +226,7 @@ class Listener:
         self._showing = False
         self._closed = False
 
-    async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
+    async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
         """Process samples, at 16 kHz, and yield new transcripts. Raises EngineOverloaded if there is no slot."""
         if not self._had_slot:
             await self._slots.take(self._holder, may_wait=self._may_wait)
@@ -240,17 +241,14 @@ class Listener:
                 case UtterancePaused(pcm=pcm) if self._transcriber.speculates:
                     self._unguessed = pcm
                 case UtteranceResumed():
-                    if self._transcript is not None and self._transcript.told:
-                        yield TranscriptGuess("")
+                    if self._transcript is not None and self._transcript.told and self._tell_guess is not None:
+                        self._tell_guess(TranscriptGuess(""))
                     await self._withdraw()
                 case UtteranceEnded():
                     async with aclosing(self._settle(event)) as transcripts:
                         async for transcript in transcripts:
                             yield transcript
         await self._guess_if_free()
-        if self._tells_guesses and (guess := self._transcript) is not None and (heard := guess.guessed()).text:
-            language = heard_language(heard.hearing)
-            yield TranscriptGuess(self._separator + heard.text, language)
 
     def input_over(self) -> None:
         """Return the slot, because no more audio comes. The last transcripts can still be made.
@@ -258,6 +256,7 @@ class Listener:
         A request without a ``holder`` keeps its slot to its end: a recording arrives faster than it is transcribed, and
         without a limit many recordings would all wait for one another.
         """
+        self._over = True
         if self._holder is not None:
             self._leave_slot()
 
@@ -294,12 +293,17 @@ class Listener:
         # from others.
         pcm = self._unguessed
         if pcm is not None and self._live and (self._stale is None or self._stale.done()):
-            await self._begin(pcm)
+            await self._begin(pcm, self._guessed)
 
-    async def _begin(self, pcm: Pcm16) -> Transcript:
+    async def _begin(self, pcm: Pcm16, guessed: Callable[[Recognised], None] | None) -> Transcript:
         await self._withdraw()
-        self._transcript = Transcript(self._transcriber, pcm, waited_for=self._live)
+        self._transcript = Transcript(self._transcriber, pcm, waited_for=self._live, guessed=guessed)
         return self._transcript
+
+    def _guessed(self, recognised: Recognised) -> None:
+        if self._tell_guess is not None:
+            language = heard_language(recognised.hearing)
+            self._tell_guess(TranscriptGuess(self._separator + recognised.text, language))
 
     async def _withdraw(self) -> None:
         transcript, self._transcript, self._unguessed = self._transcript, None, None
@@ -313,7 +317,8 @@ class Listener:
         """
         transcript = self._transcript
         if transcript is None or transcript.length != len(ended.pcm):
-            transcript = await self._begin(ended.pcm)
+            # An utterance that was cut, of which the speaker says more, is no guess.
+            transcript = await self._begin(ended.pcm, self._guessed if self._over else None)
         with _recognising():
             async with aclosing(transcript.texts()) as texts:
                 async for text in texts:
@@ -333,27 +338,50 @@ class Listener:
 
 
 class Transcript:
-    """A transcription of an utterance of ``length`` samples, which starts at once, whether or not it is read."""
+    """A transcription of an utterance of ``length`` samples, which starts at once, whether or not it is read.
 
-    def __init__(self, transcriber: Transcriber, pcm: Pcm16, *, waited_for: bool) -> None:
+    ``guessed`` is called once, on the event loop, with the result as soon as its text is known, unless that is empty or
+    the transcription was withdrawn. The times of the words may be missing then.
+    """
+
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        pcm: Pcm16,
+        *,
+        waited_for: bool,
+        guessed: Callable[[Recognised], None] | None = None,
+    ) -> None:
         self.length = len(pcm)
-        #: Whether the text was returned as a guess.
+        #: Whether the text was told as a guess.
         self.told = False
+        self._guessed = guessed
         self._newest = ""
         self._changed = asyncio.Event()
-        self._work = transcriber.transcribe(pcm, waited_for=waited_for, tell=self._tell)
+        self._loop = asyncio.get_running_loop()
+        self._work = transcriber.transcribe(
+            pcm, waited_for=waited_for, tell=self._tell, tell_untimed=self._tell_untimed
+        )
+        if guessed is not None:
+            asyncio.wrap_future(self._work).add_done_callback(self._on_done)
 
     @property
     def done(self) -> bool:
         return self._work.done()
 
-    def guessed(self) -> Recognised:
-        """Return the result, once, when it is complete; an empty one before and after that, and after an error."""
-        work = self._work
-        if self.told or not work.done() or work.cancelled() or work.exception() is not None:
-            return Recognised()
-        self.told = bool(work.result().text)
-        return work.result()
+    def _tell_untimed(self, recognised: Recognised) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._guess, recognised)
+
+    def _on_done(self, work: asyncio.Future[Recognised]) -> None:
+        if not work.cancelled() and work.exception() is None:  # an error is raised by ``result``
+            self._guess(work.result())
+
+    def _guess(self, recognised: Recognised) -> None:
+        guessed, self._guessed = self._guessed, None
+        if guessed is not None and recognised.text:
+            self.told = True
+            guessed(recognised)
 
     async def texts(self) -> AsyncGenerator[str, None]:
         """Yield the newest preliminary text whenever there is one, until the transcription is done."""
@@ -378,6 +406,7 @@ class Transcript:
 
     async def withdraw(self) -> Future[Recognised] | None:
         """Cancel the transcription. If a thread is already busy with it and cannot be stopped, return its Future."""
+        self._guessed = None
         work, cancelled = self._work, self._work.cancel()
         if not isinstance(work, Future):
             await asyncio.gather(work, return_exceptions=True)
@@ -431,7 +460,8 @@ class AudioPace:
 #: How much audio an utterance includes from before the detection of its speech.
 PADDING_WINDOWS = 13 + START_SPAN
 
-#: How much silence at its end belongs to an utterance. After it, the final text can be computed in advance.
+#: How much silence at its end belongs to an utterance. After it, the final text can be computed in advance. With one
+#: window the recogniser would be asked 32 ms sooner, and lose the ends of words that are spoken from afar.
 CLOSING_SILENCE_WINDOWS = 2
 
 #: If a speaker pauses often, only pauses of at least this length start a transcription, lest the same words be

@@ -193,23 +193,36 @@ class WhisperRecogniser:
         )
 
     def transcribe(
-        self, pcm: Pcm16, *, waited_for: bool = True, tell: Callable[[str], None] | None = None
+        self,
+        pcm: Pcm16,
+        *,
+        waited_for: bool = True,
+        tell: Callable[[str], None] | None = None,
+        tell_untimed: Callable[[Recognised], None] | None = None,
     ) -> Future[Recognised]:
-        return self._submit(
-            _SETTLED if waited_for else _RECORDING, partial(self._settled, pcm, self._heard_language.now)
-        )
+        settled = partial(self._settled, pcm, self._heard_language.now, tell_untimed)
+        return self._submit(_SETTLED if waited_for else _RECORDING, settled)
 
     def _submit(self, urgency: int, call: Callable[[], T]) -> Future[T]:
         assert self._threads is not None
         return self._threads.submit(urgency, call)
 
-    def _settled(self, pcm: Pcm16, before: str | None = None) -> Recognised:
+    def _settled(
+        self, pcm: Pcm16, before: str | None = None, tell_untimed: Callable[[Recognised], None] | None = None
+    ) -> Recognised:
+        def recognised(heard: WhisperTranscript | None) -> Recognised:
+            if heard is None:
+                return Recognised()
+            return Recognised(heard.text, heard.words, _hearing(heard, len(pcm) * 1000 // SAMPLE_RATE))
+
+        def tell(untimed: WhisperTranscript) -> None:
+            if tell_untimed is not None and not _is_noise(untimed, beam=_BEAM):
+                tell_untimed(recognised(untimed))
+
         began = self._clock()
-        heard = self._heard(pcm, beam=_BEAM, words=True, before=before)
+        heard = self._heard(pcm, beam=_BEAM, words=True, before=before, tell=tell)
         self.cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
-        if heard is None:
-            return Recognised()
-        return Recognised(heard.text, heard.words, _hearing(heard, len(pcm) * 1000 // SAMPLE_RATE))
+        return recognised(heard)
 
     def _interim(self, pcm: Pcm16, before: str | None = None) -> str:
         began = self._clock()
@@ -217,7 +230,15 @@ class WhisperRecogniser:
         self.cost.note_interim(self._clock() - began)
         return "" if heard is None else heard.text
 
-    def _heard(self, pcm: Pcm16, *, beam: int, words: bool, before: str | None = None) -> WhisperTranscript | None:
+    def _heard(
+        self,
+        pcm: Pcm16,
+        *,
+        beam: int,
+        words: bool,
+        before: str | None = None,
+        tell: Callable[[WhisperTranscript], None] | None = None,
+    ) -> WhisperTranscript | None:
         """Return the transcript of ``pcm`` without repeated words; None if nobody spoke."""
         assert self._whisper is not None
         if self._expected_tokens is None:
@@ -230,14 +251,20 @@ class WhisperRecogniser:
             among=self._among,
             before=before,
             expected=self._expected_tokens,
+            tell=tell,
         )
-        noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
-        if noise or not any(map(str.isalnum, heard.text)):
+        if _is_noise(heard, beam=beam):
             return None
         once = without_repeats(heard.words)
         if len(once) == len(heard.words):
             return heard
         return replace(heard, text=" ".join(word.text for word in once), words=tuple(once))
+
+
+def _is_noise(heard: WhisperTranscript, *, beam: int) -> bool:
+    """Whether the model made a text of noise, or one without words."""
+    noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
+    return noise or not any(map(str.isalnum, heard.text))
 
 
 def _load_model(model: str, workers: int) -> WhisperModel:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -159,15 +159,17 @@ class WhisperModel:
         among: Collection[str] = (),
         before: str | None = None,
         expected: Sequence[int] = (),
+        tell: Callable[[WhisperTranscript], None] | None = None,
     ) -> WhisperTranscript:
         """Transcribe audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
 
         ``beam`` is the beam size; 1 is greedy decoding: half the work of the decoder, and some more errors. ``words``
-        requests words with their times. ``language`` (such as ``de``) is for multilingual models; with None they detect
-        it, ``among`` some languages if there are any. If the speech before was in the language ``before``, another one
-        is detected only in speech of more than one word, which must make more sense in it (``_clearest``). ``expected``
-        is what ``expected_tokens`` returned for a text that could precede the speech. Raises
-        ValueError for a language that the model does not know, and for audio that is too long.
+        requests words with their times; ``tell`` is called with the transcript before they are known, unless they may
+        change it. ``language`` (such as ``de``) is for multilingual models; with None they detect it, ``among`` some
+        languages if there are any. If the speech before was in the language ``before``, another one is detected only in
+        speech of more than one word, which must make more sense in it (``_clearest``). ``expected`` is what
+        ``expected_tokens`` returned for a text that could precede the speech. Raises ValueError for a language that the
+        model does not know, and for audio that is too long.
         """
         seconds = len(audio) / SAMPLE_RATE
         if seconds > LONGEST_SEC:
@@ -184,15 +186,14 @@ class WhisperModel:
             del tried[1:]  # of an interim text, which the next one will correct
         decoded = [self._decoded(encoded, seconds, one, expected=expected, beam=beam) for one in tried]
         best = decoded[0] if len(decoded) == 1 else _clearest(decoded, possible, before)
-        timed = best.tokens and (words or copied_at_end(best.text.split()))
-        return WhisperTranscript(
-            best.text,
-            self._words(encoded, best.prompt, best.tokens, seconds) if timed else (),
-            best.no_speech,
-            best.score,
-            tuple(best.tokens),
-            best.language if detects else None,
+        heard = WhisperTranscript(
+            best.text, (), best.no_speech, best.score, tuple(best.tokens), best.language if detects else None
         )
+        repeats = copied_at_end(best.text.split())
+        if tell is not None and not repeats:
+            tell(heard)
+        timed = best.tokens and (words or repeats)
+        return replace(heard, words=self._words(encoded, best.prompt, best.tokens, seconds)) if timed else heard
 
     def _decoded(
         self,

@@ -166,6 +166,8 @@ class AsrStage(_EngineStage):
         if self._stretch is None:
             self._stretch = _Stretch(self._listen, self._outputs)
         await self._stretch.put(chunk)
+        if self._heard and self._earlier_known:
+            await self._pass_on()  # a guess that was told when the earlier parts were not known
 
     async def _write_down(self) -> None:
         """Wait until all audio so far is transcribed."""

@@ -126,7 +126,14 @@ class RemoteTranscriber:
     def end(self) -> None:
         pass
 
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]) -> asyncio.Task[Recognised]:
+    def transcribe(
+        self,
+        pcm: Pcm16,
+        *,
+        waited_for: bool,
+        tell: Callable[[str], None],
+        tell_untimed: Callable[[Recognised], None],
+    ) -> asyncio.Task[Recognised]:
         return asyncio.create_task(self._transcribed(pcm, tell), name="transcript")
 
     async def _transcribed(self, pcm: Pcm16, tell: Callable[[str], None]) -> Recognised:

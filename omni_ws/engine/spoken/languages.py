@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module, resources
 from importlib.util import find_spec
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.threads import Work, run_work
@@ -29,6 +29,19 @@ _ABBREVIATIONS: Final = frozenset(
 )
 #: Words that are abbreviations only before a number: "No. 5", but not "No. I did not."
 _BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
+#: Words of English before which a speaker may pause within a sentence, and those that belong to one that follows them.
+_PHRASE_STARTS: Final = frozenset(
+    (
+        *("and", "but", "or", "so", "because", "since", "although", "though", "while", "whereas", "if", "unless"),
+        *("when", "where", "which", "who", "whose", "until", "before", "after"),
+    )
+)
+_PHRASE_LINKS: Final = frozenset(
+    (
+        *("at", "by", "for", "from", "in", "into", "of", "on", "through", "to", "under", "with", "within", "even"),
+        *("just", "only", "such", "as", "either", "both", "not"),
+    )
+)
 #: The digits of a longer number are read one by one: it is no quantity.
 _MAX_DIGITS: Final = 15
 _KEPT_NUMBERS: Final = 4096
@@ -124,6 +137,18 @@ def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
     words = (name for name in table["abbreviations"] if name.endswith("."))
     usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
     return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])
+
+
+class PhraseWords(NamedTuple):
+    """Words, in lower case, with which phrases begin: ``starts``, and ``links`` in front of one of those."""
+
+    starts: frozenset[str]
+    links: frozenset[str]
+
+
+def phrase_words_of(language: str) -> PhraseWords | None:
+    """Return the words of a language before which a sentence may be cut; None but for English."""
+    return PhraseWords(_PHRASE_STARTS, _PHRASE_LINKS) if primary_subtag(language) == "en" else None
 
 
 @lru_cache

@@ -6,8 +6,12 @@ import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
+import numpy as np
+from msgspec.structs import replace
+
+from omni_ws.audio.pcm import as_samples
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
 from omni_ws.engine.base import (
@@ -22,6 +26,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.clauses import (
     ClauseSplitter,
+    Phrase,
     TextClause,
     clauses_as_they_come,
     first_clause_of,
@@ -29,7 +34,7 @@ from omni_ws.engine.clauses import (
 )
 from omni_ws.engine.decoding import TextPart, decode_request
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.spoken.languages import has_rules, load_rules
+from omni_ws.engine.spoken.languages import has_rules, load_rules, phrase_words_of
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
@@ -182,6 +187,11 @@ async def _text_of(
 
 # Text for voices that speak a clause at a time.
 
+#: The pause behind a Phrase. At the end of a text voices make one of 400 ms.
+PHRASE_PAUSE_MS: Final = 120.0
+#: Samples below this level are silence: -46 dB.
+_AUDIBLE: Final = 0.005
+
 
 async def clause_by_clause(
     request: GenerationRequest,
@@ -200,7 +210,8 @@ async def clause_by_clause(
     request's lexicon says. ``speak`` counts the times of words from the beginning of their clause; they are converted
     to times from the beginning of the audio. Unless the voice ``tells_words``, the audio has the ends of clauses in the
     text. If it is ``latin_only``, text without a Latin letter raises InvalidValue. If it is ``slow``, the first clause
-    is as short as possible, even if the text is complete.
+    is as short as possible, even if the text is complete. Otherwise the first clause of English text that a model
+    writes slowly may be a Phrase, which gets the tone and the short pause of one.
     """
     await load_rules(language)
     reads_numbers = not request.options.spoken_form and has_rules(language)
@@ -213,14 +224,18 @@ async def clause_by_clause(
         spoken = SpokenClauses(language, request.lexicon, reads_numbers=reads_numbers, first_comma_after=comma_after)
     splitter = spoken or ClauseSplitter(language=language or "en", first_comma_after=comma_after)
     spoken_ms = 0.0
-    async with aclosing(clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec)) as clauses:
+    # Behind a short phrase, a slow voice would not have its second clause in time.
+    phrase_words = phrase_words_of(language) if begin_after_sec is None and not slow else None
+    come = clauses_as_they_come(text, splitter, begin_after_sec=begin_after_sec, phrase_words=phrase_words)
+    async with aclosing(come) as clauses:
         async for clause in clauses:
             if latin_only and any(map(str.isalpha, clause.text)) and not _has_latin(clause.text):
                 if request.options.skip_unreadable:
                     continue
                 raise InvalidValue("the voice reads Latin letters only: it cannot speak this text", param="text")
             start_ms = spoken_ms
-            async with aclosing(speak(clause.text)) as pieces:
+            said = _spoken_phrase(clause.text, speak) if isinstance(clause, Phrase) else speak(clause.text)
+            async with aclosing(said) as pieces:
                 async for piece in pieces:
                     spoken_ms += len(piece.samples) * 1000 / piece.sample_rate
                     words = tuple(_moved(word, start_ms) for word in piece.words)
@@ -231,6 +246,30 @@ async def clause_by_clause(
                         text_end = clause.end if spoken is None else spoken.written.written_end(clause.end)
                     out.write(AudioOutput(piece.samples, piece.sample_rate, words, text_end))
                     await out.drain()
+
+
+async def _spoken_phrase(
+    text: str, speak: Callable[[str], AsyncGenerator[AudioOutput, None]]
+) -> AsyncGenerator[AudioOutput, None]:
+    """Yield the audio of a phrase: in the tone of somebody who goes on, and with at most PHRASE_PAUSE_MS of silence."""
+    silent: list[AudioOutput] = []
+    async with aclosing(speak(text if text[-1] in ",;:—–" else f"{text},")) as pieces:
+        async for piece in pieces:
+            heard = np.flatnonzero(np.abs(as_samples(piece.samples)) > _AUDIBLE)
+            if not len(heard):
+                silent.append(piece)
+                continue
+            for earlier in silent:
+                yield earlier
+            end = int(heard[-1]) + 1
+            yield replace(piece, samples=piece.samples[:end])
+            silent = [replace(piece, samples=piece.samples[end:], words=())]
+    left_ms = PHRASE_PAUSE_MS
+    for piece in silent:
+        kept = replace(piece, samples=piece.samples[: round(left_ms * piece.sample_rate / 1000)])
+        left_ms -= len(kept.samples) * 1000 / piece.sample_rate
+        if len(kept.samples) or kept.words:
+            yield kept
 
 
 class SpokenClauses(ClauseSplitter):

@@ -241,7 +241,14 @@ class VllmTranscriber:
     def live_text(self) -> StretchedText:
         return StretchedText(self._interim, time.monotonic, first=FIRST_INTERIM_SAMPLES, gap=interim_gap_sec)
 
-    def transcribe(self, pcm: Pcm16, *, waited_for: bool, tell: Callable[[str], None]) -> asyncio.Task[Recognised]:
+    def transcribe(
+        self,
+        pcm: Pcm16,
+        *,
+        waited_for: bool,
+        tell: Callable[[str], None],
+        tell_untimed: Callable[[Recognised], None],
+    ) -> asyncio.Task[Recognised]:
         return asyncio.create_task(self._settled(pcm), name="transcript")
 
     async def _settled(self, pcm: Pcm16) -> Recognised:

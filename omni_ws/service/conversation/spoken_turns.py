@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -52,7 +53,10 @@ class SpokenTurns:
         self._now = now
         #: What the engine tells of the words of the speech in progress.
         self.words = TurnWords(
-            lambda: conversation.engine.capabilities, heard=self._is_heard, asked=conversation.ledger.last_said
+            lambda: conversation.engine.capabilities,
+            heard=self._is_heard,
+            asked=conversation.ledger.last_said,
+            on_told=self._words_told,
         )
         #: The speech in progress.
         self.current: _Speech | None = None
@@ -104,6 +108,11 @@ class SpokenTurns:
         """Return whether the engine has the request of the speech in progress. Called by any thread."""
         request = self._conversation.receiving
         return request is not None and request.answering
+
+    def _words_told(self) -> None:
+        if (listener := self._conversation.listener) is not None:
+            # Behind the output of the engine that tells the words, as this may end its input.
+            asyncio.get_running_loop().call_soon(listener.words_told)
 
     def restore(self, turn_id: str) -> None:
         """Continue the speech in progress of another conversation."""

@@ -13,12 +13,14 @@ which all sessions have equal shares; the loop leaves ``_watch`` alone while a s
 runs on the event loop. A piece that is longer goes on, slice by slice, before anything behind it.
 
 *Pieces.* Waking a thread costs as much as judging several windows, so audio collects until a piece is worth it:
-``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to end
-or an answer to be interrupted, and any amount when another item waits behind it or the queue is full. Less audio than
-that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other sessions.
+``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to end,
+as the voice falls or pauses, or an answer to be interrupted, and any amount when another item waits behind it or the
+queue is full. Less audio than that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other
+sessions.
 
 *Latency.* Once a piece ends in silence, every window is judged as it completes. ``speech_stopped`` is therefore sent
-with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``).
+with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``). A turn that only
+waits for its words ends as soon as they are told (``words_told``).
 
 *Judged pauses.* With ``semantic_vad`` a TurnJudge is asked in a pause whether the speaker has finished. Where that
 decides about a window, neither it nor what follows is judged before the answer is there: so turns end at the same
@@ -83,6 +85,7 @@ from msgspec.structs import replace
 from omni_ws.audio import vad
 from omni_ws.audio.container import BURST_BYTES, media_type
 from omni_ws.audio.echo import NoiseSuppressor
+from omni_ws.audio.near_voice import FallingVoice
 from omni_ws.audio.onset_meter import SpeechLasts, SpeechLull
 from omni_ws.audio.own_echo import OwnEcho
 from omni_ws.audio.pcm import pcm16_from_samples
@@ -213,6 +216,8 @@ class TurnListener:
         self._settings: ListeningSettings | None = None
         self._next: ListeningSettings | None = None
         self._configured: ListeningSettings | None = None
+        #: The voice of the speech in progress, and whether it falls at the end of the queue: then it may pause.
+        self._voice, self._falls = FallingVoice(), False
         #: Decodes and judges the audio; used by a worker thread while ``_piece`` is set.
         self._watch: SpeechWatch | None = None
         #: Takes the client's echo out of its audio, in the same thread; None if that is not wanted.
@@ -295,6 +300,8 @@ class TurnListener:
     def put(self, item: Item) -> None:
         """Take the next chunk in order; None is an end of input without a chunk. Only while ``stream.diverting``."""
         self._queue.put(item)
+        if self._state is _SPEECH and self._source is not None and isinstance(item, InputChunk):
+            self._falls = item.modality is Modality.AUDIO and self._voice.falls(item.payload, self._source)
         if not self._busy and self._ready:
             self._pump()
 
@@ -377,6 +384,11 @@ class TurnListener:
         if self._unfinished is not None and not self._busy:
             self._pump()
 
+    def words_told(self) -> None:
+        """End the turn if the words that the recogniser has told end it, without waiting for another window."""
+        if self._watch is not None and self._state is _PAUSE and not (self._busy or self._closed):
+            self._proceed(self._apply_words)
+
     # the queue
 
     def _on_overdue(self) -> None:
@@ -457,7 +469,8 @@ class TurnListener:
             return True  # no more audio may arrive before this is processed
         if waiting_ms < URGENT_PIECE_MS:
             return False
-        return self._state is _PAUSE or self._owner.spoken.onset is not None or self._owner.is_playing
+        pauses = self._state is _PAUSE or (self._state is _SPEECH and self._falls)
+        return pauses or self._owner.spoken.onset is not None or self._owner.is_playing
 
     def _apply_settings(self) -> None:
         if self._next is None or self._stream.current is not None:
@@ -602,8 +615,16 @@ class TurnListener:
         assert self._watch is not None
         self._apply(piece, self._watch.go_on())
 
-    def _apply(self, piece: AudioPiece, watched: Watched) -> None:
-        """Apply the starts and ends of speech in ``watched``, up to a pause about which the TurnJudge must be asked."""
+    def _apply_words(self) -> None:
+        assert self._watch is not None
+        if (watched := self._watch.words_told()) is not None:
+            self._apply(None, watched)
+
+    def _apply(self, piece: AudioPiece | None, watched: Watched) -> None:
+        """Apply the starts and ends of speech in ``watched``, up to a pause about which the TurnJudge must be asked.
+
+        ``piece`` is the audio that it is about; None if it is about none but what was judged before.
+        """
         for event in watched.events:
             self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
@@ -622,7 +643,7 @@ class TurnListener:
         if watched.question is not None:
             self._asked = piece
             self._workers.when_answered(watched.question, self._on_answered)
-        elif piece.last.end_of_input and self._unfinished is None:
+        elif piece is not None and piece.last.end_of_input and self._unfinished is None:
             self._end_input(piece.last.sequence_id)
 
     def _take_event(self, event: TurnEvent) -> None:
@@ -673,7 +694,8 @@ class TurnListener:
             earlier.settle()
         self._discard(max(onset.audio_ms - self._turns.prefix_padding_ms, self._dismissed_ms))
         self._set_state(_SPEECH)
-        self._untold = self._afresh = False
+        self._untold = self._afresh = self._falls = False
+        self._voice = FallingVoice()
         # Of a window that the cancel cuts, more than half lies behind it.
         straddles = onset.audio_ms + vad.WINDOW_MS / 2 < self._cancelled_ms
         chunks = [] if self._cancels or straddles else self._ring.take(onset.detected_ms)
@@ -700,6 +722,8 @@ class TurnListener:
 
     def _stop_turn(self, offset: SpeechOffset) -> None:
         last = self._assign(offset.detected_ms)
+        if last is None:  # its audio was admitted before
+            last = self._last_id
         self._stopped_ms = offset.detected_ms
         self._report_stopped(offset.audio_ms)
         if self._in_turn:

@@ -21,7 +21,8 @@ class TurnWords:
     """The words of the current turn as the recogniser tells them; see ``PauseWords``, which turn detection reads.
 
     ``able`` returns what the engine can do, ``heard`` whether it has the request of the turn, and ``asked`` what the
-    assistant has said last. ``now`` is the clock. Changed on the event loop; other threads read.
+    assistant has said last. ``on_told`` is called each time that words are told. ``now`` is the clock. Changed on the
+    event loop; other threads read.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class TurnWords:
         *,
         heard: Callable[[], bool] = lambda: True,
         asked: Callable[[], str] = str,
+        on_told: Callable[[], None] = lambda: None,
         now: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self._able = able
         self._heard = heard
         self._asked = asked
+        self._on_told = on_told
         self._now = now
         self.told = 0
         self.unfinished = Unfinished.PERHAPS
@@ -79,6 +82,7 @@ class TurnWords:
                 self._settled = said
                 self._expect_news(now)
             self.told += 1  # last, as other threads look at this first
+            self._on_told()
 
     def _take_interim(self, words: int, now: float) -> None:
         self._has_word = self._has_word or words > 0

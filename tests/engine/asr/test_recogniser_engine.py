@@ -55,6 +55,7 @@ class CountingRecogniser:
         self.slots = ListenerSlots(2)
         self.asked: list[int] = []
         self.futures: list[Future[Recognised]] = []
+        self.tell_untimed: list[Callable[[Recognised], None]] = []
         self._threads = ThreadPoolExecutor(1)
 
     def describe(self) -> tuple[str, ...]:
@@ -84,9 +85,16 @@ class CountingRecogniser:
         pass
 
     def transcribe(
-        self, pcm: Pcm16, *, waited_for: bool = True, tell: Callable[[str], None] | None = None
+        self,
+        pcm: Pcm16,
+        *,
+        waited_for: bool = True,
+        tell: Callable[[str], None] | None = None,
+        tell_untimed: Callable[[Recognised], None] | None = None,
     ) -> Future[Recognised]:
         self.asked.append(len(pcm))
+        if tell_untimed is not None:
+            self.tell_untimed.append(tell_untimed)
         self.futures.append(self._threads.submit(self._transcribe, pcm))
         return self.futures[-1]
 
@@ -139,12 +147,12 @@ async def test_interim_text_that_turns_out_to_be_nothing_is_taken_back(
 
 
 async def test_what_was_never_shown_is_not_taken_back(recogniser: CountingRecogniser) -> None:
-    """With ``tells_guesses`` a reading without a word is told: nothing is shown of it."""
+    """Where guesses are told, a reading without a word is told, too: nothing is shown of it."""
     recogniser.understands = False
     recogniser.read = lambda utterance: ""  # type: ignore[method-assign]
     outputs: list[TranscriptOutput | TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
-        listener = live_listener(recogniser, executor, tells_guesses=True)
+        listener = live_listener(recogniser, executor, tell_guess=outputs.append)
         for piece in np.array_split(clip_samples("goforward"), 20):
             recogniser.readings += 1
             outputs += [output async for output in listener.hear(piece)]
@@ -211,12 +219,12 @@ def live_listener(
     executor: ThreadPoolExecutor,
     *,
     slots: ListenerSlots | None = None,
-    tells_guesses: bool = True,
+    tell_guess: Callable[[TranscriptGuess], None] | None = None,
 ) -> Listener:
     """A listener to whom every piece comes as it is spoken."""
     clock = itertools.count(0, 10)
     pace = AudioPace(lambda: next(clock))
-    return Listener(recogniser, slots or ListenerSlots(1), pace, executor, tells_guesses=tells_guesses)
+    return Listener(recogniser, slots or ListenerSlots(1), pace, executor, tell_guess=tell_guess)
 
 
 @pytest.mark.parametrize("session", ["sess_1", None])
@@ -260,7 +268,7 @@ async def test_where_seats_are_crowded_there_are_no_interim_texts(recogniser: Co
     outputs: list[TranscriptOutput | TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
         slots = ListenerSlots(1, lambda interims: carried if interims else 1)
-        listener = live_listener(recogniser, executor, slots=slots, tells_guesses=False)
+        listener = live_listener(recogniser, executor, slots=slots)
         for piece in np.array_split(clip_samples("goforward"), 40):
             outputs += [output async for output in listener.hear(piece)]
         outputs += [output async for output in listener.end_part()]
@@ -278,7 +286,7 @@ async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     outputs: list[TranscriptOutput | TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
-        listener = live_listener(recogniser, executor, tells_guesses=asked)
+        listener = live_listener(recogniser, executor, tell_guess=outputs.append if asked else None)
         words = clip_samples("goforward")[8_000:36_000]
         for _ in range(2):
             for piece in np.array_split(np.concatenate((words, np.zeros(4_800, np.float32))), 20):
@@ -297,18 +305,84 @@ async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
         assert guesses == []
 
 
+async def paused_listener(
+    recogniser: CountingRecogniser, executor: ThreadPoolExecutor, tell_guess: Callable[[TranscriptGuess], None]
+) -> Listener:
+    """A listener in a pause, whose guess is not made yet."""
+    recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
+    recogniser.goes_on.clear()
+    listener = live_listener(recogniser, executor, tell_guess=tell_guess)
+    words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
+    for piece in np.array_split(words, 20):
+        assert all([one.interim async for one in listener.hear(piece)])
+    return listener
+
+
+@pytest.mark.parametrize("untimed", [True, False])
+async def test_a_guess_is_told_once_as_soon_as_its_text_is_known(recogniser: CountingRecogniser, untimed: bool) -> None:
+    """Before the times of its words, and while no more audio comes."""
+    guesses: asyncio.Queue[TranscriptGuess] = asyncio.Queue()
+    with ThreadPoolExecutor(1) as executor:
+        listener = await paused_listener(recogniser, executor, guesses.put_nowait)
+        if untimed:
+            await asyncio.to_thread(recogniser.tell_untimed[0], Recognised("2 s."))
+        else:
+            recogniser.goes_on.set()
+        assert await asyncio.wait_for(guesses.get(), PATIENCE_SEC) == TranscriptGuess("2 s.")
+        recogniser.goes_on.set()
+        (settled,) = [one async for one in listener.end_part()]
+        assert (settled.text, len(settled.words)) == ("2 s.", 1)
+        assert guesses.empty()
+        await listener.close()
+    await recogniser.stop()
+
+
+async def test_what_is_known_of_a_withdrawn_guess_is_not_told(recogniser: CountingRecogniser) -> None:
+    guesses: list[TranscriptGuess] = []
+    with ThreadPoolExecutor(1) as executor:
+        listener = await paused_listener(recogniser, executor, guesses.append)
+        for piece in np.array_split(clip_samples("goforward")[8_000:20_000], 10):
+            assert all([one.interim async for one in listener.hear(piece)])
+        await asyncio.to_thread(recogniser.tell_untimed[0], Recognised("2 s."))
+        await asyncio.sleep(0)
+        assert guesses == []
+        recogniser.goes_on.set()
+        await listener.close()
+    await recogniser.stop()
+
+
+@pytest.mark.parametrize("over", [True, False])
+async def test_an_utterance_that_breaks_off_is_a_guess_if_the_input_is_over(
+    recogniser: CountingRecogniser, over: bool
+) -> None:
+    """The answer begins before the times of the words are known."""
+    recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
+    told: list[TranscriptGuess | TranscriptOutput] = []
+    with ThreadPoolExecutor(1) as executor:
+        listener = live_listener(recogniser, executor, tell_guess=told.append)
+        assert all([one.interim async for one in listener.hear(clip_samples("goforward")[8_000:30_000])])
+        if over:
+            listener.input_over()
+        told += [one async for one in listener.end_part()]
+        await listener.close()
+    await recogniser.stop()
+    assert [type(one) for one in told] == [TranscriptGuess] * over + [TranscriptOutput]
+
+
 async def test_a_pause_is_guessed_at_once_an_outdated_guess_has_ended(recogniser: CountingRecogniser) -> None:
     recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
     recogniser.goes_on.clear()
+    guesses: list[TranscriptGuess] = []
     with ThreadPoolExecutor(1) as executor:
-        listener = live_listener(recogniser, executor)
+        listener = live_listener(recogniser, executor, tell_guess=guesses.append)
         words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
         for piece in np.array_split(np.concatenate((words, words)), 40):
-            assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]
+            assert all([one.interim async for one in listener.hear(piece)])
         assert len(recogniser.asked) == 1, "a second guess beside the outdated one"
         outdated = recogniser.futures[0]
         recogniser.goes_on.set()
         await asyncio.wrap_future(outdated)
+        assert guesses == []
         assert not [one async for one in listener.hear(np.zeros(160, np.float32))]
         assert len(recogniser.asked) == 2
         (settled,) = [one async for one in listener.end_part()]
@@ -323,10 +397,10 @@ async def test_a_recogniser_that_stops_in_a_pause_fails_what_is_settled(recognis
     recogniser.goes_on.clear()
     recogniser.transcribe(np.zeros(1, np.int16))  # so that the guess waits
     with ThreadPoolExecutor(1) as executor:
-        listener = live_listener(recogniser, executor)
+        listener = live_listener(recogniser, executor, tell_guess=lambda guess: pytest.fail("a guess"))
         words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
         for piece in np.array_split(words, 20):
-            assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]
+            assert all([one.interim async for one in listener.hear(piece)])
         assert len(recogniser.asked) == 2
         recogniser.drop()
         assert [one async for one in listener.hear(np.zeros(1, np.float32))] == []

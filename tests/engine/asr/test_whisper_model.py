@@ -15,6 +15,7 @@ import pytest
 from support.real_models import fetched
 from support.speech_clips import SAMPLE_RATE, WORDS, clip_pcm, clip_samples, noises, word_errors
 
+from omni_ws.engine.asr import whisper_model
 from omni_ws.engine.asr.whisper_model import (
     _BYTES,
     LONGEST_SEC,
@@ -110,6 +111,21 @@ def test_words_are_only_looked_for_when_they_are_wanted(
     model: WhisperModel, transcripts: Mapping[str, WhisperTranscript]
 ) -> None:
     assert model.transcribe(clip_samples("goforward"), words=False) == replace(transcripts["goforward"], words=())
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_text_is_told_before_its_times_unless_they_may_change_it(
+    model: WhisperModel,
+    transcripts: Mapping[str, WhisperTranscript],
+    monkeypatch: pytest.MonkeyPatch,
+    repeats: bool,
+) -> None:
+    if repeats:
+        monkeypatch.setattr(whisper_model, "copied_at_end", lambda words: 1)
+    told: list[WhisperTranscript] = []
+    heard = transcripts["goforward"]
+    assert model.transcribe(clip_samples("goforward"), tell=told.append) == heard
+    assert told == ([] if repeats else [replace(heard, words=())])
 
 
 @pytest.mark.parametrize("name", ["silence", "tone", "music"])

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import threading
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ class TimedModel:
         among: frozenset[str],
         before: str | None,
         expected: Sequence[int],
+        tell: Callable[[WhisperTranscript], None] | None,
     ) -> WhisperTranscript:
         seconds = len(audio) / SAMPLE_RATE
         self.detected.append((among, before))
@@ -72,7 +74,10 @@ class TimedModel:
         assert self.goes_on.wait(PATIENCE_SEC)
         self.now += self.pace * seconds
         found = (Word("words", 10, 20),) if words else ()
-        return WhisperTranscript(self.text, self.repeated or found, self.no_speech, self.score, language=self.finds)
+        untimed = WhisperTranscript(self.text, (), self.no_speech, self.score, language=self.finds)
+        if tell is not None:
+            tell(untimed)
+        return replace(untimed, words=self.repeated or found)
 
     @property
     def beams(self) -> list[int]:
@@ -197,7 +202,9 @@ def test_text_of_noise_is_dropped(
     interim: str,
 ) -> None:
     model.no_speech, model.score, model.text = no_speech, score, text
-    assert recogniser.transcribe(pcm(1)).result(PATIENCE_SEC).text == settled
+    told: list[Recognised] = []
+    assert recogniser.transcribe(pcm(1), tell_untimed=told.append).result(PATIENCE_SEC).text == settled
+    assert [(one.text, one.words) for one in told] == ([(settled, ())] if settled else [])
     assert recogniser._interim(pcm(1)) == interim
 
 

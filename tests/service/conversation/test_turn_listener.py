@@ -29,6 +29,7 @@ from omni_ws.core.reorder import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.sent_sound import Playing, SentPiece
 from omni_ws.core.start_policy import ON_END_ONLY, ON_FIRST_CHUNK, StartPolicy
+from omni_ws.engine.base import TranscriptGuess
 from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.engine.threads import Lane
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
@@ -318,7 +319,17 @@ async def test_a_turn_takes_few_pieces(user: User) -> None:
     await user.speak(quiet(END_MS + WINDOW_MS))
     assert len(user.speech) == 2
     windows = END_MS // WINDOW_MS
-    assert windows - TURN_PIECE_MS // WINDOW_MS <= user.workers.pieces - 21 <= windows + 1
+    assert windows - TURN_PIECE_MS // WINDOW_MS <= user.workers.pieces - 21 <= windows + 2
+
+
+async def test_each_window_is_judged_where_the_voice_falls(user: User) -> None:
+    """It may pause there, which is not known before the window is judged."""
+    assert isinstance(user.workers, InlineWorkers)
+    await user.speak(quiet(PIECE_MS) + loud(PIECE_MS) + loud(100))
+    judged = user.workers.pieces
+    await user.speak(quiet(40))  # which would wait for two more frames
+    assert user.workers.pieces == judged + 1
+    assert user.listener.pausing
 
 
 async def test_a_long_chunk_is_judged_in_pieces(user: User) -> None:
@@ -996,6 +1007,73 @@ async def test_a_turn_that_sounds_finished_ends_at_once() -> None:
     await user.speak(quiet(320) + loud(320))
     assert await silence_until_stopped(user) == FINISHED_MS
     assert user.requests[0].ended
+
+
+def worded(workers: InlineWorkers | None = None) -> User:
+    """A user whose recogniser tells the words in pauses, and who surely sounds finished in each."""
+    able = dataclasses.replace(CAPABILITIES, transcript_guesses=True)
+    workers = workers or InlineWorkers()
+    workers.judge = ScriptedJudge([True] * 9)
+    user = User(workers)
+
+    def on_told() -> None:
+        asyncio.get_running_loop().call_soon(user.listener.words_told)
+
+    user.words = TurnWords(lambda: able, on_told=on_told)
+    user.listener.configure(ListeningSettings(TurnDetectionConfig(type="semantic_vad", prefix_padding_ms=0), MONO))
+    return user
+
+
+async def test_a_turn_that_waits_for_its_words_ends_as_they_are_told() -> None:
+    """Without more audio, and where the audio ends that was judged; the rest belongs to the next turn."""
+    user = worded()
+    await user.speak(quiet(320) + loud(320) + quiet(FINISHED_MS + WINDOW_MS + 10))
+    assert [kind for kind, _ in user.speech] == ["started"]
+    admitted = user.requests[0].audio
+    user.words.hear(TranscriptGuess("What time is it?"), language="en")
+    assert not user.requests[0].ended  # while the engine writes
+    await user.settle()
+    await asyncio.sleep(0)
+    assert user.speech[1] == ("stopped", 640)
+    assert (user.requests[0].ended, user.requests[0].audio) == (True, admitted)
+    await user.speak(loud(320) + quiet(96))
+    assert len(user.requests) == 2
+
+
+@pytest.mark.parametrize(("silence_ms", "text"), [(FINISHED_MS - WINDOW_MS, "Yes."), (FINISHED_MS, "Set a timer for")])
+async def test_words_that_end_no_turn_leave_it_open(silence_ms: int, text: str) -> None:
+    """It is too early, or they go on."""
+    user = worded()
+    await user.speak(quiet(320) + loud(320) + quiet(silence_ms))
+    user.words.hear(TranscriptGuess(text), language="en")
+    await asyncio.sleep(0)
+    assert [kind for kind, _ in user.speech] == ["started"]
+    await user.speak(quiet(WINDOW_MS))
+    assert (len(user.speech) == 2) is (text == "Yes.")
+
+
+async def test_words_that_come_while_audio_is_judged_wait_for_it() -> None:
+    workers = HeldWorkers()
+    workers.listen()
+    user = worded(workers)
+    await user.speak(quiet(320) + loud(320) + quiet(FINISHED_MS))
+    workers.hold()
+    user.send(quiet(WINDOW_MS))
+    user.words.hear(TranscriptGuess("What time is it?"), language="en")
+    await asyncio.sleep(0)
+    assert [kind for kind, _ in user.speech] == ["started"]
+    workers.listen()
+    await user.settle()
+    assert [kind for kind, _ in user.speech] == ["started", "stopped"]
+
+
+async def test_words_that_come_when_the_session_is_over_do_nothing() -> None:
+    user = worded()
+    await user.speak(quiet(320) + loud(320) + quiet(FINISHED_MS))
+    user.listener.close()
+    user.words.hear(TranscriptGuess("What time is it?"), language="en")
+    await asyncio.sleep(0)
+    assert [kind for kind, _ in user.speech] == ["started"]
 
 
 @pytest.mark.parametrize(
