@@ -12,7 +12,8 @@ from omni_ws.transport.realtime.live_endpoint import Live
 from omni_ws.transport.realtime.session import Realtime
 from omni_ws.transport.realtime.translations import Translations
 from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
-from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
+from omni_ws.transport.routes.operations import OperationsRoutes, ProfilingRoutes
+from omni_ws.transport.routes.pages import DemoRoutes
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
 from omni_ws.transport.telephony.media_stream import TelephonyStreams
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
