@@ -169,11 +169,8 @@ export class Developer {
    Of a server that tells none there is what the page saw. */
 function timesOf({ speechEndedAt: begin, stoppedAt, heardAt, firstSoundMs, at, answer }) {
   const since = (time) => (time ? Math.max(0, time - begin) : undefined);
-  const seen = {
-    turn_decided: since(stoppedAt), transcript_settled: since(at.transcript), llm_asked: since(stoppedAt), first_token: since(at.firstText),
-    first_clause: since(at.firstText), first_audio_made: since(at.firstAudio), first_audio_sent: since(at.firstAudio),
-  };
-  return { speech_ended: 0, ...(answer.times ?? seen), first_audio_played: heardAt ? since(heardAt) : firstSoundMs };
+  const seen = { turn_decided: since(stoppedAt), transcript_settled: since(at.transcript), first_token: since(at.firstText), first_audio_sent: since(at.firstAudio) };
+  return { ...(answer.times ?? seen), first_audio_played: heardAt ? since(heardAt) : firstSoundMs };
 }
 
 /* Lines that stay are not touched: one of them may be read, or have the focus. */

@@ -232,7 +232,7 @@ async def test_developers_see_frames_latency_and_the_same_request() -> None:
         await demo.page.locator("#open-developer").click()
         await demo.write("it's a tone")
         await demo.answered()
-        await demo.page.locator("#waterfall .waterfall li", has_text="to the ear").wait_for()
+        await demo.page.locator("#waterfall .waterfall li", has_text="playing").wait_for()
         await demo.until(_LOUD_BELOW_THE_LINE)
         assert (await demo.page.locator("#waterfall-median").inner_text()).startswith("Median of 1: ")
         await demo.page.locator("#wire-filter").fill('"final":true')

@@ -8,7 +8,7 @@
 const PRESET = {
   input: 0, queue: 1, decode: 4, asr: 4, recogniser: 2, llm: 2, thinker: 2, tts: 3, voice: 3, talker: 3, code2wav: 6, answer: 7,
   transport: 5, brain: 6, sights: 6, "read aloud": 2, upstream: 2, engine: 0,
-  "end of turn": 0, transcript: 4, waiting: 1, model: 2, "first clause": 6, sending: 5, "to the ear": 7,
+  turn_decision: 0, recognition: 4, llm_first_token: 2, first_clause: 6, sending: 5, playing: 7,
 };
 export const UNACCOUNTED = "unaccounted";
 
@@ -49,7 +49,7 @@ export function gapsOf(spans, begin, end) {
 export function waterfall({ spans, marks = [], begin = 0, end }) {
   const fall = drawn("ol", "waterfall");
   const whole = Math.max(end - begin, 0.001);
-  const within = spans.filter((span) => span.start <= end && span.end >= begin);
+  const within = spans.filter((span) => span.start < end && span.end > begin);
   const points = marks.filter(({ at }) => at >= begin && at <= end);
   const stages = stagesOf([...within, ...points.map(({ stage, at }) => ({ stage, start: at }))]);
   fall.append(axis(whole));
@@ -60,7 +60,7 @@ export function waterfall({ spans, marks = [], begin = 0, end }) {
     for (const span of own) {
       const bar = placed("i", span.thin ? "thin" : "", Math.max(span.start, begin), Math.min(span.end, end), begin, whole);
       bar.style.background = colourOf(stage, stages);
-      bar.title = `${stage}${span.name ? `: ${span.name}` : ""}, ${shownTime(span.end - span.start)} (from ${shownTime(span.start - begin)})`;
+      bar.title = `${label(stage)}${span.name ? `: ${span.name}` : ""}, ${shownTime(span.end - span.start)} (from ${shownTime(span.start - begin)})`;
       lane.append(bar);
     }
     for (const { at, name } of points.filter((mark) => mark.stage === stage)) {
@@ -100,32 +100,47 @@ export function legend(stages) {
     const entry = drawn("li", "");
     const swatch = drawn("i", "");
     swatch.style.background = colourOf(stage, stages);
-    entry.append(swatch, stage);
+    entry.append(swatch, label(stage));
     list.append(entry);
   }
   return list;
 }
 
-/* The times of one answer (`times` of a final) as spans: what each part took until the next. */
+/* The parts of the time from the end of the speech to the first sound, each with the moment at which it ends: those of
+   omni_ws/engine/turn_times.py. */
 const PARTS = [
-  ["end of turn", "speech_ended", "turn_decided"],
-  ["transcript", "speech_ended", "transcript_settled"],
-  ["waiting", "turn_decided", "llm_asked"],
-  ["model", "llm_asked", "first_token"],
-  ["first clause", "first_token", "first_clause"],
-  ["voice", "first_clause", "first_audio_made"],
-  ["sending", "first_audio_made", "first_audio_sent"],
-  ["to the ear", "first_audio_sent", "first_audio_played"],
+  ["turn_decision", "turn_decided"],
+  ["queue", "engine_started"],
+  ["recognition", "transcript_settled"],
+  ["llm_first_token", "first_token"],
+  ["first_clause", "first_clause"],
+  ["voice", "first_audio_made"],
+  ["sending", "first_audio_sent"],
+  ["playing", "first_audio_played"],
 ];
+
+/* The times of one answer (`times` of a final, in milliseconds since the end of the speech) as spans, one after the other.
+   What was ready before takes no time of its own. */
 export function spansOf(times) {
-  const known = PARTS.filter(([, from, to]) => Number.isFinite(times[from]) && times[to] >= times[from]);
-  return known.map(([stage, from, to]) => ({ stage, start: times[from], end: times[to] }));
+  const spans = [];
+  let last = 0;
+  for (const [stage, moment] of PARTS) {
+    const end = times[moment];
+    // An LLM that hears by itself does not wait for the transcript.
+    if (!Number.isFinite(end) || (moment === "transcript_settled" && end > (times.first_token ?? end))) continue;
+    if (end > last) spans.push({ stage, start: last, end });
+    last = Math.max(last, end);
+  }
+  return spans;
 }
+
+/* As a stage is called on the page. */
+const label = (stage) => stage.replaceAll("_", " ");
 
 function row(fall, stage, took) {
   const line = drawn("li", "");
   const lane = drawn("span", "lane");
-  line.append(drawn("span", "stage", stage), lane, drawn("span", "took", took > 0 ? shownTime(took) : ""));
+  line.append(drawn("span", "label", label(stage)), lane, drawn("span", "took", took > 0 ? shownTime(took) : ""));
   fall.append(line);
   return lane;
 }
