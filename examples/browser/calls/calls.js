@@ -33,7 +33,7 @@ function entry({ id, started, last_written: written, duration_ms: told, model, k
   const link = make("a", "entry");
   link.href = `calls/${encodeURIComponent(id)}`;
   const count = Number.isFinite(turns) ? (turns === 1 ? "1 turn" : `${turns} turns`) : "";
-  const facts = [kind, model, key && `key ${key}`, count].filter(Boolean).join(" · ");
+  const facts = [count, kind, model, key && `key ${key}`].filter(Boolean).join(" · ");
   const time = make("time", "", day(started));
   time.dateTime = started;
   link.append(make("span", "first-words", words || "No words"), make("span", "took", clock(told ?? Date.parse(written) - Date.parse(started))), time, make("span", "facts", facts));
