@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 class CallLines:
-    """The file of one recording. Opening it raises OSError, and ValueError for a file that is no recording of a call."""
+    """The file of one recording. Raises OSError, and ValueError for a file that is no recording of a call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +87,8 @@ def sound_in(event: RecordedLine, fields: dict[str, Any] | None = None) -> bytes
         return (event.binary or b"")[HEADER.size :]
     fields = parsed(event) if fields is None else fields
     media = fields.get("media")
-    for payload in (fields.get("payload"), fields.get("audio"), fields.get("delta"), media and media.get("payload")):
+    inner = media.get("payload") if isinstance(media, dict) else None
+    for payload in (fields.get("payload"), fields.get("audio"), fields.get("delta"), inner):
         if isinstance(payload, str):
             try:
                 return base64.b64decode(payload)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 #: Differences below this are delays of the network and of timers, and no pauses.
 TOLERANCE_MS: Final = 10.0
-#: How far ahead a report or a piece of speech with less delay is looked for. Longer, and clocks that differ would count.
+#: How far ahead a report or a piece of speech with less delay is looked for: longer, and clocks' differences count.
 LOOK_AHEAD_MS: Final = 10_000.0
 
 
@@ -48,7 +49,19 @@ def least_ahead(at: NDArray[np.float64], offsets: NDArray[np.float64]) -> NDArra
 class Streak:
     """Sound of one answer that was sent to be played in one go; ``base_ms`` is where it begins in the answer."""
 
-    __slots__ = ("answer_id", "at", "base_ms", "cut_at", "cut_ms", "ends_ms", "lasts", "played", "refs", "reports", "starts")
+    __slots__ = (
+        "answer_id",
+        "at",
+        "base_ms",
+        "cut_at",
+        "cut_ms",
+        "ends_ms",
+        "heard",
+        "lasts",
+        "refs",
+        "reports",
+        "starts",
+    )
 
     def __init__(self, answer_id: str, base_ms: float) -> None:
         self.answer_id = answer_id
@@ -60,8 +73,8 @@ class Streak:
         self.cut_at = math.inf
         #: Up to where in the answer the streak was played; None before ``pieces``.
         self.cut_ms: float | None = None
-        #: From when to when it was heard; None if nothing of it was.
-        self.played: tuple[float, float] | None = None
+        #: What was heard of it, the piece of each of the first entries.
+        self.heard: list[Piece] = []
 
     def add(self, at: float, start_ms: float, lasts_ms: float, ref: int) -> None:
         self.at.append(at)
@@ -73,21 +86,21 @@ class Streak:
     def pieces(self, free_ms: float) -> list[Piece]:
         """Return what was played, if the loudspeaker was free from ``free_ms`` on."""
         stop_ms = self._stop_ms()
-        at, origins, upto = self._origins()
+        origins, upto = self._origins()
         found: list[Piece] = []
         cursor, index = free_ms, 0
         for sent_at, start_ms, lasts_ms, ref in zip(self.at, self.starts, self.lasts, self.refs, strict=True):
             while index + 1 < len(upto) and upto[index] <= start_ms:
                 index += 1
             begins = max(sent_at, cursor)
-            if len(origins):
+            if origins:
                 told = max(origins[index] + start_ms, sent_at)
                 if not found or abs(told - cursor) > TOLERANCE_MS:
                     begins = told if not found else max(told, cursor)
                 else:
                     begins = cursor
             ends = min(begins + lasts_ms, begins + max(0.0, stop_ms - start_ms))
-            if stop_ms == math.inf or not len(at):
+            if stop_ms == math.inf or not origins:
                 ends = min(ends, self.cut_at)
             if ends > begins:
                 found.append(Piece(begins, ends, ref, 0.0))
@@ -97,16 +110,24 @@ class Streak:
                 break
         else:
             self.cut_ms = self.ends_ms
-        self.played = (found[0].start_ms, found[-1].end_ms) if found else None
+        self.heard = found
         return found
+
+    def time_of(self, position_ms: float) -> float | None:
+        """Return when the sound at this position of the answer was heard; None if it was not."""
+        index = bisect_right(self.starts, position_ms, hi=len(self.heard)) - 1
+        if index < 0:
+            return None
+        at = self.heard[index].start_ms + position_ms - self.starts[index]
+        return at if at <= self.heard[index].end_ms + TOLERANCE_MS else None
 
     def _stop_ms(self) -> float:
         """Return the position at which the client says that it has stopped; infinite if it does not say so."""
         after = [played for at, played in self.reports if at >= self.cut_at]
         return max(after) if after else math.inf
 
-    def _origins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return times, origins and positions of the reports that tell when position 0 of the answer was played."""
+    def _origins(self) -> tuple[list[float], list[float]]:
+        """Return when position 0 of the answer was played, as the reports tell, and up to which position each tells."""
         kept: list[tuple[float, float]] = []
         sent, index, most = 0.0, 0, self.base_ms
         for at, played in self.reports:
@@ -118,7 +139,7 @@ class Streak:
                 most = played
         table = np.array(kept, dtype=np.float64).reshape(-1, 2)
         times, positions = table[:, 0], table[:, 1]
-        return times, least_ahead(times, times - positions), positions
+        return least_ahead(times, times - positions).tolist(), positions.tolist()
 
 
 class Loudspeaker:
@@ -195,7 +216,10 @@ class Microphone:
     def __init__(self) -> None:
         self._at, self._lasts, self._refs, self._numbers = array("d"), array("d"), array("q"), array("q")
         self._in_order = True
+        #: The length of all sound so far.
+        self.total_ms = 0.0
         self._places: list[Piece] | None = None
+        self._ends: NDArray[np.float64] | None = None
 
     def add(self, at: float, lasts_ms: float, ref: int, number: int | None = None) -> None:
         """Note a piece that arrived at ``at``. Numbers order pieces; one that has come already is left out."""
@@ -203,8 +227,10 @@ class Microphone:
         self._in_order = self._in_order and (not self._numbers or number > self._numbers[-1])
         for column, value in ((self._at, at), (self._lasts, lasts_ms), (self._refs, ref), (self._numbers, number)):
             column.append(value)
+        self.total_ms += lasts_ms
 
     def pieces(self) -> list[Piece]:
+        """Return what was said, in order, without overlaps."""
         if self._places is None:
             self._places = list(self._placed())
         return self._places
@@ -214,10 +240,10 @@ class Microphone:
         pieces = self.pieces()
         if not pieces:
             return None
-        if not hasattr(self, "_ends"):
+        if self._ends is None:
             self._ends = np.cumsum([one.end_ms - one.start_ms for one in pieces])
         index = min(int(np.searchsorted(self._ends, audio_ms)), len(pieces) - 1)
-        return pieces[index].end_ms - float(self._ends[index]) + audio_ms
+        return float(pieces[index].end_ms - self._ends[index] + audio_ms)
 
     def _placed(self) -> Iterator[Piece]:
         at, lasts, refs = (np.array(column) for column in (self._at, self._lasts, self._refs))

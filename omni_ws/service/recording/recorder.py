@@ -143,9 +143,7 @@ class Recorder:
         self.put(recording, header)
         return recording
 
-    def put(
-        self, recording: SessionRecording, event: _Event, size: int = 0
-    ) -> None:
+    def put(self, recording: SessionRecording, event: _Event, size: int = 0) -> None:
         """Queue an event of a recording, or cut the recording when the queue is full."""
         size += _EVENT_BYTES
         if not self._has_room(size):
