@@ -363,7 +363,7 @@ class CallReading:
                 self._say(line, self.story.sounding or _VOICE, _TELEPHONE, sound_in(event, fields))
             case "mark":
                 last = self.loudspeaker.streaks[-1] if self.loudspeaker.streaks else None
-                if last is not None:
+                if last is not None and last.cut_at == math.inf:  # else it is where the next answer begins
                     self._marks[str(_object(fields, "mark").get("name"))] = (last.answer_id, last.ends_ms)
             case "clear":
                 self._marks.clear()
