@@ -13,7 +13,7 @@ from omni_ws.calls.lines import CallLines
 from omni_ws.calls.loudspeaker import Streak
 from omni_ws.calls.reading import CallReading, parsed_text
 from omni_ws.calls.sound import duration_ms
-from omni_ws.calls.story import Turn
+from omni_ws.calls.story import CallTurn
 from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
 from omni_ws.wire.recording import SentLine, ToldLine
 
@@ -111,7 +111,7 @@ def describe(reading: CallReading) -> dict[str, Any]:
     }
 
 
-def _turn(turn: Turn, reading: CallReading, streaks: list[Streak]) -> dict[str, Any]:
+def _turn(turn: CallTurn, reading: CallReading, streaks: list[Streak]) -> dict[str, Any]:
     speech = [None if place is None else reading.microphone.time_of(place) for place in turn.speech]
     answer = _answer(turn, streaks)
     times = _times(turn, speech, answer)
@@ -130,7 +130,7 @@ def _turn(turn: Turn, reading: CallReading, streaks: list[Streak]) -> dict[str, 
     }
 
 
-def _user(turn: Turn, speech: list[float | None], reading: CallReading) -> dict[str, Any]:
+def _user(turn: CallTurn, speech: list[float | None], reading: CallReading) -> dict[str, Any]:
     user: dict[str, Any] = {"text": turn.heard or turn.typed, "start_ms": speech[0], "end_ms": speech[1]}
     if turn.heard and turn.typed:
         user["typed"] = turn.typed
@@ -142,7 +142,7 @@ def _user(turn: Turn, speech: list[float | None], reading: CallReading) -> dict[
     return user
 
 
-def _answer(turn: Turn, streaks: list[Streak]) -> dict[str, Any]:
+def _answer(turn: CallTurn, streaks: list[Streak]) -> dict[str, Any]:
     """Return the answer with when it was played: by the sound, or by what the session knew of it."""
 
     def time_of(position_ms: float) -> float | None:
@@ -167,7 +167,7 @@ def _answer(turn: Turn, streaks: list[Streak]) -> dict[str, Any]:
     return answer
 
 
-def _is_cut(turn: Turn, last: Streak, cut_ms: float) -> bool:
+def _is_cut(turn: CallTurn, last: Streak, cut_ms: float) -> bool:
     return turn.finish_reason == "cancelled" or cut_ms < last.ends_ms - 1
 
 
@@ -177,7 +177,7 @@ def _placed(word: Mapping[str, Any], time_of: Any) -> dict[str, Any]:
     return {"text": word["text"], "start_ms": start_ms, "end_ms": None if start_ms is None else start_ms + length}
 
 
-def _times(turn: Turn, speech: list[float | None], answer: Mapping[str, Any]) -> dict[str, float]:
+def _times(turn: CallTurn, speech: list[float | None], answer: Mapping[str, Any]) -> dict[str, float]:
     """Return the times of an answer that are known, in milliseconds of the call.
 
     Those that the session measured itself count; the others are taken from when the frames were sent.
@@ -203,7 +203,7 @@ def _times(turn: Turn, speech: list[float | None], answer: Mapping[str, Any]) ->
     return {name: round(value, 3) for name, value in times.items() if value is not None}
 
 
-def _origin(turn: Turn, speech: list[float | None]) -> float:
+def _origin(turn: CallTurn, speech: list[float | None]) -> float:
     """Return the time from which the session has measured: by its first sound, which the recording has too."""
     measured = turn.times.get("first_audio_sent")
     if isinstance(measured, int | float) and turn.first_sound_at is not None:

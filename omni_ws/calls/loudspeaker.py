@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 #: Differences below this are delays of the network and of timers, and no pauses.
 TOLERANCE_MS: Final = 10.0
-#: How far ahead a report or a piece of speech with less delay is looked for: longer, and clocks' differences count.
+#: How far ahead a report or a piece of speech with less delay is looked for: over longer times clocks differ.
 LOOK_AHEAD_MS: Final = 10_000.0
 #: A microphone whose clock is fast gets ahead little by little: of sound that is ahead by less than this, a part is left
 #: out. What is further ahead was never spoken at that pace: it is a file.
@@ -26,7 +26,7 @@ FASTER_MS: Final = 200.0
 SKIPPED: Final = 0.005
 
 
-class Piece(NamedTuple):
+class SoundPiece(NamedTuple):
     """Sound that was heard from ``start_ms`` to ``end_ms`` of the call: that of ``ref``, from ``skip_ms`` of it on."""
 
     start_ms: float
@@ -78,7 +78,7 @@ class Streak:
         #: Up to where in the answer the streak was played; None before ``pieces``.
         self.cut_ms: float | None = None
         #: What was heard of it, the piece of each of the first entries.
-        self.heard: list[Piece] = []
+        self.heard: list[SoundPiece] = []
 
     def add(self, at: float, start_ms: float, lasts_ms: float, ref: int) -> None:
         self.at.append(at)
@@ -87,11 +87,11 @@ class Streak:
         self.refs.append(ref)
         self.ends_ms = start_ms + lasts_ms
 
-    def pieces(self, free_ms: float) -> list[Piece]:
+    def pieces(self, free_ms: float) -> list[SoundPiece]:
         """Return what was played, if the loudspeaker was free from ``free_ms`` on."""
         stop_ms = self._stop_ms()
         origins, upto = self._origins()
-        found: list[Piece] = []
+        found: list[SoundPiece] = []
         cursor, index = free_ms, 0
         for sent_at, start_ms, lasts_ms, ref in zip(self.at, self.starts, self.lasts, self.refs, strict=True):
             while index + 1 < len(upto) and upto[index] <= start_ms:
@@ -107,7 +107,7 @@ class Streak:
             if stop_ms == math.inf or not origins:
                 ends = min(ends, self.cut_at)
             if ends > begins:
-                found.append(Piece(begins, ends, ref, 0.0))
+                found.append(SoundPiece(begins, ends, ref, 0.0))
             cursor = max(begins + lasts_ms, cursor)
             if ends < begins + lasts_ms:
                 self.cut_ms = start_ms + max(0.0, ends - begins)
@@ -152,7 +152,7 @@ class Loudspeaker:
     def __init__(self) -> None:
         self.streaks: list[Streak] = []
         #: Sound that is played at once, beside everything else.
-        self.beside: list[Piece] = []
+        self.beside: list[SoundPiece] = []
         self._latest: dict[str, Streak] = {}
         #: Index of the first streak that no silence has cut.
         self._open = 0
@@ -171,7 +171,7 @@ class Loudspeaker:
 
     def send_beside(self, at: float, lasts_ms: float, ref: int) -> None:
         """Note sound that is played when it arrives, beside everything else."""
-        self.beside.append(Piece(at, at + lasts_ms, ref, 0.0))
+        self.beside.append(SoundPiece(at, at + lasts_ms, ref, 0.0))
 
     def report(self, answer_id: str | None, at: float, played_ms: float) -> None:
         """Note how far the client is in an answer; None: in the last that was sent."""
@@ -192,9 +192,9 @@ class Loudspeaker:
             streak.cut_at = min(streak.cut_at, at)
         self._open = len(self.streaks)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[SoundPiece]:
         """Return what was played, in order, without overlaps."""
-        found: list[Piece] = []
+        found: list[SoundPiece] = []
         free = 0.0
         for streak in self.streaks:
             mine = streak.pieces(free)
@@ -222,7 +222,7 @@ class Microphone:
         self._in_order = True
         #: The length of all sound so far.
         self.total_ms = 0.0
-        self._places: list[Piece] | None = None
+        self._places: list[SoundPiece] | None = None
         #: Where each piece ends in all sound.
         self._ends: NDArray[np.float64] = np.empty(0)
 
@@ -236,7 +236,7 @@ class Microphone:
         self._numbers.append(number)
         self.total_ms += lasts_ms
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[SoundPiece]:
         """Return what was said, in order, without overlaps."""
         if self._places is None:
             self._places = list(self._placed())
@@ -250,7 +250,7 @@ class Microphone:
         index = min(int(np.searchsorted(self._ends, audio_ms)), len(pieces) - 1)
         return float(pieces[index].end_ms - self._ends[index] + audio_ms)
 
-    def _placed(self) -> Iterator[Piece]:
+    def _placed(self) -> Iterator[SoundPiece]:
         at, lasts, refs = (np.array(column) for column in (self._at, self._lasts, self._refs))
         if not self._in_order:
             _, first = np.unique(np.array(self._numbers), return_index=True)
@@ -265,4 +265,4 @@ class Microphone:
                     skipped = lasting * SKIPPED
                 begins = cursor
             cursor = begins + lasting - skipped
-            yield Piece(float(begins), float(cursor), int(ref), float(skipped))
+            yield SoundPiece(float(begins), float(cursor), int(ref), float(skipped))

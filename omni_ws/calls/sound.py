@@ -18,7 +18,7 @@ from omni_ws.audio.container import wav_header
 from omni_ws.audio.ducking import DUCKED, RAMP_SEC
 from omni_ws.audio.pcm import NO_SAMPLES, Samples, pcm16_from_samples
 from omni_ws.calls.lines import read_sound
-from omni_ws.calls.loudspeaker import Piece
+from omni_ws.calls.loudspeaker import SoundPiece
 from omni_ws.calls.reading import CallReading
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError
@@ -38,7 +38,7 @@ def sample_rate(reading: CallReading) -> int:
     return next((rate for rate in (8000, 16_000) if highest <= rate), 24_000)
 
 
-def duration_ms(reading: CallReading, played: Sequence[Piece]) -> float:
+def duration_ms(reading: CallReading, played: Sequence[SoundPiece]) -> float:
     """Return how long the sound of a call is: until the end of the recording, or of the last sound."""
     ends = [reading.duration_ms]
     ends += [pieces[-1].end_ms for pieces in (reading.microphone.pieces(), played) if pieces]
@@ -66,9 +66,9 @@ def write_wav(reading: CallReading, target: BinaryIO) -> int:
     return len(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=data_bytes)) + data_bytes
 
 
-def _stretches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _stretches(pieces: Iterable[SoundPiece]) -> Iterator[list[SoundPiece]]:
     """Yield pieces that follow one another without a pause together."""
-    stretch: list[Piece] = []
+    stretch: list[SoundPiece] = []
     for piece in pieces:
         if stretch and piece.start_ms - stretch[-1].end_ms > _JOINED_MS:
             yield stretch
@@ -81,7 +81,7 @@ def _stretches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 class _Track:
     """One side of a call as samples, which are read in order."""
 
-    def __init__(self, stretches: Iterable[list[Piece]], reading: CallReading, file: BinaryIO, rate: int) -> None:
+    def __init__(self, stretches: Iterable[list[SoundPiece]], reading: CallReading, file: BinaryIO, rate: int) -> None:
         self._reading = reading
         self._file = file
         self._rate = rate
@@ -113,7 +113,7 @@ class _Track:
             self._at += len(taken)
             self._held = self._held[len(taken) :]
 
-    def _decoded(self, stretch: list[Piece]) -> Iterator[tuple[int, Samples]]:
+    def _decoded(self, stretch: list[SoundPiece]) -> Iterator[tuple[int, Samples]]:
         """Yield the samples of a stretch, with the place of each block."""
         at = round(stretch[0].start_ms * self._rate / 1000)
         decoder, audio = None, None
@@ -135,7 +135,7 @@ class _Track:
         if decoder is not None:
             yield at, decoder.flush()
 
-    def _unpacked(self, piece: Piece) -> Iterator[tuple[int, Samples]]:
+    def _unpacked(self, piece: SoundPiece) -> Iterator[tuple[int, Samples]]:
         """Yield a piece of compressed sound. What its codec holds back comes with the next piece of the stream."""
         source = self._reading.source(piece.ref)
         if source.stream not in self._streams:
@@ -153,7 +153,7 @@ class _Track:
         yield round(piece.start_ms * self._rate / 1000), samples[first : first + count]
 
 
-def _part(data: bytes, piece: Piece, audio: AudioFormat) -> bytes:
+def _part(data: bytes, piece: SoundPiece, audio: AudioFormat) -> bytes:
     """Return the part of raw sound that a piece consists of, in whole samples."""
     frame = audio.bytes_per_second // audio.sample_rate
     first = round(piece.skip_ms * audio.sample_rate / 1000) * frame

@@ -13,7 +13,7 @@ MAX_TURNS: Final = 10_000
 MAX_WORDS: Final = 1 << 14
 
 
-class Turn:
+class CallTurn:
     """One request with its answer. Times are milliseconds of the call; None if they are not known."""
 
     def __init__(self, request_id: str, at: float) -> None:
@@ -62,7 +62,7 @@ class Story:
     """Collects frames of the native WebSocket, in their order; ``turns`` has what they tell."""
 
     def __init__(self) -> None:
-        self.turns: dict[str, Turn] = {}
+        self.turns: dict[str, CallTurn] = {}
         #: The request whose sound was told of last.
         self.sounding: str | None = None
         self.errors: list[dict[str, Any]] = []
@@ -101,17 +101,17 @@ class Story:
         if (turn := self.turns.get(request_id)) is not None and (not turn.played or played_ms > turn.played[-1][1]):
             turn.played.append((at + self.later_ms, played_ms))
 
-    def _turn(self, at: float, request_id: object) -> Turn | None:
+    def _turn(self, at: float, request_id: object) -> CallTurn | None:
         if not isinstance(request_id, str):
             return None
         if request_id not in self.turns:
             if len(self.turns) >= MAX_TURNS:
                 self.left_out += 1
                 return None
-            self.turns[request_id] = Turn(request_id, at)
+            self.turns[request_id] = CallTurn(request_id, at)
         return self.turns[request_id]
 
-    def _named(self, turn: Turn, frame: Mapping[str, Any]) -> None:
+    def _named(self, turn: CallTurn, frame: Mapping[str, Any]) -> None:
         """Note the turn that a frame names, with what is known of its speech."""
         turn_id = frame.get("turn_id")
         if isinstance(turn_id, str) and turn.turn_id is None:
@@ -182,7 +182,7 @@ class Story:
         if frame.get("final"):
             self._ended(turn, at, frame)
 
-    def _called(self, turn: Turn, frame: Mapping[str, Any]) -> None:
+    def _called(self, turn: CallTurn, frame: Mapping[str, Any]) -> None:
         index = frame.get("index")
         if not isinstance(index, int) or (index not in turn.tools and len(turn.tools) >= MAX_TURNS):
             return
@@ -191,7 +191,7 @@ class Story:
         call["name"] = frame.get("name") or call["name"]
         call["arguments"] = _joined(call["arguments"], frame.get("arguments"))
 
-    def _ended(self, turn: Turn, at: float, frame: Mapping[str, Any]) -> None:
+    def _ended(self, turn: CallTurn, at: float, frame: Mapping[str, Any]) -> None:
         turn.ended_at = at
         turn.finish_reason = frame.get("finish_reason")
         turn.usage = frame.get("usage")

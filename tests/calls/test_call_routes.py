@@ -17,6 +17,7 @@ from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.raw_http import RawResponse, raw_client, request
 from support.raw_http import call as raw_call
+from support.realtime_client import realtime_client
 from support.recordings import recordings
 
 from omni_ws.config.keys import ApiKey, digest
@@ -206,3 +207,38 @@ async def test_sounds_are_made_once_and_leave_no_files(tmp_path: Path) -> None:
         [path] = recordings(tmp_path / "calls")
         path.unlink()  # as the limits of the folder remove it
         assert (await call(server.port, "GET", f"/calls/{call_id}/sound.wav")).status == 404
+
+
+async def test_secrets_are_in_neither_frames_nor_zip(tmp_path: Path) -> None:
+    folder = tmp_path / "calls"
+    server_tool = {
+        "type": "mcp",
+        "server_label": "s",
+        "server_url": "https://mcp.example/x",
+        "authorization": "SECRET-token",
+        "headers": {"X-Key": "SECRET-header"},
+    }
+    async with live_server(
+        NoiseEngine(0.2), keys=KEYS, record=folder, streaming_input={"resume_grace_sec": 30}, still_answers=False
+    ) as server:
+        made = await raw_call(server.port, "POST", "/v1/realtime/client_secrets", {}, "Authorization: Bearer user-key")
+        secret = made.json()["value"]
+        headers = {"additional_headers": {"Authorization": "Bearer user-key"}}
+        async with native_client(server, **headers) as client:
+            token = client.created["resume_token"]
+            await client.send("session_config", tools=[server_tool])
+            await client.receive()
+            await client.say("Hello.")
+            await client.answer()
+        async with realtime_client(server, additional_headers={"Authorization": f"Bearer {secret}"}) as other:
+            await other.send("session.update", session={"type": "realtime", "tools": [server_tool]})
+            await other.until("error", "session.updated")
+        await server.until(lambda: sum(b'"event":"end"' in one.read_bytes() for one in recordings(folder)) == 2)
+        for entry in (await call(server.port, "GET", "/calls", headers=bearer("boss-key"))).json()["calls"]:
+            found = await call(server.port, "GET", f"/calls/{entry['id']}/call.json", headers=bearer("boss-key"))
+            packed = await call(server.port, "GET", f"/calls/{entry['id']}/call.zip", headers=bearer("boss-key"))
+            with zipfile.ZipFile(io.BytesIO(packed.body)) as archive:
+                texts = [archive.read(name) for name in archive.namelist()] + [found.body]
+            assert b"mcp.example" in found.body  # the rest of the entry is there
+            for hidden in ("SECRET", secret, token, "user-key"):
+                assert not [text for text in texts if hidden.encode() in text], hidden

@@ -27,6 +27,7 @@ from omni_ws import __version__
 from omni_ws.config.values import ConfigurationError
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.service.process import check_space
+from omni_ws.wire.mcp_servers import scrubbed
 from omni_ws.wire.recording import (
     FORMAT,
     VERSION,
@@ -392,7 +393,8 @@ class RecordingFile:
             if isinstance(event, RecordedMessage):
                 event = _content(event) if payloads else _outline(event)
             elif isinstance(event, RecordedFrame):
-                text = event.frame if payloads else without_content(event.frame) or b"{}"
+                frame = scrubbed(event.frame)
+                text = frame if payloads else without_content(frame) or b"{}"
                 event = ToldLine(at=event.at, text=text.decode())
             elif isinstance(event, RecordedSound):
                 event = event.line()

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import orjson
 
@@ -50,6 +50,7 @@ MAX_LISTED: Final = 500
 #: Sounds that are kept after they were made, since players ask for their parts one by one; and for how long.
 KEPT_SOUNDS: Final = 2
 KEPT_SEC: Final = 120.0
+T = TypeVar("T")
 _PART_BYTES: Final = 256 * 1024
 _RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
 #: Of every response: nothing is guessed from its content, no page of another site gets it, and no cache keeps it.
@@ -134,7 +135,7 @@ class CallRoutes(FrontEnd):
     async def describe(self, exchange: HttpExchange) -> None:
         """Respond with everything but the sound."""
         lines = await self._find(exchange)
-        await _respond_json(exchange, await run_work(Work.FILES, lambda: describe(CallReading(lines))))
+        await _respond_json(exchange, await self._read(lambda: describe(CallReading(lines))))
 
     async def sound(self, exchange: HttpExchange) -> None:
         """Respond with the sound as a stereo WAV file, or with the part that is asked for."""
@@ -172,10 +173,10 @@ class CallRoutes(FrontEnd):
         lines = await run_work(Work.FILES, self._folder.find, session_of(given))
         if lines is None or lines.header.key != key_name(key) or lines.header.kind not in ("live", "webrtc"):
             raise SessionNotFound("there is no such session", param="session_id")
-        if not await run_work(Work.FILES, lambda: CallReading(lines).stored):
+        if not await self._read(lambda: CallReading(lines).stored):
             raise SessionNotFound("this session was not stored: store was not true", param="session_id")
         if _accepts(exchange.request, "application/json"):
-            said = await run_work(Work.FILES, lambda: transcript(describe(CallReading(lines))))
+            said = await self._read(lambda: transcript(describe(CallReading(lines))))
             await _respond_json(exchange, {"id": given, "object": "live.session.content", "transcript": said})
             return
         async with self._sound(lines) as sound:
@@ -210,6 +211,17 @@ class CallRoutes(FrontEnd):
         return lines
 
     # files
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        """Run a pass over a recording in a thread, one at a time: a long call takes seconds of a processor.
+
+        Raises NotFound if the recording is removed meanwhile.
+        """
+        async with self._making:
+            try:
+                return await run_work(Work.FILES, read)
+            except FileNotFoundError:
+                raise NotFound("there is no recorded call with this id") from None
 
     @asynccontextmanager
     async def _sound(self, lines: CallLines) -> AsyncIterator[_File]:

@@ -193,10 +193,11 @@ class Call(RealtimeConnection):
         """Let sidebands wait while the session has no room for input, or the caller is not there yet."""
         self.sidebands.hold(self._reading_paused or not self._channel.opened.done())
 
-    def _record(self, response_id: str, audio: bytes) -> None:
-        """Record a packet that the caller is about to hear."""
+    def _record(self, response_id: str, audio: bytes, in_sec: float) -> None:
+        """Record a packet that the caller hears in ``in_sec`` seconds."""
         if self._session.recording is not None:
-            self._session.recording.sound(audio, TRACK, by_user=False, request_id=self._request_of(response_id))
+            request_id = self._request_of(response_id)
+            self._session.recording.sound(audio, TRACK, by_user=False, request_id=request_id, in_ms=in_sec * 1000)
 
     def _request_of(self, response_id: str) -> str | None:
         """Return the request that a response answers; None if there is none."""
@@ -792,9 +793,10 @@ class CallSpeaker(MediaStreamTrack):
         self,
         on_started: Callable[[str], None],
         on_stopped: Callable[[str], None],
-        on_sent: Callable[[str, bytes], None] | None = None,
+        on_sent: Callable[[str, bytes, float], None] | None = None,
     ) -> None:
-        """``on_sent`` is called with each packet before it is encoded, and the id of its response."""
+        """``on_sent`` is called with each packet before it is encoded: the id of its response, its audio, and in how
+        many seconds a player that plays the first packet of an answer at once gets to it."""
         super().__init__()
         self._on_sent = on_sent
         self._on_started = on_started
@@ -859,6 +861,6 @@ class CallSpeaker(MediaStreamTrack):
             if not played.position:
                 self._on_started(played.answer_id)
             if self._on_sent is not None:
-                self._on_sent(played.answer_id, played.audio)
+                self._on_sent(played.answer_id, played.audio, self._due + HEAD_START_SEC - self._now())
             return played.audio
         return None
