@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 TOLERANCE_MS: Final = 10.0
 #: How far ahead a report or a piece of speech with less delay is looked for: over longer times clocks differ.
 LOOK_AHEAD_MS: Final = 10_000.0
-#: A microphone whose clock is fast gets ahead little by little: of sound that is ahead by less than this, a part is left
-#: out. What is further ahead was never spoken at that pace: it is a file.
+#: A microphone whose clock is fast gets ahead little by little: of sound that is ahead by less than this, a part is
+#: left out. What is further ahead was never spoken at that pace: it is a file.
 FASTER_MS: Final = 200.0
 SKIPPED: Final = 0.005
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +15,23 @@ from support.recordings import recordings
 from support.webrtc_client import webrtc_call
 
 from omni_ws.audio.compressed import PACKET_BYTES
+from omni_ws.engine.threads import Work
 from omni_ws.service.recording.recorder import Recorder, RecordingFolder
+from omni_ws.transport.webrtc import call as webrtc_call_module
 from omni_ws.transport.webrtc.call import PACKET_SEC, TRACK, CallSpeaker
 
 TURNS = 6
 
 
+async def at_once(work: Work, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Does the work here: the clock that jumps sees no threads."""
+    return call(*arguments)
+
+
 @pytest.mark.virtual_clock
-async def test_a_call_of_ten_minutes(tmp_path: Path) -> None:
+async def test_a_call_of_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five of six answers are cut. A packet is heard when it comes, or when those before it were played."""
+    monkeypatch.setattr(webrtc_call_module, "run_work", at_once)
     folder = RecordingFolder(tmp_path / "calls", max_bytes=1 << 30, max_age=0)
     folder.prepare()
     recorder = Recorder(folder, engine="noise", model=lambda: "noise")
@@ -71,7 +81,7 @@ async def test_a_call_of_ten_minutes(tmp_path: Path) -> None:
         offsets = truth.offsets_ms(track, rate)
         print(f"offsets {min(offsets):.2f} to {max(offsets):.2f} ms of {len(offsets)}")
         assert max(map(abs, offsets)) < 20
-        assert truth.strays(track, rate) < 0.002
+        assert truth.strays(track, rate) < 0.002, truth.where(track, rate)
 
 
 @pytest.mark.slow
