@@ -405,6 +405,7 @@ async def test_what_telephones_and_stored_sessions_would_need() -> None:
             ("POST", "reject"),
             ("POST", "refer"),
             ("POST", "fork"),
+            ("GET", "content"),
         ):
             answer = await client.request(method, f"{path}/{step}")
             error = answer.json()["error"]
