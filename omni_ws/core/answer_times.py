@@ -1,4 +1,4 @@
-"""The names of the moments of an answer, as clients are told them in finals: protocol/README.md, "Times of an answer"."""
+"""The names of the moments of an answer, as finals have them (protocol/README.md, "Times of an answer")."""
 
 from __future__ import annotations
 

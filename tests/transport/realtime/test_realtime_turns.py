@@ -50,6 +50,13 @@ async def test_a_detected_turn_is_an_item_and_is_answered() -> None:
         response = await client.response()
         assert text_of(response) == "I go"
         assert len(client.heard(response["id"])) == 4800
+        times = response["times"]
+        assert times["speech_ended"] == 0
+        assert {"turn_decided", "transcript_settled", "first_token", "first_audio_sent", "last_audio_sent"} <= set(
+            times
+        )
+        assert "first_audio_played" not in times, "nobody reports it here"
+        assert times["turn_decided_audio_ms"] > 0
         assert client.kinds(since=begin) == [
             "input_audio_buffer.speech_started",
             "input_audio_buffer.speech_stopped",

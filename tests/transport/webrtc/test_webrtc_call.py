@@ -99,6 +99,15 @@ async def test_a_spoken_turn_of_which_packets_are_lost() -> None:
         assert packets(server, "lost") > 0
         concealed = server.app.sessions.metrics.registry.get_sample_value("omni_ws_webrtc_concealed_seconds_total")
         assert concealed == pytest.approx(0.02 * packets(server, "lost"))
+        done = (await caller.until("response.done"))["response"] if not caller.seen("response.done") else None
+        times = (done or caller.seen("response.done")[0]["response"])["times"]
+        # The server plays: it knows when the first packet went out.
+        whole = server.app.sessions.metrics.registry.get_sample_value(
+            "omni_ws_mouth_to_ear_seconds_sum", {"origin": "webrtc"}
+        )
+        assert whole is not None
+        assert times["speech_ended"] == 0
+        assert times["turn_decided"] < times["first_audio_sent"] <= whole * 1000 + 1
     assert loud_ms(caller) > 300
 
 
