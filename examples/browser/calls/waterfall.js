@@ -135,7 +135,7 @@ export function spansOf(times) {
 }
 
 /* As a stage is called on the page. */
-const label = (stage) => stage.replaceAll("_", " ");
+const label = (stage) => stage.replaceAll("_", " ").replace(/^llm /, "LLM ");
 
 function row(fall, stage, took) {
   const line = drawn("li", "");
