@@ -51,7 +51,7 @@ async function show(found) {
   }
   transcript.show(turns);
   wave.show(turns, length);
-  frames.show(call.events ?? []);
+  frames.show(call.events ?? [], call.events_left_out ?? 0);
   element("nothing-said").hidden = turns.length > 0;
   if (call.recorded?.payloads === false) {
     const text = "Only the structure of this call was recorded, not what was said: there is no sound, and no text.";
@@ -152,7 +152,9 @@ element("wave").addEventListener("pointermove", (event) => {
 function showTurn(turn, place) {
   element("turn-title").textContent = `Turn ${place + 1} of ${transcript.turns.length}`;
   const spans = (turn.spans ?? []).map(({ name, start_ms: start, end_ms: end }) => ({ stage: name, start, end }));
-  const told = spans.length ? spans : spansOf(turn.times ?? {});
+  const times = turn.times ?? {};
+  const parts = spansOf(times, times.speech_ended ?? times.input_ended);
+  const told = parts.length > 1 ? parts : spans; // what the session measured itself says more than its frames
   const facts = [
     ["request", turn.request_id],
     ["ended by", turn.finish_reason],
@@ -162,7 +164,7 @@ function showTurn(turn, place) {
     ...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", "", name), make("dd", "", String(value))]),
   );
   // The answer itself lasts longer than all that came before it.
-  const { speech_ended: spoken, first_audio_played: heard } = turn.times ?? {};
+  const { speech_ended: spoken, first_audio_played: heard } = times;
   const bounds = { begin: spoken ?? Math.min(...told.map(({ start }) => start)), end: heard ?? Math.max(...told.map(({ end }) => end)) };
   const nothing = make("p", "note", "No times were recorded of this turn.");
   element("turn-fall").replaceChildren(told.length ? waterfall({ spans: told, ...bounds }) : nothing);

@@ -119,11 +119,11 @@ const PARTS = [
   ["playing", "first_audio_played"],
 ];
 
-/* The times of one answer (`times` of a final, in milliseconds since the end of the speech) as spans, one after the other.
+/* The times of one answer (`times` of a final, in milliseconds, with the end of the speech at `begin`) as spans, one after the other.
    What was ready before takes no time of its own. */
-export function spansOf(times) {
+export function spansOf(times, begin = 0) {
   const spans = [];
-  let last = 0;
+  let last = begin;
   for (const [stage, moment] of PARTS) {
     const end = times[moment];
     // An LLM that hears by itself does not wait for the transcript.
