@@ -5,20 +5,24 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import IO, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import orjson
 
 from omni_ws.calls.lines import CallLines
 from omni_ws.calls.loudspeaker import Streak
-from omni_ws.calls.reading import CallReading
+from omni_ws.calls.reading import CallReading, parsed_text
 from omni_ws.calls.sound import duration_ms
 from omni_ws.calls.story import Turn
+from omni_ws.wire.recording import SentLine, ToldLine
 
 #: Names in the zip. None is taken from a recording.
 _SOUND: Final = "sound.wav"
 _ROOT: Final = "call"
 _COPY_BYTES: Final = 1 << 20
+#: How far a recording is read for the first words in it, and how many characters of them are shown.
+_LOOKED_BYTES: Final = 1 << 18
+_FIRST_WORDS: Final = 120
 #: From which time of an answer to which each part lasts, in the order in which they are drawn.
 _SPANS: Final = (
     ("user speaks", "speech_started", "speech_ended"),
@@ -50,6 +54,26 @@ def summary(lines: CallLines) -> dict[str, Any]:
 def _later(started: str, lines: CallLines) -> str:
     written = lines.path.stat().st_mtime
     return datetime.fromtimestamp(written, datetime.fromisoformat(started).tzinfo).isoformat(timespec="milliseconds")
+
+
+def first_words(lines: CallLines) -> str | None:
+    """Return what was said first, by the begin of the recording; None if that has no words."""
+    for line in lines:
+        if line.offset > _LOOKED_BYTES:
+            return None
+        event = line.event
+        if not isinstance(event, SentLine | ToldLine) or event.text is None or "transcript" not in event.text:
+            continue
+        frame = parsed_text(event.text)
+        text = frame.get("text")
+        if (
+            frame.get("modality") == "transcript"
+            and not frame.get("interim")
+            and isinstance(text, str)
+            and text.strip()
+        ):
+            return text.strip()[:_FIRST_WORDS]
+    return None
 
 
 def describe(reading: CallReading) -> dict[str, Any]:
@@ -209,7 +233,7 @@ def _clock(at_ms: float | None) -> str:
     return "--:--:--" if at_ms is None else f"{timedelta(seconds=int(at_ms / 1000))!s:0>8}"
 
 
-def write_zip(reading: CallReading, call: Mapping[str, Any], sound: BinaryIO | None, target: IO[bytes]) -> None:
+def write_zip(reading: CallReading, call: Mapping[str, Any], sound: BinaryIO | None, target: BinaryIO) -> None:
     """Write the zip of a call to ``target``: sound, transcript, ``call.json`` and the recording itself. Blocks."""
     began = datetime.fromisoformat(reading.header.started).timetuple()[:6]
     with zipfile.ZipFile(target, "w", compresslevel=1) as archive:

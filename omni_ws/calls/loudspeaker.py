@@ -225,8 +225,10 @@ class Microphone:
         """Note a piece that arrived at ``at``. Numbers order pieces; one that has come already is left out."""
         number = len(self._numbers) if number is None else number
         self._in_order = self._in_order and (not self._numbers or number > self._numbers[-1])
-        for column, value in ((self._at, at), (self._lasts, lasts_ms), (self._refs, ref), (self._numbers, number)):
-            column.append(value)
+        self._at.append(at)
+        self._lasts.append(lasts_ms)
+        self._refs.append(ref)
+        self._numbers.append(number)
         self.total_ms += lasts_ms
 
     def pieces(self) -> list[Piece]:

@@ -90,8 +90,7 @@ class CallReading:
         hear, say = self._by_kind()
         for line in lines:
             self._take(line, hear, say)
-        if self._ducks_from is not None:
-            self.ducked.append((self._ducks_from, math.inf))
+        self._duck(math.inf, False)
         self._decoders.clear()
 
     def source(self, ref: int) -> Source:

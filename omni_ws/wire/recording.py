@@ -175,7 +175,7 @@ RecordedLine: TypeAlias = (
     | EndedLine
 )
 #: Lines that say more than the messages of the connections do. A replay has no use for them.
-BESIDE: Final = (SoundLine, ToldLine, PlayedLine, StoredLine)
+BesideLine: TypeAlias = SoundLine | ToldLine | PlayedLine | StoredLine
 
 _encoder: Final = msgspec.json.Encoder()
 _event_decoder: Final[msgspec.json.Decoder[RecordedLine]] = msgspec.json.Decoder(RecordedLine)

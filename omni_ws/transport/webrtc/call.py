@@ -40,7 +40,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.audio.compressed import PACKET_BYTES, SAMPLE_RATE, OpusPacketDecoder, OpusPacketEncoder
 from omni_ws.config.model import WebrtcConfig
-from omni_ws.core.chunks import AudioFormat
+from omni_ws.core.chunks import AudioFormat, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.reorder import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
 from omni_ws.engine.threads import Work, run_work
@@ -90,6 +90,8 @@ check_private_names(
         InboundStream: ("reassembly",),
     },
 )
+#: The sound of both tracks, as it is recorded.
+TRACK: Final = AudioFormat(sample_rate=SAMPLE_RATE)
 #: Stands for a response in the playout of sound that belongs to none.
 _BESIDE: Final = ""
 #: A call has no pings; see CallChannel.
@@ -120,7 +122,9 @@ class Call(RealtimeConnection):
         self._dialect_known = True  # vLLM's clients do not call
         self._dropped = metrics.webrtc_packets.labels(PacketOutcome.DROPPED.value)
         self.microphone = CallMicrophone(self.hear, metrics)
-        self.speaker = CallSpeaker(self._audio_started, self._audio_stopped)
+        self.speaker = CallSpeaker(
+            self._audio_started, self._audio_stopped, None if session.recording is None else self._record
+        )
         self.sidebands = Sidebands(self, dialect.greeting, refused=refused)
         self._hold_commands()
 
@@ -161,6 +165,8 @@ class Call(RealtimeConnection):
             self._dropped.inc()
             return
         now = self._channel.heard_at
+        if self._session.recording is not None:
+            self._session.recording.sound(audio, TRACK, by_user=True)
         try:
             self._of_call.append(audio, now)
         except InvalidRequest as error:
@@ -187,6 +193,15 @@ class Call(RealtimeConnection):
         """Let sidebands wait while the session has no room for input, or the caller is not there yet."""
         self.sidebands.hold(self._reading_paused or not self._channel.opened.done())
 
+    def _record(self, response_id: str, audio: bytes) -> None:
+        """Record a packet that the caller is about to hear."""
+        if self._session.recording is not None:
+            self._session.recording.sound(audio, TRACK, by_user=False, request_id=self._request_of(response_id))
+
+    def _request_of(self, response_id: str) -> str | None:
+        """Return the request that a response answers; None if that is not known, or there is none."""
+        return None
+
     def _audio_started(self, response_id: str) -> None:
         """Note that the audio of a response begins to be heard."""
 
@@ -207,11 +222,19 @@ class RealtimeCall(Call):
         self._dialect: RealtimeDialect = dialect
         #: The id of the response that was cut short: its audio that is still to come is not played.
         self._cut: str | None = None
+        #: The request of the message that is being rendered; and by response, that of what the speaker has.
+        self._rendered: str | None = None
+        self._names: dict[str, str | None] = {}
 
     # output
 
+    def _request_of(self, response_id: str) -> str | None:
+        return self._names.get(response_id)
+
     def _render(self, message: ServerMessage) -> Iterator[Event]:
         match message:
+            case OutputChunk(request_id=request_id):
+                self._rendered = request_id
             case SpeechStartedFrame(certain=False):
                 self.speaker.duck(True)
             case SpeechConfirmedFrame() | SpeechDismissedFrame():
@@ -223,6 +246,7 @@ class RealtimeCall(Call):
             case "response.output_audio.delta":
                 if event["response_id"] != self._cut:
                     self.speaker.say(event["response_id"], event["delta"])
+                    self._names[event["response_id"]] = self._rendered
                 return
             case event_type if event_type == BACKCHANNEL:
                 self.speaker.say(_BESIDE, event["delta"])
@@ -243,6 +267,7 @@ class RealtimeCall(Call):
     def _output_cleared(self, response_id: str | None) -> None:
         """Drop audio that was not played yet. ``response_id`` is the id of the response that was cut short, if any."""
         heard = [one for one in self.speaker.clear() if one != _BESIDE]
+        self._names.clear()
         self._cut = response_id or (heard[-1] if heard else self._cut)
         for one in heard:
             super()._output_cleared(one)
@@ -253,6 +278,7 @@ class RealtimeCall(Call):
             self._send([{"type": "output_audio_buffer.started", "response_id": response_id}])
 
     def _audio_stopped(self, response_id: str) -> None:
+        self._names.pop(response_id, None)
         if response_id != _BESIDE:
             self._send([{"type": "output_audio_buffer.stopped", "response_id": response_id}])
 
@@ -770,13 +796,20 @@ class CallSpeaker(MediaStreamTrack):
 
     kind = "audio"
 
-    def __init__(self, on_started: Callable[[str], None], on_stopped: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_started: Callable[[str], None],
+        on_stopped: Callable[[str], None],
+        on_sent: Callable[[str, bytes], None] | None = None,
+    ) -> None:
+        """``on_sent`` is called with each packet before it is encoded, and the id of its response."""
         super().__init__()
+        self._on_sent = on_sent
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._now = asyncio.get_running_loop().time
         self._encoder = OpusPacketEncoder()
-        self._playout = Playout(PACKET_BYTES, AudioFormat(sample_rate=SAMPLE_RATE))
+        self._playout = Playout(PACKET_BYTES, TRACK)
         self._changed = asyncio.Event()
         self._due = self._origin = self._now()
 
@@ -833,5 +866,7 @@ class CallSpeaker(MediaStreamTrack):
                 continue
             if not played.position:
                 self._on_started(played.answer_id)
+            if self._on_sent is not None:
+                self._on_sent(played.answer_id, played.audio)
             return played.audio
         return None
