@@ -69,7 +69,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live
     write_call(
         folder, [Said("Hi.", f"Answer {number}.") for number in range(LONG_TURNS)], call_id="sess_long", sparse=True
     )
-    write_call(folder, TALK, call_id="sess_empty", payloads=False)
+    write_call(folder, (), call_id="sess_empty", payloads=False)
     write_call(folder, [Said("What is the capital of France?", "It is Paris.")], call_id="sess_other")
     async with live_server(record=folder) as running:
         yield running
@@ -351,6 +351,8 @@ async def states(demo: DemoPage, port: int) -> AsyncIterator[str]:
     await page.locator(".turn").first.wait_for()
     await load_axe(page)
     await page.locator(".call summary").click()
+    await page.locator("#wire-filter").fill("speech_started")  # the frames in sight are all that there are
+    await page.locator("#frame-count", has_text="3 of").wait_for()
     for pane in ("conversation", "turn", "frames"):
         await page.evaluate("(name) => document.querySelector(`#pane-${name}`).click()", pane)
         yield pane

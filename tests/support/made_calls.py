@@ -1,4 +1,4 @@
-"""Recordings of calls over the native WebSocket, made line by line: whoever says what, and as many turns as one likes."""
+"""Recordings of calls over the native WebSocket, made line by line: who says what, and as many turns as one likes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ THINKS_MS: Final = 700
 PAUSE_MS: Final = 500
 #: What the input of a request has before the speech in it.
 PADDING_MS: Final = 300
+#: How much sound a side of a turn has in a call with little of it.
+LITTLE_MS: Final = 40
 
 
 class Said(NamedTuple):
@@ -79,7 +81,7 @@ def _lines(turns: Sequence[Said], frame: str | None, sparse: bool) -> Iterator[d
         request, turn = {"request_id": f"req_{index:032x}"}, {"turn_id": f"turn_{index:032x}"}
         question, answer = said.question.split(), said.answer.split()
         silence = 0 if sparse else PAUSE_MS
-        spoken = WORD_MS if sparse else WORD_MS * len(question)
+        spoken = LITTLE_MS if sparse else WORD_MS * len(question)
         tail = 0 if sparse else THINKS_MS
         yield line(at + silence, "in", _chunk(3 * index, silence, 0))
         yield line(at + silence + spoken, "in", _chunk(3 * index + 1, spoken, 220))
@@ -104,7 +106,7 @@ def _lines(turns: Sequence[Said], frame: str | None, sparse: bool) -> Iterator[d
         number += 1
         yield line(at, "out", {
             "type": "output_chunk", "sequence_id": number, "modality": "audio", **request, "start_ms": 0,
-            "payload": _tone(WORD_MS if sparse else WORD_MS * len(answer), 440), "words": _words(answer, 0),
+            "payload": _tone(LITTLE_MS if sparse else WORD_MS * len(answer), 440), "words": _words(answer, 0),
         })  # fmt: skip
         played = WORD_MS * (len(answer) if said.heard is None else said.heard)
         if said.tool is not None:

@@ -67,6 +67,9 @@ class _File:
     file: BinaryIO
     size: int
 
+    def __del__(self) -> None:
+        self.file.close()
+
 
 class CallRoutes(FrontEnd):
     """The handlers of ``/calls`` and of ``/v1/live/sessions/{id}/content``. Any worker serves the calls of all."""
