@@ -161,7 +161,7 @@ class AnswerPlayed:
 RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded | AnswerPlayed
 
 #: How many answers of a session, which were sent and of which nothing was played, are remembered.
-_MAX_UNPLAYED: Final = 4
+MAX_UNPLAYED: Final = 4
 
 
 class SessionTimeline:
@@ -187,7 +187,7 @@ class SessionTimeline:
         """Note that the first sound of an answer was sent. Of too many answers the oldest is forgotten."""
         self.unplayed = self.unplayed or {}
         self.unplayed[request.request_id] = request
-        if len(self.unplayed) > _MAX_UNPLAYED:
+        if len(self.unplayed) > MAX_UNPLAYED:
             del self.unplayed[next(iter(self.unplayed))]
 
     def played(self, request_id: str | None, when: float) -> None:
