@@ -15,6 +15,7 @@ from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
 from support.made_calls import Said, write_call
+from support.part_engines import ToneEngine
 from support.raw_http import raw_client, request
 
 from omni_ws.config.keys import ApiKey, digest
@@ -338,6 +339,34 @@ async def test_an_answer_by_another_voice_stands_beside_the_first(server: LiveSe
         )
     async with call_page(server, "sess_talk") as demo:
         assert await demo.page.locator("button[name=fork], #fork").locator("visible=true").count() == 0
+
+
+async def test_the_demo_page_says_that_it_is_recorded(tmp_path: Path) -> None:
+    """On the server's own machine it leads to the call, which can be heard while it goes on."""
+    keys = (ApiKey(name="caller", key_sha256=digest("caller-key")),)
+    async with live_server(ToneEngine(), record=tmp_path / "open") as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        assert await demo.page.locator("#recorded").inner_text() == "Recorded"
+        await demo.write("it's a tone")
+        await demo.answered()
+        await demo.in_state("ready")
+        address = await demo.page.locator("#recorded").evaluate("(link) => link.href")
+        async with demo_page(tapped=False, sample_rate=None) as call:
+            await call.page.goto(address)
+            await call.page.locator(".turn .user .words", has_text="it's a tone").wait_for()
+            await call.until("() => document.querySelector('#sound').duration > 0")
+            await call.page.locator("#turn-fall .label", has_text="sending").wait_for()
+    async with (
+        live_server(ToneEngine(), keys=keys, record=tmp_path / "keys") as server,
+        demo_page(tapped=False, expect_problems=True) as demo,
+    ):
+        await demo.page.goto(f"http://127.0.0.1:{server.port}/#key=caller-key")
+        await demo.in_state("ready")
+        await demo.page.locator("#recorded").wait_for()
+        assert await demo.page.locator("#recorded").get_attribute("href") is None
+    async with live_server(ToneEngine()) as server, demo_page(tapped=False) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        assert not await demo.page.locator("#recorded").is_visible()
 
 
 async def states(demo: DemoPage, port: int) -> AsyncIterator[str]:

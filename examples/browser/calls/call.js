@@ -154,7 +154,10 @@ function showTurn(turn, place) {
   const spans = (turn.spans ?? []).map(({ name, start_ms: start, end_ms: end }) => ({ stage: name, start, end }));
   const times = turn.times ?? {};
   const parts = spansOf(times, times.speech_ended ?? times.input_ended);
-  const told = parts.length > 1 ? parts : spans; // what the session measured itself says more than its frames
+  // What the session measured itself says more than its frames. These go on to the end of the answer, which takes longer
+  // than all that came before it.
+  const until = times.first_audio_played ?? Infinity;
+  const told = parts.length > 1 ? parts : spans.filter(({ start }) => start >= (times.speech_ended ?? 0) && start < until);
   const facts = [
     ["request", turn.request_id],
     ["ended by", turn.finish_reason],
@@ -163,9 +166,7 @@ function showTurn(turn, place) {
   element("turn-facts").replaceChildren(
     ...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", "", name), make("dd", "", String(value))]),
   );
-  // The answer itself lasts longer than all that came before it.
-  const { speech_ended: spoken, first_audio_played: heard } = times;
-  const bounds = { begin: spoken ?? Math.min(...told.map(({ start }) => start)), end: heard ?? Math.max(...told.map(({ end }) => end)) };
+  const bounds = { begin: Math.min(...told.map(({ start }) => start)), end: Math.max(...told.map(({ end }) => end)) };
   const nothing = make("p", "note", "No times were recorded of this turn.");
   element("turn-fall").replaceChildren(told.length ? waterfall({ spans: told, ...bounds }) : nothing);
   fork.select({ place, turn });
