@@ -6,6 +6,7 @@ reaches a session: a recording that cannot continue is cut, with the reason in i
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import os
@@ -206,6 +207,14 @@ class Recorder:
             logger.warning("failed to remove an old recording: %s", error)
 
 
+def _clock() -> Callable[[], float]:
+    """Return the clock of the running event loop, by which sound is paced."""
+    try:
+        return asyncio.get_running_loop().time
+    except RuntimeError:
+        return time.monotonic
+
+
 class SessionRecording:
     """The recording of one session, over any number of connections. A disk error never raises here.
 
@@ -214,7 +223,7 @@ class SessionRecording:
 
     def __init__(self, recorder: Recorder, name: str, key: str | None) -> None:
         self.key = key
-        self.file = RecordingFile(name)
+        self.file = RecordingFile(name, _clock())
         self._recorder = recorder
         self._connections = 0
         self._open = 0
@@ -362,18 +371,20 @@ class RecordingFile:
     The event loop reads ``failure``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` is monotonic, in seconds."""
         self.name = name
+        self._clock = clock
         #: Why nothing more is written; None while lines are.
         self.failure: str | None = None
-        #: ``time.monotonic()`` at offset 0.
-        self._began = time.monotonic()
+        #: The time of the clock at offset 0.
+        self._began = clock()
         self._state = FileState.ABSENT
         self._lines = bytearray()
 
     def now(self) -> float:
         """Return the milliseconds since the beginning of the recording."""
-        return round((time.monotonic() - self._began) * 1000, 3)
+        return round((self._clock() - self._began) * 1000, 3)
 
     def take(self, event: _Event, folder: RecordingFolder, *, payloads: bool) -> None:
         """Add an event, and write the lines that wait if they are many or the event is the last. Never raises."""
