@@ -14,6 +14,7 @@ from omni_ws.calls.loudspeaker import Streak
 from omni_ws.calls.reading import CallReading, parsed_text
 from omni_ws.calls.sound import duration_ms
 from omni_ws.calls.story import Turn
+from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
 from omni_ws.wire.recording import SentLine, ToldLine
 
 #: Names in the zip. None is taken from a recording.
@@ -23,15 +24,17 @@ _COPY_BYTES: Final = 1 << 20
 #: How far a recording is read for the first words in it, and how many characters of them are shown.
 _LOOKED_BYTES: Final = 1 << 18
 _FIRST_WORDS: Final = 120
-#: From which time of an answer to which each part lasts, in the order in which they are drawn.
-_SPANS: Final = (
-    ("user speaks", "speech_started", "speech_ended"),
-    ("turn end", "speech_ended", "turn_decided"),
-    ("request", "turn_decided", "request_started"),
-    ("first text", "request_started", "first_text"),
-    ("first audio", "first_text", "first_audio_sent"),
-    ("to the loudspeaker", "first_audio_sent", "first_audio_played"),
-    ("answer plays", "first_audio_played", "last_audio_played"),
+#: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends; and where
+#: the session has not measured them, those that the frames tell (protocol/README.md, "Times of an answer").
+_PARTS: Final = (
+    ("turn_decision", "turn_decided"),
+    ("queue", "engine_started"),
+    ("recognition", "transcript_settled"),
+    ("llm_first_token", "first_token"),
+    ("first_clause", "first_clause"),
+    ("voice", "first_audio_made"),
+    ("sending", "first_audio_sent"),
+    ("playing", "first_audio_played"),
 )
 
 
@@ -121,6 +124,7 @@ def _turn(turn: Turn, reading: CallReading, streaks: list[Streak]) -> dict[str, 
         "finish_reason": turn.finish_reason,
         **({} if turn.error is None else {"error": turn.error}),
         **({} if turn.usage is None else {"usage": turn.usage}),
+        **{name: turn.times[name] for name in BESIDE_MOMENTS if name in turn.times},
         "times": times,
         "spans": _spans(times),
     }
@@ -183,30 +187,54 @@ def _times(turn: Turn, speech: list[float | None], answer: Mapping[str, Any]) ->
         "speech_ended": speech[1],
         "turn_decided": turn.stopped_at,
         "request_started": turn.started_at,
-        "first_text": turn.first_text_at,
+        "first_token": turn.first_text_at,
         "first_audio_sent": turn.first_sound_at,
         "first_audio_played": answer["start_ms"],
         "last_audio_sent": turn.last_sound_at,
         "last_audio_played": answer["end_ms"],
         "ended": turn.ended_at,
     }
-    begin = speech[1] if speech[1] is not None else turn.opened_at
-    for name, value in turn.times.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
+    begin = _origin(turn, speech)
+    for name in MOMENTS:
+        if isinstance(value := turn.times.get(name), int | float):
             times[name] = begin + value
+    # When it was played is taken from the sound, which is what is heard here.
+    times["first_audio_played"] = answer["start_ms"] if answer["start_ms"] is not None else times["first_audio_played"]
     return {name: round(value, 3) for name, value in times.items() if value is not None}
 
 
+def _origin(turn: Turn, speech: list[float | None]) -> float:
+    """Return the time from which the session has measured: by its first sound, which the recording has too."""
+    measured = turn.times.get("first_audio_sent")
+    if isinstance(measured, int | float) and turn.first_sound_at is not None:
+        return turn.first_sound_at - measured
+    return speech[1] if speech[1] is not None else turn.opened_at
+
+
 def _spans(times: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the parts of an answer that follow one another: a part whose begin is not known begins with the last."""
+    """Return the parts of the time before the first sound, and the speech and the sound themselves.
+
+    Each part begins at the latest of the moments before it: what was ready before takes no time of its own.
+    """
     spans = []
-    last: float | None = None
-    for name, first, end in _SPANS:
-        start_ms, end_ms = times.get(first, last), times.get(end)
-        if start_ms is not None and end_ms is not None and end_ms >= start_ms:
-            spans.append({"name": name, "start_ms": start_ms, "end_ms": end_ms})
-        last = end_ms if end_ms is not None else last
+    if "speech_started" in times and "speech_ended" in times:
+        spans.append(_span("speech", times["speech_started"], times["speech_ended"]))
+    last = times.get("speech_ended", times.get("input_ended", times.get("request_started")))
+    for name, moment in _PARTS:
+        end = times.get(moment)
+        # A model that hears by itself does not wait for the transcript.
+        if end is None or (moment == "transcript_settled" and end > times.get("first_token", end)):
+            continue
+        if last is not None and end > last:
+            spans.append(_span(name, last, end))
+        last = end if last is None else max(last, end)
+    if "first_audio_played" in times and "last_audio_played" in times:
+        spans.append(_span("answer", times["first_audio_played"], times["last_audio_played"]))
     return spans
+
+
+def _span(name: str, start_ms: float, end_ms: float) -> dict[str, Any]:
+    return {"name": name, "start_ms": start_ms, "end_ms": end_ms}
 
 
 def transcript(call: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -83,8 +83,8 @@ class CallReading:
         self._answering: str | None = None
         #: The number of the last output of a native session; a resume sends some again.
         self._highest = -1
-        #: By what a connection calls an answer or an item: the answer. By name: the place of a mark.
-        self._aliases: dict[str, str] = {}
+        #: By item of the Realtime API, the answer that it is of. By name, the place of a mark.
+        self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
         self._line_number = 0
         hear, say = self._by_kind()
@@ -303,7 +303,7 @@ class CallReading:
             case "input_audio_buffer.append" | "session.input_audio.append" | "session.input_audio_buffer.append":
                 self._hear(line, self._input, sound_in(event, fields))
             case "conversation.item.truncate" if isinstance(end_ms := fields.get("audio_end_ms"), int | float):
-                answer_id = self._aliases.get(str(fields.get("item_id")))
+                answer_id = self._items.get(str(fields.get("item_id")))
                 if answer_id is not None:
                     self.loudspeaker.cut(answer_id, event.at, played_ms=float(end_ms))
             case "output_audio_buffer.clear":
@@ -316,9 +316,8 @@ class CallReading:
             case "session.created" | "session.updated" | "session.started":
                 self._configured_realtime(fields.get("session"))
             case "response.output_audio.delta":
-                name = str(fields.get("response_id"))
-                answer_id = self._aliases.setdefault(name, self.story.sounding or name)
-                self._aliases.setdefault(str(fields.get("item_id")), answer_id)
+                answer_id = _request_of(fields.get("response_id"))
+                self._items.setdefault(str(fields.get("item_id")), answer_id)
                 self._say(line, answer_id, self._output, sound_in(event, fields))
             case "session.output_audio.delta":
                 self._say(line, _VOICE, self._output, sound_in(event, fields))
@@ -330,7 +329,7 @@ class CallReading:
             case "response.done":
                 response = fields.get("response")
                 if isinstance(response, dict) and response.get("status") == "cancelled":
-                    self.loudspeaker.cut(self._aliases.get(str(response.get("id")), ""), at)
+                    self.loudspeaker.cut(_request_of(response.get("id")), at)
 
     def _configured_realtime(self, session: Any) -> None:
         audio = session.get("audio") if isinstance(session, dict) else None
@@ -364,7 +363,7 @@ class CallReading:
                 self._say(line, self.story.sounding or _VOICE, _TELEPHONE, sound_in(event, fields))
             case "mark":
                 last = self.loudspeaker.streaks[-1] if self.loudspeaker.streaks else None
-                if last is not None:
+                if last is not None and last.cut_at == math.inf:  # else it is where the next answer begins
                     self._marks[str(_object(fields, "mark").get("name"))] = (last.answer_id, last.ends_ms)
             case "clear":
                 self._marks.clear()
@@ -395,6 +394,11 @@ def _native_format(fields: Any, default: AudioFormat) -> AudioFormat:
         return AudioFormat(encoding, int(rate), int(channels))
     except (TypeError, ValueError):
         return default
+
+
+def _request_of(response_id: object) -> str:
+    """Return the request that a response of the Realtime API answers: both ids end alike."""
+    return "req_" + str(response_id).removeprefix("resp_")
 
 
 def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:

@@ -96,11 +96,19 @@ class Truth:
 
     def strays(self, track: Samples, rate: int, *, margin_sec: float = 0.02) -> float:
         """The most that sounds in a track where nothing was heard, further than ``margin_sec`` from what was."""
+        return float(np.abs(track[self._silent(track, rate, margin_sec)]).max(initial=0))
+
+    def where(self, track: Samples, rate: int, *, margin_sec: float = 0.02) -> list[float]:
+        """The seconds in which such strays are."""
+        stray = self._silent(track, rate, margin_sec) & (np.abs(track) > 0.002)
+        return sorted({round(float(place), 2) for place in np.flatnonzero(stray) / rate})[:20]
+
+    def _silent(self, track: Samples, rate: int, margin_sec: float) -> NDArray[np.bool_]:
         silent = np.ones(len(track), dtype=bool)
         for at, samples in self.parts:
             begin = int((at - margin_sec) * rate)
             silent[max(0, begin) : int((at + len(samples) / RATE + margin_sec) * rate)] = False
-        return float(np.abs(track[silent]).max(initial=0))
+        return silent
 
 
 def joined(parts: Iterable[tuple[float, Samples]]) -> list[tuple[float, Samples]]:

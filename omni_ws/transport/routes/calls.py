@@ -11,7 +11,8 @@ import os
 import re
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, cast
 
@@ -60,12 +61,34 @@ _HEADERS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _File:
-    """A file that was made and has no name, so that it vanishes when nobody reads it any more."""
+    """A file that was made and has no name. It is closed when it is not kept and nobody reads it any more."""
 
     file: BinaryIO
     size: int
+    _users: int = 0
+    _kept: bool = False
+
+    @contextmanager
+    def used(self, *, kept: bool = False) -> Iterator[BinaryIO]:
+        """Keep the file open during the block; if it is to be ``kept``, until ``drop`` is called."""
+        self._users += 1
+        self._kept = self._kept or kept
+        try:
+            yield self.file
+        finally:
+            self._users -= 1
+            self._close()
+
+    def drop(self) -> None:
+        """Keep the file no longer."""
+        self._kept = False
+        self._close()
+
+    def _close(self) -> None:
+        if not self._kept and not self._users:
+            self.file.close()
 
     def __del__(self) -> None:
         self.file.close()
@@ -119,21 +142,23 @@ class CallRoutes(FrontEnd):
     async def sound(self, exchange: HttpExchange) -> None:
         """Respond with the sound as a stereo WAV file, or with the part that is asked for."""
         lines = await self._find(exchange)
-        await _respond_file(exchange, await self._sound(lines), "audio/wav", tag=f'"{lines.size:x}"')
+        async with self._sound(lines) as sound:
+            await _respond_file(exchange, sound, "audio/wav", tag=f'"{lines.size:x}"')
 
     async def zip(self, exchange: HttpExchange) -> None:
         """Respond with all of a call as a zip file."""
         lines = await self._find(exchange)
-        sound = await self._sound(lines) if lines.header.payloads else None
-
-        def write(target: BinaryIO) -> None:
-            reading = CallReading(lines)
-            write_zip(reading, describe(reading), None if sound is None else sound.file, target)
-
-        async with self._making:
-            packed = await self._made(write)
         name = f'attachment; filename="{lines.header.id}.zip"'
-        await _respond_file(exchange, packed, "application/zip", extra=[("Content-Disposition", name)])
+        async with self._sound(lines) if lines.header.payloads else nullcontext() as sound:
+
+            def write(target: BinaryIO) -> None:
+                reading = CallReading(lines)
+                write_zip(reading, describe(reading), None if sound is None else sound.file, target)
+
+            async with self._making:
+                packed = await self._made(write)
+        with packed.used():
+            await _respond_file(exchange, packed, "application/zip", extra=[("Content-Disposition", name)])
 
     # the clients of the Live API
 
@@ -156,7 +181,8 @@ class CallRoutes(FrontEnd):
             said = await run_work(Work.FILES, lambda: transcript(describe(CallReading(lines))))
             await _respond_json(exchange, {"id": given, "object": "live.session.content", "transcript": said})
             return
-        await _respond_file(exchange, await self._sound(lines), "audio/wav", tag=f'"{lines.size:x}"')
+        async with self._sound(lines) as sound:
+            await _respond_file(exchange, sound, "audio/wav", tag=f'"{lines.size:x}"')
 
     # access
 
@@ -188,22 +214,25 @@ class CallRoutes(FrontEnd):
 
     # files
 
-    async def _sound(self, lines: CallLines) -> _File:
+    @asynccontextmanager
+    async def _sound(self, lines: CallLines) -> AsyncIterator[_File]:
         """Make the sound of a call, or find it made. Raises NotFound if it was recorded without payloads."""
         if not lines.header.payloads:
             raise NotFound("this call was recorded without sound (record_payloads = false)")
         place = (lines.header.id, lines.size)
-        async with self._making:
-            found = self._sounds.pop(place, None)
-            if found is None:
-                found = await self._made(lambda target: write_wav(CallReading(lines), target))
-            self._sounds[place] = found
-            while len(self._sounds) > KEPT_SOUNDS:
-                self._sounds.popitem(last=False)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(KEPT_SEC, self._forget_sounds)
-        return found
+        with ExitStack() as uses:
+            async with self._making:
+                found = self._sounds.pop(place, None)
+                if found is None:
+                    found = await self._made(lambda target: write_wav(CallReading(lines), target))
+                self._sounds[place] = found
+                uses.enter_context(found.used(kept=True))
+                while len(self._sounds) > KEPT_SOUNDS:
+                    self._sounds.popitem(last=False)[1].drop()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(KEPT_SEC, self._forget_sounds)
+            yield found
 
     async def _made(self, write: Callable[[BinaryIO], object]) -> _File:
         """Let ``write`` write a file without a name, on the disk of the recordings. Raises EngineOverloaded."""
@@ -212,9 +241,13 @@ class CallRoutes(FrontEnd):
         def make() -> _File:
             # Without a name it vanishes with the last reader, and with the server.
             file = cast("BinaryIO", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
-            write(file)
-            file.flush()
-            return _File(file, file.seek(0, os.SEEK_END))
+            try:
+                write(file)
+                file.flush()
+                return _File(file, file.seek(0, os.SEEK_END))
+            except BaseException:
+                file.close()
+                raise
 
         try:
             return await run_work(Work.FILES, make)
@@ -227,6 +260,8 @@ class CallRoutes(FrontEnd):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for sound in self._sounds.values():
+            sound.drop()
         self._sounds.clear()
 
 

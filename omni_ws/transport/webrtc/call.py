@@ -40,7 +40,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.audio.compressed import PACKET_BYTES, SAMPLE_RATE, OpusPacketDecoder, OpusPacketEncoder
 from omni_ws.config.model import WebrtcConfig
-from omni_ws.core.chunks import AudioFormat, OutputChunk
+from omni_ws.core.chunks import AudioFormat
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.reorder import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
 from omni_ws.engine.threads import Work, run_work
@@ -199,7 +199,7 @@ class Call(RealtimeConnection):
             self._session.recording.sound(audio, TRACK, by_user=False, request_id=self._request_of(response_id))
 
     def _request_of(self, response_id: str) -> str | None:
-        """Return the request that a response answers; None if that is not known, or there is none."""
+        """Return the request that a response answers; None if there is none."""
         return None
 
     def _audio_started(self, response_id: str) -> None:
@@ -222,19 +222,14 @@ class RealtimeCall(Call):
         self._dialect: RealtimeDialect = dialect
         #: The id of the response that was cut short: its audio that is still to come is not played.
         self._cut: str | None = None
-        #: The request of the message that is being rendered; and by response, that of what the speaker has.
-        self._rendered: str | None = None
-        self._names: dict[str, str | None] = {}
 
     # output
 
     def _request_of(self, response_id: str) -> str | None:
-        return self._names.get(response_id)
+        return None if response_id == _BESIDE else request_id_of(response_id)
 
     def _render(self, message: ServerMessage) -> Iterator[Event]:
         match message:
-            case OutputChunk(request_id=request_id):
-                self._rendered = request_id
             case SpeechStartedFrame(certain=False):
                 self.speaker.duck(True)
             case SpeechConfirmedFrame() | SpeechDismissedFrame():
@@ -246,7 +241,6 @@ class RealtimeCall(Call):
             case "response.output_audio.delta":
                 if event["response_id"] != self._cut:
                     self.speaker.say(event["response_id"], event["delta"])
-                    self._names[event["response_id"]] = self._rendered
                 return
             case event_type if event_type == BACKCHANNEL:
                 self.speaker.say(_BESIDE, event["delta"])
@@ -267,7 +261,6 @@ class RealtimeCall(Call):
     def _output_cleared(self, response_id: str | None) -> None:
         """Drop audio that was not played yet. ``response_id`` is the id of the response that was cut short, if any."""
         heard = [one for one in self.speaker.clear() if one != _BESIDE]
-        self._names.clear()
         self._cut = response_id or (heard[-1] if heard else self._cut)
         for one in heard:
             super()._output_cleared(one)
@@ -278,7 +271,6 @@ class RealtimeCall(Call):
             self._send([{"type": "output_audio_buffer.started", "response_id": response_id}])
 
     def _audio_stopped(self, response_id: str) -> None:
-        self._names.pop(response_id, None)
         if response_id != _BESIDE:
             self._send([{"type": "output_audio_buffer.stopped", "response_id": response_id}])
 
