@@ -12,11 +12,11 @@ const PRESET = {
 };
 export const UNACCOUNTED = "unaccounted";
 
-/* "0.123 ms", "4.5 ms", "340 ms", "12.3 s". */
+/* "0.123 ms", "4.5 ms", "340 ms", "2.29 s", "12.3 s". */
 export function shownTime(ms) {
   if (ms === null || ms === undefined) return "–";
-  const digits = ms === 0 || Math.abs(ms) >= 100 ? 0 : Math.abs(ms) >= 1 ? 1 : 3;
-  return Math.abs(ms) >= 10_000 ? `${(ms / 1000).toFixed(1)}\u00a0s` : `${ms.toFixed(digits)}\u00a0ms`;
+  if (Math.abs(ms) >= 1000) return `${(ms / 1000).toFixed(Math.abs(ms) < 10_000 ? 2 : 1)}\u00a0s`;
+  return `${ms.toFixed(ms === 0 || Math.abs(ms) >= 100 ? 0 : Math.abs(ms) >= 1 ? 1 : 3)}\u00a0ms`;
 }
 
 /* The stages in the order in which they begin. */
