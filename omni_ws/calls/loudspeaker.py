@@ -20,6 +20,10 @@ from numpy.typing import NDArray
 TOLERANCE_MS: Final = 10.0
 #: How far ahead a report or a piece of speech with less delay is looked for: longer, and clocks' differences count.
 LOOK_AHEAD_MS: Final = 10_000.0
+#: A microphone whose clock is fast gets ahead little by little: of sound that is ahead by less than this, a part is left
+#: out. What is further ahead was never spoken at that pace: it is a file.
+FASTER_MS: Final = 200.0
+SKIPPED: Final = 0.005
 
 
 class Piece(NamedTuple):
@@ -219,7 +223,8 @@ class Microphone:
         #: The length of all sound so far.
         self.total_ms = 0.0
         self._places: list[Piece] | None = None
-        self._ends: NDArray[np.float64] | None = None
+        #: Where each piece ends in all sound.
+        self._ends: NDArray[np.float64] = np.empty(0)
 
     def add(self, at: float, lasts_ms: float, ref: int, number: int | None = None) -> None:
         """Note a piece that arrived at ``at``. Numbers order pieces; one that has come already is left out."""
@@ -242,8 +247,6 @@ class Microphone:
         pieces = self.pieces()
         if not pieces:
             return None
-        if self._ends is None:
-            self._ends = np.cumsum([one.end_ms - one.start_ms for one in pieces])
         index = min(int(np.searchsorted(self._ends, audio_ms)), len(pieces) - 1)
         return float(pieces[index].end_ms - self._ends[index] + audio_ms)
 
@@ -252,12 +255,14 @@ class Microphone:
         if not self._in_order:
             _, first = np.unique(np.array(self._numbers), return_index=True)
             at, lasts, refs = np.maximum.accumulate(at[first]), lasts[first], refs[first]
-        ends = np.cumsum(lasts)
+        ends = self._ends = np.cumsum(lasts)
         offsets = least_ahead(at, at - ends)
         cursor = 0.0
         for offset, end, lasting, ref in zip(offsets, ends, lasts, refs, strict=True):
-            begins = offset + end - lasting
+            begins, skipped = offset + end - lasting, 0.0
             if begins < cursor + TOLERANCE_MS:
+                if TOLERANCE_MS < cursor - begins < FASTER_MS:
+                    skipped = lasting * SKIPPED
                 begins = cursor
-            cursor = begins + lasting
-            yield Piece(float(begins), float(cursor), int(ref), 0.0)
+            cursor = begins + lasting - skipped
+            yield Piece(float(begins), float(cursor), int(ref), float(skipped))

@@ -42,6 +42,8 @@ _REALTIME: Final = {
 }
 #: The answer that the endless output of a Live session is.
 _VOICE: Final = "voice"
+#: More than a frame of the line of a Live session.
+_LIVE_FRAME_MS: Final = 150.0
 #: The rate at which the length of compressed sound is measured.
 _MEASURED_RATE: Final = 24_000
 
@@ -80,6 +82,8 @@ class CallReading:
         self._input = self._output = _TELEPHONE if self.header.kind == "telephony" else AudioFormat(sample_rate=24_000)
         self._interrupts = True
         self._ducks_from: float | None = None
+        #: When a Live session started, where its line is at 0.
+        self._began_at = 0.0
         self._answering: str | None = None
         #: The number of the last output of a native session; a resume sends some again.
         self._highest = -1
@@ -313,13 +317,16 @@ class CallReading:
         event, at = line.event, line.event.at
         assert isinstance(event, SentLine)
         match fields.get("type"):
-            case "session.created" | "session.updated" | "session.started":
+            case "session.created" | "session.updated" | "session.started" as kind:
+                self._began_at = at if kind == "session.started" else self._began_at
                 self._configured_realtime(fields.get("session"))
             case "response.output_audio.delta":
                 answer_id = _request_of(fields.get("response_id"))
                 self._items.setdefault(str(fields.get("item_id")), answer_id)
                 self._say(line, answer_id, self._output, sound_in(event, fields))
             case "session.output_audio.delta":
+                if not self.loudspeaker.streaks and at - self._began_at <= _LIVE_FRAME_MS:
+                    self.story.later_ms = at - self._began_at  # silence is sent once it is over
                 self._say(line, _VOICE, self._output, sound_in(event, fields))
             case "input_audio_buffer.backchannel":
                 data = sound_in(event, fields)

@@ -71,6 +71,8 @@ class Story:
         #: Where in all sound of the user the next request begins if nothing else tells, and what precedes speech.
         self.input_from_ms = 0.0
         self.padding_ms = 300.0
+        #: By how much later what the session takes for played is heard.
+        self.later_ms = 0.0
         self._typed = ""
         #: Of speech by its turn, before its request is known: where it began and stopped, and when that was told.
         self._speech: dict[str, list[float | None]] = {}
@@ -97,7 +99,7 @@ class Story:
     def play(self, request_id: str, at: float, played_ms: float) -> None:
         """Note how much of an answer was played."""
         if (turn := self.turns.get(request_id)) is not None and (not turn.played or played_ms > turn.played[-1][1]):
-            turn.played.append((at, played_ms))
+            turn.played.append((at + self.later_ms, played_ms))
 
     def _turn(self, at: float, request_id: object) -> Turn | None:
         if not isinstance(request_id, str):
