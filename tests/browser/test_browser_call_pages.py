@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 import pytest_asyncio
@@ -33,6 +33,7 @@ SIZES: Final[tuple[ViewportSize, ...]] = (
     DESKTOP,
     {"width": 1920, "height": 1080},
 )
+_LOOKS: Final[tuple[tuple[Literal["dark", "light"], ViewportSize], ...]] = (("dark", PHONE), ("light", DESKTOP))
 
 MARKUP: Final = "<script>window.hit=1</script><img src=x onerror=window.hit=1>"
 TALK: Final = (
@@ -103,7 +104,11 @@ async def test_calls_are_listed_newest_first_and_searched(server: LiveServer) ->
         assert times == sorted(times, reverse=True)
         await demo.page.locator("#search").fill("capital")
         await demo.page.locator("#about", has_text="2 of 5").wait_for()
-        await demo.page.locator("a[href$=sess_talk]").click()
+        entry = demo.page.locator("a[href$=sess_talk]")
+        told = (await entry.inner_text()).split("\n")
+        assert told[0] == TALK[0].question
+        assert "3 turns · websocket · fake" in told
+        await entry.click()
         await demo.page.locator(".turn .words", has_text="Paris.").wait_for()
 
 
@@ -398,7 +403,7 @@ async def test_axe_finds_nothing_and_the_keyboard_reaches_everything(server: Liv
     found: list[Any] = []
     async with demo_page(tapped=False, sample_rate=None, viewport=DESKTOP) as demo:
         async for state in states(demo, server.port):
-            for scheme, size in (("dark", PHONE), ("light", DESKTOP)):
+            for scheme, size in _LOOKS:
                 await demo.page.emulate_media(color_scheme=scheme)
                 await demo.page.set_viewport_size(size)
                 found += [[state, scheme, *each] for each in await violations(demo.page)]

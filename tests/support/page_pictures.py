@@ -46,8 +46,8 @@ ASKED: Final = ("What is three plus four?", "Count to twenty.")
 SOUNDING: Final = "8"
 STILLS: Final = {"page-dark.png": (1440, 900), "page-phone.png": (360, 740)}
 RATE: Final = 24_000
-#: What is said in the recorded call, of which the last interrupts; the window of its page, and the answer and the word of
-#: it that sounds.
+#: What is said in the recorded call, of which the last interrupts; the window of its page; which answer and word
+#: sound.
 CALLED: Final = ((1.5, "What is three plus four?"), (6.5, "Count to twenty."), (4.5, "Tell me a joke."))
 CALL_WINDOW: Final = (1360, 850)
 CALL_SOUNDING: Final = (1, 3)

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, Final, cast
 
 import orjson
 
-from omni_ws.calls.files import describe, first_words, summary, transcript, write_zip
+from omni_ws.calls.files import describe, summary, transcript, write_zip
+from omni_ws.calls.glance import glance
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import write_wav
@@ -266,7 +267,7 @@ class CallRoutes(FrontEnd):
 
 
 def _listed(folder: CallFolder) -> list[dict[str, Any]]:
-    return [summary(lines) | {"first_words": first_words(lines)} for lines in folder.newest(MAX_LISTED)]
+    return [summary(lines) | glance(lines.path, lines.size)._asdict() for lines in folder.newest(MAX_LISTED)]
 
 
 def _accepts(request: HttpRequest, media_type: str) -> bool:

@@ -74,7 +74,13 @@ async def test_a_browser_that_has_a_file_is_told_so() -> None:
         assert (await get(server, "/browser/main.js", 'If-None-Match: "other"')).status == 200
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..", "%2e%2e", "..%2f..%2fpyproject.toml", "index", "main.js/x", "calls", "calls/nothing.js"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nothing.js", "..", "%2e%2e", "..%2f..%2fpyproject.toml", "index", "main.js/x", "calls", "calls/nothing.js"),
+        *("calls/..", "calls/%2e%2e%2fmain.js"),
+    ],
+)
 async def test_other_names_are_not_found(name: str) -> None:
     async with live_server() as server:
         response = await get(server, f"/browser/{name}")
