@@ -24,6 +24,7 @@ FLOORS = {
     "omni_ws.config": 0,
     "omni_ws.metrics": 0,
     "omni_ws.profiler.events": 0,
+    "omni_ws.web": 0,
     "omni_ws.core": 1,
     "omni_ws.wire": 1,
     "omni_ws.audio": 2,

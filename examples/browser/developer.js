@@ -14,6 +14,7 @@ export class Developer {
   #frames = [];
   #lines = new WeakMap(); // of each frame that was shown
   #falls = new WeakMap(); // of each turn
+  #newest = null; // the turn whose waterfall opened by itself
   #client;
   #stale = false;
   #sound = { queuedMs: 0, underruns: 0, targetMs: 0 };
@@ -92,7 +93,11 @@ export class Developer {
     const turns = this.#client.conversation.turns.filter((turn) => !turn.dropped && turn.firstSoundMs !== null);
     const middle = median(turns.map(({ firstSoundMs }) => firstSoundMs));
     element("waterfall-median").textContent = middle === null ? "No answer was heard yet." : `Median of ${turns.length}: ${duration(middle)}`;
-    showLines(element("waterfall"), turns.slice(-SHOWN_TURNS).map((turn) => this.#fall(turn)));
+    showLines(element("waterfall"), turns.slice(-SHOWN_TURNS).reverse().map((turn) => this.#fall(turn)));
+    if (turns.length > 0 && turns.at(-1) !== this.#newest) {
+      this.#newest = turns.at(-1);
+      this.#falls.get(this.#newest).row.firstChild.open = true; // which closes the other one
+    }
     const { queuedMs, underruns, targetMs } = this.#sound;
     const trip = this.#rtt === null ? "–" : `${this.#rtt.toFixed(1)} ms`;
     element("sound-figures").textContent =
@@ -115,10 +120,13 @@ export class Developer {
     const title = make("span", "title", turn.user.text || "…");
     summary.append(title, make("b", "", shownTime(turn.firstSoundMs)), strip(spans, 0, end));
     details.name = "turn"; // one is open at a time
-    details.open = old ? old.row.firstChild.open : true;
     details.append(summary, waterfall({ spans, end }));
     row.append(details);
-    old?.row.replaceWith(row);
+    if (old) {
+      const { open } = old.row.firstChild;
+      old.row.replaceWith(row);
+      details.open = open;
+    }
     this.#falls.set(turn, { known, row });
     return row;
   }

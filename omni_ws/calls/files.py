@@ -11,19 +11,15 @@ import orjson
 
 from omni_ws.calls.lines import CallLines
 from omni_ws.calls.loudspeaker import Streak
-from omni_ws.calls.reading import CallReading, parsed_text
+from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import duration_ms
 from omni_ws.calls.story import CallTurn
 from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
-from omni_ws.wire.recording import SentLine, ToldLine
 
 #: Names in the zip. None is taken from a recording.
 _SOUND: Final = "sound.wav"
 _ROOT: Final = "call"
 _COPY_BYTES: Final = 1 << 20
-#: How far a recording is read for the first words in it, and how many characters of them are shown.
-_LOOKED_BYTES: Final = 1 << 18
-_FIRST_WORDS: Final = 120
 #: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends; and where
 #: the session has not measured them, those that the frames tell (protocol/README.md, "Times of an answer").
 _PARTS: Final = (
@@ -57,26 +53,6 @@ def summary(lines: CallLines) -> dict[str, Any]:
 def _later(started: str, lines: CallLines) -> str:
     written = lines.path.stat().st_mtime
     return datetime.fromtimestamp(written, datetime.fromisoformat(started).tzinfo).isoformat(timespec="milliseconds")
-
-
-def first_words(lines: CallLines) -> str | None:
-    """Return what was said first, by the begin of the recording; None if that has no words."""
-    for line in lines:
-        if line.offset > _LOOKED_BYTES:
-            return None
-        event = line.event
-        if not isinstance(event, SentLine | ToldLine) or event.text is None or "transcript" not in event.text:
-            continue
-        frame = parsed_text(event.text)
-        text = frame.get("text")
-        if (
-            frame.get("modality") == "transcript"
-            and not frame.get("interim")
-            and isinstance(text, str)
-            and text.strip()
-        ):
-            return text.strip()[:_FIRST_WORDS]
-    return None
 
 
 def describe(reading: CallReading) -> dict[str, Any]:

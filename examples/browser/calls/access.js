@@ -20,14 +20,15 @@ export async function ask(address, { headers = {}, ...options } = {}) {
     const told = await response.json().catch(() => null);
     const sentence = told?.error?.message ?? `The server responded with status ${response.status}.`;
     if (response.status !== 401 && !(response.status === 403 && key)) throw new Error(sentence);
-    await keyFor(key ? sentence : "");
+    await keyFor(key ? sentence : "", sentence);
   }
 }
 
 export const askJson = async (address, options) => (await ask(address, options)).json();
 
-/* Ask for a key. Raises an Error where the person has none. */
-function keyFor(problem) {
+/* Ask for a key; `problem` is what is wrong with the last one. Raises an Error, with the server's reason, where the person
+   has none. */
+function keyFor(problem, reason) {
   const dialog = element("key-dialog");
   element("key-problem").textContent = problem;
   element("close-key").onclick = () => dialog.close();
@@ -40,7 +41,7 @@ function keyFor(problem) {
       dialog.close();
       done();
     };
-    dialog.onclose = () => failed(new Error("Recorded calls are shown only with the key of an operator."));
+    dialog.onclose = () => failed(new Error(`Recorded calls are shown only to operators: ${reason}`));
   });
 }
 

@@ -1,12 +1,13 @@
 /* The page of one recorded call: its sound, what was said, what each turn waited for, and the frames. */
 
 import { element, Messages } from "../page.js";
+import { duration } from "../plain-words.js";
 import { currentKey } from "../settings.js";
 import { ask, askJson, clock, day, make } from "./access.js";
 import { Fork } from "./fork.js";
 import { Frames } from "./frames.js";
 import { Transcript, beginOf, endOf } from "./transcript.js";
-import { shownTime, spansOf, waterfall } from "./waterfall.js";
+import { waterfall } from "./waterfall.js";
 import { Wave, peaksOf } from "./wave.js";
 
 /* How far the arrow keys go. */
@@ -51,7 +52,7 @@ async function show(found) {
   }
   transcript.show(turns);
   wave.show(turns, length);
-  frames.show(call.events ?? []);
+  frames.show(call.events ?? [], call.events_left_out ?? 0);
   element("nothing-said").hidden = turns.length > 0;
   if (call.recorded?.payloads === false) {
     const text = "Only the structure of this call was recorded, not what was said: there is no sound, and no text.";
@@ -151,21 +152,21 @@ element("wave").addEventListener("pointermove", (event) => {
 
 function showTurn(turn, place) {
   element("turn-title").textContent = `Turn ${place + 1} of ${transcript.turns.length}`;
-  const spans = (turn.spans ?? []).map(({ name, start_ms: start, end_ms: end }) => ({ stage: name, start, end }));
-  const told = spans.length ? spans : spansOf(turn.times ?? {});
+  // The speech before and the sound behind last longer than all that somebody waited for.
+  const waits = (turn.spans ?? []).filter(({ name }) => name !== "speech" && name !== "answer");
+  const spans = waits.map(({ name, start_ms: start, end_ms: end }) => ({ stage: name, start, end }));
   const facts = [
     ["request", turn.request_id],
     ["ended by", turn.finish_reason],
-    ["mouth to ear", Number.isFinite(turn.mouth_to_ear_ms) ? shownTime(turn.mouth_to_ear_ms) : undefined],
+    ["thrown away", turn.discarded_ms && duration(turn.discarded_ms)],
+    ["tokens", turn.usage && `${turn.usage.input_tokens} in, ${turn.usage.output_tokens} out`],
   ];
   element("turn-facts").replaceChildren(
     ...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", "", name), make("dd", "", String(value))]),
   );
-  // The answer itself lasts longer than all that came before it.
-  const { speech_ended: spoken, first_audio_played: heard } = turn.times ?? {};
-  const bounds = { begin: spoken ?? Math.min(...told.map(({ start }) => start)), end: heard ?? Math.max(...told.map(({ end }) => end)) };
+  const bounds = { begin: Math.min(...spans.map(({ start }) => start)), end: Math.max(...spans.map(({ end }) => end)) };
   const nothing = make("p", "note", "No times were recorded of this turn.");
-  element("turn-fall").replaceChildren(told.length ? waterfall({ spans: told, ...bounds }) : nothing);
+  element("turn-fall").replaceChildren(spans.length ? waterfall({ spans, ...bounds }) : nothing);
   fork.select({ place, turn });
 }
 

@@ -10,6 +10,7 @@ const WAYS = { client: "↑", server: "↓" };
 
 export class Frames {
   #all = [];
+  #leftOut = 0;
   #texts = new Map();
   #open = new Set();
   #list;
@@ -21,8 +22,10 @@ export class Frames {
     filter.addEventListener("input", () => this.look());
   }
 
-  show(frames) {
+  /* `leftOut` frames beyond the limits of the server are not in the list. */
+  show(frames, leftOut) {
     this.#all = frames;
+    this.#leftOut = leftOut;
     this.look();
   }
 
@@ -46,7 +49,8 @@ export class Frames {
     }
     this.#list.show(found);
     const number = this.#all.length.toLocaleString();
-    this.count.textContent = wanted ? `${found.length.toLocaleString()} of ${number}` : number;
+    const shown = wanted ? `${found.length.toLocaleString()} of ${number}` : number;
+    this.count.textContent = this.#leftOut ? `${shown}, ${this.#leftOut.toLocaleString()} left out` : shown;
   }
 
   #textOf(frame) {

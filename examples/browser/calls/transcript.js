@@ -10,6 +10,8 @@ const CAN_MARK = "highlights" in (globalThis.CSS ?? {}) && typeof Highlight !== 
 const SIDES = ["user", "answer"];
 /* A turn is scrolled to while it sounds, unless the person has scrolled since a moment ago. */
 const PATIENT_MS = 5000;
+/* So soon after the begin of a word, it is the one before that is meant. */
+const AT_BEGIN_MS = 150;
 
 export class Transcript {
   #list;
@@ -71,8 +73,8 @@ export class Transcript {
       for (const side of SIDES) for (const word of this.turns[place][side]?.words ?? []) starts.push(word.start_ms);
     }
     starts.sort((one, other) => one - other);
-    // Where a word sounds, the one before is not that word itself.
-    return (way > 0 ? starts.find((start) => start > ms + 1) : starts.findLast((start) => start < ms - 250)) ?? null;
+    // From within a word one comes to its begin first.
+    return (way > 0 ? starts.find((start) => start > ms + 1) : starts.findLast((start) => start < ms - AT_BEGIN_MS)) ?? null;
   }
 
   /* Mark the words that sound at a time of the call. */

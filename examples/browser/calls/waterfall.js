@@ -12,11 +12,11 @@ const PRESET = {
 };
 export const UNACCOUNTED = "unaccounted";
 
-/* "0.123 ms", "4.5 ms", "340 ms", "12.3 s". */
+/* "0.123 ms", "4.5 ms", "340 ms", "2.29 s", "12.3 s". */
 export function shownTime(ms) {
   if (ms === null || ms === undefined) return "–";
-  const digits = ms === 0 || Math.abs(ms) >= 100 ? 0 : Math.abs(ms) >= 1 ? 1 : 3;
-  return Math.abs(ms) >= 10_000 ? `${(ms / 1000).toFixed(1)}\u00a0s` : `${ms.toFixed(digits)}\u00a0ms`;
+  if (Math.abs(ms) >= 1000) return `${(ms / 1000).toFixed(Math.abs(ms) < 10_000 ? 2 : 1)}\u00a0s`;
+  return `${ms.toFixed(ms === 0 || Math.abs(ms) >= 100 ? 0 : Math.abs(ms) >= 1 ? 1 : 3)}\u00a0ms`;
 }
 
 /* The stages in the order in which they begin. */
@@ -119,11 +119,11 @@ const PARTS = [
   ["playing", "first_audio_played"],
 ];
 
-/* The times of one answer (`times` of a final, in milliseconds since the end of the speech) as spans, one after the other.
+/* The times of one answer (`times` of a final, in milliseconds, with the end of the speech at `begin`) as spans, one after the other.
    What was ready before takes no time of its own. */
-export function spansOf(times) {
+export function spansOf(times, begin = 0) {
   const spans = [];
-  let last = 0;
+  let last = begin;
   for (const [stage, moment] of PARTS) {
     const end = times[moment];
     // An LLM that hears by itself does not wait for the transcript.
@@ -135,7 +135,7 @@ export function spansOf(times) {
 }
 
 /* As a stage is called on the page. */
-const label = (stage) => stage.replaceAll("_", " ");
+const label = (stage) => stage.replaceAll("_", " ").replace(/^llm /, "LLM ");
 
 function row(fall, stage, took) {
   const line = drawn("li", "");

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import orjson
 
-from omni_ws.calls.files import describe, first_words, summary, transcript, write_zip
+from omni_ws.calls.files import describe, summary, transcript, write_zip
+from omni_ws.calls.glance import glance
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import write_wav
@@ -90,6 +91,9 @@ class _File:
     def _close(self) -> None:
         if not self._kept and not self._users:
             self.file.close()
+
+    def __del__(self) -> None:
+        self.file.close()
 
 
 class CallRoutes(FrontEnd):
@@ -275,7 +279,7 @@ class CallRoutes(FrontEnd):
 
 
 def _listed(folder: CallFolder) -> list[dict[str, Any]]:
-    return [summary(lines) | {"first_words": first_words(lines)} for lines in folder.newest(MAX_LISTED)]
+    return [summary(lines) | glance(lines.path, lines.size)._asdict() for lines in folder.newest(MAX_LISTED)]
 
 
 def _accepts(request: HttpRequest, media_type: str) -> bool:
