@@ -11,8 +11,10 @@ from omni_ws.transport.realtime.client_secrets import ClientSecretRoutes
 from omni_ws.transport.realtime.live_endpoint import Live
 from omni_ws.transport.realtime.session import Realtime
 from omni_ws.transport.realtime.translations import Translations
+from omni_ws.transport.routes.calls import CallRoutes
 from omni_ws.transport.routes.openai import ChatRoutes, CompletionRoutes, SpeechRoutes, TranscriptionRoutes
-from omni_ws.transport.routes.operations import DemoRoutes, OperationsRoutes, ProfilingRoutes
+from omni_ws.transport.routes.operations import OperationsRoutes, ProfilingRoutes
+from omni_ws.transport.routes.pages import DemoRoutes
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
 from omni_ws.transport.telephony.media_stream import TelephonyStreams
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
@@ -43,7 +45,7 @@ def translations(app: App) -> FrontEnd:
 
 
 def webrtc(app: App) -> FrontEnd:
-    return WebrtcCalls(app.sessions, app.authenticator, app.secrets)
+    return WebrtcCalls(app.sessions, app.authenticator, app.secrets, app.recorder)
 
 
 def telephony(app: App) -> FrontEnd:
@@ -51,7 +53,7 @@ def telephony(app: App) -> FrontEnd:
 
 
 def audiosocket(app: App) -> FrontEnd:
-    return AudioSocketCalls(app.sessions, app.authenticator)
+    return AudioSocketCalls(app.sessions, app.authenticator, app.recorder)
 
 
 def mode_b(app: App) -> FrontEnd:
@@ -80,6 +82,10 @@ def operations(app: App) -> FrontEnd:
 
 def profiling(app: App) -> FrontEnd:
     return ProfilingRoutes(app.profiling, app.authenticator, app.sessions.group)
+
+
+def calls(app: App) -> FrontEnd:
+    return CallRoutes(app.config, app.authenticator)
 
 
 def demo(app: App) -> FrontEnd:

@@ -24,6 +24,7 @@ FLOORS = {
     "omni_ws.config": 0,
     "omni_ws.metrics": 0,
     "omni_ws.profiler.events": 0,
+    "omni_ws.web": 0,
     "omni_ws.core": 1,
     "omni_ws.wire": 1,
     "omni_ws.audio": 2,
@@ -31,6 +32,7 @@ FLOORS = {
     "omni_ws.weights": 2,
     "omni_ws.engine": 3,
     "omni_ws.engine_choice": 6,
+    "omni_ws.calls": 4,
     "omni_ws.service": 4,
     "omni_ws.transport": 5,
     "omni_ws.client": 5,
@@ -58,6 +60,7 @@ BANNED = {
     "omni_ws.wire": SANS_IO,
     "omni_ws.audio": {"asyncio", "socket"},
     "omni_ws.media": {"asyncio", "socket"},
+    "omni_ws.calls": {"asyncio", "socket"},
     "omni_ws.weights": {"asyncio", "socket"},
     "omni_ws.service": {"socket", "websockets", "h11", "grpc"},
 }

@@ -33,6 +33,7 @@ SERVER_TYPES = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FR
 ROUTES = {
     "/": {"get"},
     "/browser/{name}": {"get"},
+    "/browser/calls/{name}": {"get"},
     "/client.js": {"get"},
     "/client/{name}": {"get"},
     "/fetch_llm": {"post"},
@@ -58,6 +59,12 @@ ROUTES = {
     "/v1/realtime/calls/{call_id}/hangup": {"post"},
     "/v1/live/sessions": {"post"},
     "/v1/live/sessions/{session_id}/hangup": {"post"},
+    "/v1/live/sessions/{session_id}/content": {"get"},
+    "/calls": {"get"},
+    "/calls/{id}": {"get"},
+    "/calls/{id}/call.json": {"get"},
+    "/calls/{id}/sound.wav": {"get"},
+    "/calls/{id}/call.zip": {"get"},
     "/start_profile": {"post"},
     "/stop_profile": {"post"},
     "/start_request_profile": {"post"},
@@ -72,7 +79,6 @@ REFUSED = {
         ("reject", "post"),
         ("refer", "post"),
         ("fork", "post"),
-        ("content", "get"),
     )
 }
 

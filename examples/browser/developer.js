@@ -1,6 +1,7 @@
 /* The panel for developers: how long each step of a turn took, how loud both sides are, how the sound arrives, the frames on
    the wire, and the lines that make the same request elsewhere. */
 
+import { shownTime, spansOf, strip, waterfall } from "./calls/waterfall.js";
 import { Levels } from "./levels.js";
 import { element } from "./page.js";
 import { duration } from "./plain-words.js";
@@ -9,18 +10,11 @@ const KEPT_FRAMES = 500;
 const SHOWN_FRAMES = 150;
 const SHOWN_TURNS = 6;
 
-/* The steps of a turn, from the end of speech; each has a colour in the style sheet. */
-const STEPS = [
-  ["stopped", "end of turn"],
-  ["transcript", "transcript"],
-  ["text", "first words"],
-  ["sound", "first sound here"],
-  ["heard", "heard"],
-];
-
 export class Developer {
   #frames = [];
   #lines = new WeakMap(); // of each frame that was shown
+  #falls = new WeakMap(); // of each turn
+  #newest = null; // the turn whose waterfall opened by itself
   #client;
   #stale = false;
   #sound = { queuedMs: 0, underruns: 0, targetMs: 0 };
@@ -99,11 +93,11 @@ export class Developer {
     const turns = this.#client.conversation.turns.filter((turn) => !turn.dropped && turn.firstSoundMs !== null);
     const middle = median(turns.map(({ firstSoundMs }) => firstSoundMs));
     element("waterfall-median").textContent = middle === null ? "No answer was heard yet." : `Median of ${turns.length}: ${duration(middle)}`;
-    const recent = turns.slice(-SHOWN_TURNS);
-    const longest = Math.max(1, ...recent.map(({ firstSoundMs }) => firstSoundMs), middle ?? 0);
-    const rows = recent.map((turn) => waterfall(turn.user.text || "…", stepsOf(turn), longest));
-    const typical = turns.length > 1 ? [waterfall("Median", medianSteps(turns), longest)] : [];
-    element("waterfall").replaceChildren(...typical, ...rows);
+    showLines(element("waterfall"), turns.slice(-SHOWN_TURNS).reverse().map((turn) => this.#fall(turn)));
+    if (turns.length > 0 && turns.at(-1) !== this.#newest) {
+      this.#newest = turns.at(-1);
+      this.#falls.get(this.#newest).row.firstChild.open = true; // which closes the other one
+    }
     const { queuedMs, underruns, targetMs } = this.#sound;
     const trip = this.#rtt === null ? "–" : `${this.#rtt.toFixed(1)} ms`;
     element("sound-figures").textContent =
@@ -111,6 +105,30 @@ export class Developer {
     showLines(element("wire"), this.#matching().slice(-SHOWN_FRAMES).reverse().map((one) => this.#line(one)));
     const lines = this.#request(element("request-language").value);
     if (element("request").textContent !== lines) element("request").textContent = lines;
+  }
+
+  /* A turn in one line, which opens to its waterfall. What is known of it may still grow. */
+  #fall(turn) {
+    const spans = spansOf(timesOf(turn));
+    const known = JSON.stringify([turn.user.text, spans]);
+    const old = this.#falls.get(turn);
+    if (old?.known === known) return old.row;
+    const end = Math.max(1, ...spans.map((span) => span.end));
+    const row = make("li");
+    const details = make("details");
+    const summary = make("summary");
+    const title = make("span", "title", turn.user.text || "…");
+    summary.append(title, make("b", "", shownTime(turn.firstSoundMs)), strip(spans, 0, end));
+    details.name = "turn"; // one is open at a time
+    details.append(summary, waterfall({ spans, end }));
+    row.append(details);
+    if (old) {
+      const { open } = old.row.firstChild;
+      old.row.replaceWith(row);
+      details.open = open;
+    }
+    this.#falls.set(turn, { known, row });
+    return row;
   }
 
   #line(entry) {
@@ -155,42 +173,12 @@ export class Developer {
   }
 }
 
-/* The steps of a turn with their times since the end of speech, in their order. */
-function stepsOf({ speechEndedAt: begin, stoppedAt, heardAt, at }) {
-  const times = { stopped: stoppedAt, transcript: at.transcript, text: at.firstText, sound: at.firstAudio, heard: heardAt };
-  const steps = STEPS.map(([name, label]) => ({ name, label, ms: times[name] - begin }));
-  return ordered(steps.filter(({ name, ms }) => times[name] && ms >= 0));
-}
-
-/* Of each step the median over the turns that have it. */
-function medianSteps(turns) {
-  const all = turns.flatMap(stepsOf);
-  const steps = STEPS.map(([name, label]) => ({ name, label, ms: median(all.filter((one) => one.name === name).map(({ ms }) => ms)) }));
-  return ordered(steps.filter(({ ms }) => ms !== null));
-}
-
-function ordered(steps) {
-  return steps.sort((one, other) => one.ms - other.ms);
-}
-
-/* A bar from the end of speech to the ear, cut at each step. */
-function waterfall(title, steps, longest) {
-  const row = make("li", "");
-  const bar = make("div", "bar");
-  const told = make("small");
-  let before = 0;
-  for (const { name, label, ms } of steps) {
-    const piece = make("i", name);
-    piece.style.width = `${((ms - before) / longest) * 100}%`;
-    piece.title = `${label}: ${duration(ms)}`;
-    const step = make("b", "");
-    step.append(make("i", name), `${label} ${duration(ms)}`);
-    told.append(step, " ");
-    bar.append(piece);
-    before = ms;
-  }
-  row.append(make("span", "", title), bar, told);
-  return row;
+/* The times of a turn since the end of speech: those that the server tells, and by the page's own clock when it was heard.
+   Of a server that tells none there is what the page saw. */
+function timesOf({ speechEndedAt: begin, stoppedAt, heardAt, firstSoundMs, at, answer }) {
+  const since = (time) => (time ? Math.max(0, time - begin) : undefined);
+  const seen = { turn_decided: since(stoppedAt), transcript_settled: since(at.transcript), first_token: since(at.firstText), first_audio_sent: since(at.firstAudio) };
+  return { ...(answer.times ?? seen), first_audio_played: heardAt ? since(heardAt) : firstSoundMs };
 }
 
 /* Lines that stay are not touched: one of them may be read, or have the focus. */

@@ -19,7 +19,7 @@ import { showTheme } from "./theme.js";
 import { ThinkingSound } from "./thinking-sound.js";
 import { chosenTools } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
-import { seen, waitedFor } from "./who.js";
+import { isHere, seen, waitedFor } from "./who.js";
 
 const NEXT_DOWNLOAD_MS = 500;
 /* How long it is said that an answer was interrupted, if nothing else happens. */
@@ -125,8 +125,17 @@ session.addEventListener("created", async ({ detail }) => {
   if (detail.lost && conversation.turns.some(({ dropped }) => !dropped)) {
     messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
   }
+  showRecorded(detail);
   await showServer(detail);
 });
+
+/* Who talks is told of a recording; a person at the server's own machine may hear it. */
+function showRecorded({ recorded, session_id: id }) {
+  const chip = element("recorded");
+  chip.hidden = !recorded;
+  if (recorded && isHere(location.hostname) && currentKey() === "") chip.href = `calls/${encodeURIComponent(id)}`;
+  else chip.removeAttribute("href");
+}
 
 /* What the server says of itself, at the beginning and whenever another engine answers. */
 async function showServer(detail) {

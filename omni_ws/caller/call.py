@@ -21,6 +21,7 @@ from omni_ws.caller.answers import Answers, NativeReader, ResponseReader, Sessio
 from omni_ws.caller.script import PATIENCE_SEC, Target, Timetable, content
 from omni_ws.wire.recording import (
     AnsweredLine,
+    BesideLine,
     ClosedLine,
     CutLine,
     EndedLine,
@@ -428,7 +429,7 @@ def _exchanges(script: Sequence[RecordedLine]) -> list[Exchange]:
         if isinstance(event, RequestedLine | OpenedLine):
             exchanges.append(Exchange(event, event.at))
             continue
-        if isinstance(event, CutLine | EndedLine):
+        if isinstance(event, CutLine | EndedLine | BesideLine):
             continue
         one = exchanges[event.connection]
         match event:

@@ -34,7 +34,7 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
         for name in (
             *("mode_b_readers", "streaming_input", "realtime", "live", "client_secrets", "translations", "webrtc"),
             *("telephony", "audiosocket", "mode_b", "chat", "speech", "completions", "transcriptions"),
-            *("operations", "profiling", "demo"),
+            *("operations", "profiling", "calls", "demo"),
         )
     },
 }

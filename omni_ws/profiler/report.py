@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from omni_ws.profiler.events import ProfileEvent
+from omni_ws.web import folders
 
 #: Name of the row for time that no stage accounts for.
 UNACCOUNTED: Final = "(unaccounted)"
@@ -555,6 +556,7 @@ def _cell(value: object) -> str:
 MOST_REQUESTS: Final = 300
 MOST_MARKS: Final = 500
 _DATA_PLACE: Final = "/*DATA*/null"
+_DRAWING_PLACES: Final = {"/*WATERFALL CSS*/": "waterfall.css", "/*WATERFALL*/": "waterfall.js"}
 #: Events that are drawn as the ends of bars.
 _SHOWN_AS_BARS: Final = frozenset(
     {"stage_stream_chunk_sent", "stage_stream_chunk_received", *(name for pair in PAIRS for name in pair)}
@@ -564,6 +566,10 @@ _SHOWN_AS_BARS: Final = frozenset(
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
     """Return the report as a self-contained HTML page."""
     template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
+    # The page is one file, so it has what draws waterfalls on all pages within it.
+    drawing = folders()[0].joinpath("calls")
+    for place, name in _DRAWING_PLACES.items():
+        template = template.replace(place, drawing.joinpath(name).read_text(encoding="utf-8"), 1)
     requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])[:MOST_REQUESTS]
     origin = min((line.events[0].timestamp_ns for line in lines.values()), default=0)
     drawn = [{**request, **_drawing(lines[request["request_id"]], origin)} for request in requests]
@@ -596,7 +602,6 @@ def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
         "begin_ms": round((line.events[0].timestamp_ns - origin) / MS, 3),
         "spans": [[one.stage, one.name, ms(one.start), ms(one.end), one.explains] for one in line.intervals]
         + [[hop.target, f"from {hop.source}", ms(hop.start), ms(hop.end), True] for hop in line.hops],
-        "gaps": [[ms(start), ms(end)] for start, end in gaps(line)],
         "marks": marks[:MOST_MARKS],
         "marks_left_out": max(0, len(marks) - MOST_MARKS),
     }

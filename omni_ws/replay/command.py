@@ -24,6 +24,7 @@ from omni_ws.caller.script import AT_ONCE, PATIENCE_SEC, Target
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.recording import (
+    BesideLine,
     CutLine,
     EndedLine,
     HeaderLine,
@@ -199,8 +200,9 @@ def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
     header = _decoded(decode_header, path, 1, lines[0])
     if not header.payloads:
         raise RecordingError(path, 1, "recorded without payloads (record_payloads = false), so it cannot be replayed")
-    if header.kind == "telephony":
-        raise RecordingError(path, 1, "a telephone call, which cannot be replayed")
+    if header.kind in ("telephony", "webrtc"):
+        what = "a telephone call" if header.kind == "telephony" else "a call over WebRTC"
+        raise RecordingError(path, 1, f"{what}, which cannot be replayed")
     events: list[RecordedLine] = []
     connections = 0
     for number, line in enumerate(lines[1:], start=2):
@@ -220,7 +222,9 @@ def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
         raise RecordingError(path, end, "the recording has no end: it was interrupted, or is still being written")
     if not any(isinstance(event, OpenedLine | RequestedLine) for event in events):
         raise RecordingError(path, end, "the recording has no connection")
-    return RecordedSession(path, header, tuple(event for event in events if not isinstance(event, CutLine | EndedLine)))
+    return RecordedSession(
+        path, header, tuple(event for event in events if not isinstance(event, CutLine | EndedLine | BesideLine))
+    )
 
 
 _Decoded = TypeVar("_Decoded")
@@ -246,7 +250,9 @@ def _checked(event: RecordedLine, connections: int, path: Path, number: int) -> 
         if event.connection != connections:
             raise RecordingError(path, number, f"connection {event.connection} where {connections} is next")
         return connections + 1
-    if not isinstance(event, CutLine | EndedLine) and event.connection >= connections:
+    if isinstance(event, CutLine | EndedLine | BesideLine):
+        return connections
+    if event.connection >= connections:
         raise RecordingError(path, number, f"no connection {event.connection}")
     return connections
 

@@ -220,8 +220,6 @@ def read_start(fields: Mapping[str, Any], *, media: bool = False) -> MediaStart:
     if media and (start.idle_timeout_s is not None or start.wake_policy is not None):
         name = "idle_timeout_s" if start.idle_timeout_s is not None else "wake_policy"
         raise UnsupportedParameter("a session is never paused here", param=f"session.{name}")
-    if start.store:
-        raise UnsupportedParameter("sessions are not stored here: store must be false", param="session.store")
     _check_tokens(start.instructions or "", MAX_INSTRUCTIONS_TOKENS, "session.instructions")
     texts = (item.content[0].text for item in start.input or ())
     if sum(map(estimate_tokens, texts)) > MAX_INPUT_TOKENS:
@@ -321,7 +319,7 @@ def session_resource(start: MediaStart, *, session_id: str, expires_at: int, voi
         **shown,
         "audio": {"format": msgspec.to_builtins(start.format), "output": output},
         "delegation": msgspec.to_builtins(start.delegation or ClientDelegation()),
-        "store": False,
+        "store": bool(start.store),
     }
 
 

@@ -18,7 +18,7 @@ from omni_ws.wire.frames import HEADER
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
 
-RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime", "live"]
+RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime", "live", "webrtc"]
 Side: TypeAlias = Literal["client", "server", "lost"]
 
 
@@ -27,8 +27,8 @@ class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     recording: str
     version: int
-    #: A native WebSocket session, one HTTP request, a session that spans several HTTP requests, a telephone call, or a
-    #: session of the Realtime API.
+    #: A native WebSocket session, one HTTP request, a session that spans several HTTP requests, a telephone call, a
+    #: session of the Realtime or the Live API over WebSocket, or one of either over WebRTC.
     kind: RecordingKind
     #: The ID of the session, or of the recording if there is no session.
     id: str
@@ -114,6 +114,41 @@ class ClosedLine(_OnConnection, frozen=True, kw_only=True, tag="close", omit_def
     code: int | None = None
 
 
+class SoundLine(_Line, frozen=True, kw_only=True, tag="sound", omit_defaults=True):
+    """Sound that no message carries, of a track or of a telephone line.
+
+    That of the user ends at ``at``; that of the server begins to be played at ``at``, or when all before it was played.
+    """
+
+    by: Literal["user", "server"]
+    format: str
+    sample_rate: int
+    #: Base64 in the JSON.
+    audio: bytes
+    #: The request whose answer it is a part of; None for other sound, and for the user's.
+    request_id: str | None = None
+
+
+class ToldLine(_Line, frozen=True, kw_only=True, tag="told"):
+    """What the session told its connection, as a frame of the native WebSocket without its sound.
+
+    Written where the connection's own messages are of another protocol.
+    """
+
+    text: str
+
+
+class PlayedLine(_Line, frozen=True, kw_only=True, tag="played"):
+    """How much of the answer to a request was played until now, as the server itself knows."""
+
+    request_id: str
+    played_ms: float
+
+
+class StoredLine(_Line, frozen=True, kw_only=True, tag="stored"):
+    """The client asked for the session to be stored (``store`` of the Live API), so that it may read the recording."""
+
+
 class CutLine(_Line, frozen=True, kw_only=True, tag="cut"):
     """The recording stops here, while the session continues."""
 
@@ -133,9 +168,15 @@ RecordedLine: TypeAlias = (
     | AnsweredLine
     | OutputEndedLine
     | ClosedLine
+    | SoundLine
+    | ToldLine
+    | PlayedLine
+    | StoredLine
     | CutLine
     | EndedLine
 )
+#: Lines that say more than the messages of the connections do. A replay has no use for them.
+BesideLine: TypeAlias = SoundLine | ToldLine | PlayedLine | StoredLine
 
 _encoder: Final = msgspec.json.Encoder()
 _event_decoder: Final[msgspec.json.Decoder[RecordedLine]] = msgspec.json.Decoder(RecordedLine)

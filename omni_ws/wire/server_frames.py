@@ -91,7 +91,8 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
 class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
     """The session has begun. ``resume_token`` is null if it cannot be resumed.
 
-    ``advice`` is one line for the operator: which other parts would hear, answer or speak better.
+    ``advice`` is one line for the operator: which other parts would hear, answer or speak better. ``recorded`` is true
+    if the server records what is said and heard, and absent otherwise.
     """
 
     session_id: str
@@ -104,6 +105,7 @@ class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
     after_start: str
     parts: Parts = Parts()
     advice: str | None = None
+    recorded: bool | UnsetType = UNSET
     capabilities: Capabilities
     limits: SessionLimits
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from support.chromium import TAP_PROCESSOR, shared_chromium
 
-from omni_ws.transport.routes import operations
+from omni_ws.transport.routes import pages
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -27,10 +27,10 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
 @pytest.fixture(autouse=True, scope="module")
 def _tap_at_the_speaker() -> Iterator[None]:
     """The file that runs on the page's audio thread gets a second processor, which keeps what is played."""
-    files = dict(operations._page_files())
+    files = dict(pages.page_files())
     worklet = files["client/playback-worklet.js"]
     content = worklet.content + TAP_PROCESSOR.encode()
     files["client/playback-worklet.js"] = replace(worklet, content=content, entity_tag='"tapped"')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operations, "_page_files", lambda: files)
+        patch.setattr(pages, "page_files", lambda: files)
         yield

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-import pytest
+from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import live_server
 from support.part_engines import ReadingEngine, RetortEngine, WordEngine
@@ -22,26 +21,6 @@ pytestmark = IN_BROWSER
 
 DESKTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
 PHONE: Final[ViewportSize] = {"width": 360, "height": 740}
-
-#: What somebody may do without a pointer. Of a group of radio buttons the Tab key reaches one.
-_CONTROLS = """() => {
-  const all = "button, a[href], input, select, textarea, summary, [tabindex='0']";
-  const within = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document;
-  const usable = [...within.querySelectorAll(all)].filter(
-    (one) => one.checkVisibility() && !one.disabled && !(one.type === "radio" && !one.checked),
-  );
-  usable.forEach((one, place) => (one.dataset.place = place));
-  return usable.map((one) => one.id || one.name || one.title || one.textContent.trim() || one.tagName);
-}"""
-_FOCUSED = """() => {
-  const { place } = document.activeElement.dataset;
-  return place === undefined ? null : Number(place);
-}"""
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    return resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
 
 
 @asynccontextmanager
@@ -84,23 +63,19 @@ async def states(demo: DemoPage) -> AsyncIterator[str]:
         yield state
 
 
-async def test_axe_finds_nothing(axe: str) -> None:
+async def test_axe_finds_nothing() -> None:
     """In the light on a desktop, and in the dark on a phone."""
-    # What lies behind a dialog was judged without it.
-    run = """async () => (await axe.run([...document.querySelectorAll("dialog[open]")].at(-1) ?? document,
-      { resultTypes: ["violations"] })).violations.flatMap(({ id, nodes }) =>
-      nodes.map(({ target, failureSummary }) => [id, target.join(" "), failureSummary]))"""
     async with page_with_a_conversation() as demo:
         await demo.page.emulate_media(reduced_motion="reduce")  # what is on its way has no colour to be judged by
-        await demo.page.evaluate(axe)
+        await load_axe(demo.page)
         found: list[list[str]] = []
         async for state in states(demo):
             await demo.page.emulate_media(color_scheme="dark")
             await demo.page.set_viewport_size(PHONE)
-            found += [[state, "dark, phone", *each] for each in await demo.page.evaluate(run)]
+            found += [[state, "dark, phone", *each] for each in await violations(demo.page)]
             await demo.page.emulate_media(color_scheme="light")
             await demo.page.set_viewport_size(DESKTOP)
-            found += [[state, "light, desktop", *each] for each in await demo.page.evaluate(run)]
+            found += [[state, "light, desktop", *each] for each in await violations(demo.page)]
         assert not found, json.dumps(found, indent=1)
         # It does look: at a button without a name, and at text in the colour of a line.
         await demo.page.evaluate(
@@ -109,23 +84,14 @@ async def test_axe_finds_nothing(axe: str) -> None:
               document.querySelector("#round-trip").parentElement.style.color = "var(--line)";
             }"""
         )
-        broken = await demo.page.evaluate(run)
+        broken = await violations(demo.page)
         assert {each[0] for each in broken} == {"button-name", "color-contrast"}
 
 
 async def test_the_keyboard_reaches_everything() -> None:
     async with page_with_a_conversation() as demo:
         async for state in states(demo):
-            names = await demo.page.evaluate(_CONTROLS)
-            reached = set()
-            # The browser's own frame and the body are stops, too, and so are frames on the wire that came meanwhile.
-            for _ in range(2 * len(names) + 4):
-                await demo.page.keyboard.press("Tab")
-                reached.add(await demo.page.evaluate(_FOCUSED))
-                if len(reached - {None}) == len(names):
-                    break
-            missed = [name for place, name in enumerate(names) if place not in reached]
-            assert names
+            missed = await out_of_reach_by_keyboard(demo.page)
             assert not missed, f"{state}: {missed}"
         await demo.page.locator("#mode-open").focus()
         await demo.page.keyboard.press("ArrowRight")  # a group of radio buttons is one stop

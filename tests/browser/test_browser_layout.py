@@ -166,7 +166,7 @@ async def test_the_panel_for_developers_shows_levels_below_many_turns() -> None:
         for turn in range(4):
             await demo.write("it's a tone")
             await demo.answered(turn=turn)
-        await demo.page.locator("#waterfall .bar .heard").nth(4).wait_for()
+        await demo.page.locator("#waterfall .strip").nth(3).wait_for()
         assert not await out_of_reach(demo, "#levels")
         scrolls = (
             "(name) => { const node = document.querySelector(name); return node.scrollHeight > node.clientHeight; }"

@@ -19,7 +19,7 @@ pytestmark = IN_BROWSER
 
 #: What of these is cut off or lies on something else at the width of the window.
 _HIDDEN = """() => {
-  const cells = [...document.querySelectorAll("td, .axis span")].filter((one) => one.checkVisibility());
+  const cells = [...document.querySelectorAll("td, .scale span")].filter((one) => one.checkVisibility());
   const boxes = cells.map((one) => one.getBoundingClientRect());
   const over = ([a, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
   return {

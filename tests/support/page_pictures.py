@@ -46,6 +46,11 @@ ASKED: Final = ("What is three plus four?", "Count to twenty.")
 SOUNDING: Final = "8"
 STILLS: Final = {"page-dark.png": (1440, 900), "page-phone.png": (360, 740)}
 RATE: Final = 24_000
+#: What is said in the recorded call, of which the last interrupts; the window of its page; which answer and word
+#: sound.
+CALLED: Final = ((1.5, "What is three plus four?"), (6.5, "Count to twenty."), (4.5, "Tell me a joke."))
+CALL_WINDOW: Final = (1360, 850)
+CALL_SOUNDING: Final = (1, 3)
 
 
 async def spoken(voice: VoiceProcess, text: str) -> bytes:
@@ -55,18 +60,18 @@ async def spoken(voice: VoiceProcess, text: str) -> bytes:
     return b"".join(as_pcm16(np.asarray(piece.samples, np.float32)) for piece in pieces)
 
 
-async def microphone(folder: Path) -> Path:
+async def microphone(folder: Path, said: tuple[tuple[float, str], ...] = SAID) -> Path:
     voice = VoiceProcess(VoiceChoice.HIBARI)
     await voice.start()
-    pieces = [part for wait, text in SAID for part in (bytes(2 * round(wait * RATE)), await spoken(voice, text))]
+    pieces = [part for wait, text in said for part in (bytes(2 * round(wait * RATE)), await spoken(voice, text))]
     await voice.stop()
     return recording(folder / "microphone.wav", *pieces, bytes(2 * round(REST_SEC * RATE)), rate=RATE)
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[str]:
+async def served(*flags: str) -> AsyncIterator[str]:
     """The address of ``omni-ws serve`` with the embedded engine."""
-    with server_process("--engine", "embedded") as server:
+    with server_process("--engine", "embedded", *flags) as server:
         yield f"http://127.0.0.1:{server.port}"
 
 
@@ -147,7 +152,33 @@ async def photographed(path: Path, width: int, height: int) -> None:
         shot.convert("RGB").save(path, optimize=True)
 
 
+async def call_photographed(path: Path) -> None:
+    """The page of a recorded call with an interruption, while a word of it sounds."""
+    viewport = {"width": CALL_WINDOW[0], "height": CALL_WINDOW[1]}
+    with TemporaryDirectory() as folder:
+        sound = await microphone(Path(folder), CALLED)
+        async with (
+            served("--record", str(Path(folder, "calls"))) as address,
+            demo_page(microphone=sound, tapped=False, viewport=viewport) as demo,
+        ):
+            await demo.open(address)
+            await demo.page.locator("#talk").click()
+            last = demo.page.locator(".turn").nth(len(CALLED) - 1).locator(".server[data-state=done]")
+            await last.wait_for()
+            await demo.in_state("listening", "ready")
+            link = await demo.page.locator("#recorded").evaluate("(link) => link.href")
+            told = await demo.page.evaluate("(link) => fetch(`${link}/call.json`).then((call) => call.json())", link)
+            turn, word = CALL_SOUNDING
+            start_ms = told["turns"][turn]["answer"]["words"][word]["start_ms"]
+            await demo.page.goto(f"{link}#t={start_ms / 1000}")
+            await demo.until("() => CSS.highlights.get('spoken')?.size > 0")
+            await asyncio.sleep(REST_AT_END_SEC)
+            shot = Image.open(io.BytesIO(await demo.page.screenshot()))
+            shot.convert("RGB").save(path, quality=88, method=6)
+
+
 async def main(folder: Path) -> None:
+    await call_photographed(folder / "call.webp")
     for name, (width, height) in STILLS.items():
         await photographed(folder / name, width, height)
     await filmed(folder / "conversation.webp")

@@ -67,7 +67,7 @@ ACCEPTED: dict[str, list[Any]] = {
         },
     ],
     "triggers": [[], None],
-    "store": [False, None],
+    "store": [True, False, None],
     "safety_identifier": ["user-1"],
 }
 
@@ -131,7 +131,6 @@ def test_the_limit_of_an_append() -> None:
         ({"audio": {"format": {"type": "audio/pcm", "rate": 24_000}}}, "unknown_parameter", "session.audio.format"),
         ({"idle_timeout_s": 30}, "unsupported_parameter", "session.idle_timeout_s"),
         ({"wake_policy": {"type": "speech"}}, "unsupported_parameter", "session.wake_policy"),
-        ({"store": True}, "unsupported_parameter", "session.store"),
     ],
 )
 def test_a_session_over_webrtc_has_its_own_fields(fields: dict[str, Any], code: str, param: str) -> None:

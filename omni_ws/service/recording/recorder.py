@@ -6,6 +6,7 @@ reaches a session: a recording that cannot continue is cut, with the reason in i
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import os
@@ -24,7 +25,9 @@ from msgspec import Struct
 
 from omni_ws import __version__
 from omni_ws.config.values import ConfigurationError
+from omni_ws.core.chunks import AudioFormat
 from omni_ws.service.process import check_space
+from omni_ws.wire.mcp_servers import scrubbed
 from omni_ws.wire.recording import (
     FORMAT,
     VERSION,
@@ -36,12 +39,16 @@ from omni_ws.wire.recording import (
     InputEndedLine,
     OpenedLine,
     OutputEndedLine,
+    PlayedLine,
     ReceivedLine,
     RecordedLine,
     RecordingKind,
     RequestedLine,
     SentLine,
     Side,
+    SoundLine,
+    StoredLine,
+    ToldLine,
     digest,
     encode_line,
     without_content,
@@ -92,7 +99,8 @@ class Recorder:
         self._model = model
         self._fraction = fraction
         self._keys = frozenset(keys)
-        self._payloads = payloads
+        #: Whether messages are recorded with their content.
+        self.payloads = payloads
         self._capacity = capacity
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         # The first is written by the event loop only, the second by the thread only, so that no lock is needed. The
@@ -129,7 +137,7 @@ class Recorder:
             model=self._model(),
             started=now.isoformat(timespec="milliseconds"),
             key=key,
-            payloads=self._payloads,
+            payloads=self.payloads,
         )
         if not self._has_room(_EVENT_BYTES):
             return None
@@ -137,9 +145,7 @@ class Recorder:
         self.put(recording, header)
         return recording
 
-    def put(
-        self, recording: SessionRecording, event: HeaderLine | RecordedLine | RecordedMessage, size: int = 0
-    ) -> None:
+    def put(self, recording: SessionRecording, event: _Event, size: int = 0) -> None:
         """Queue an event of a recording, or cut the recording when the queue is full."""
         size += _EVENT_BYTES
         if not self._has_room(size):
@@ -182,7 +188,7 @@ class Recorder:
             while item is not None:
                 file, event, size = item
                 touched[file] = None
-                file.take(event, self._folder, payloads=self._payloads)
+                file.take(event, self._folder, payloads=self.payloads)
                 self._taken_bytes += size
                 item = self._next()
             for file in touched:
@@ -202,6 +208,14 @@ class Recorder:
             logger.warning("failed to remove an old recording: %s", error)
 
 
+def _clock() -> Callable[[], float]:
+    """Return the clock of the running event loop, by which sound is paced."""
+    try:
+        return asyncio.get_running_loop().time
+    except RuntimeError:
+        return time.monotonic
+
+
 class SessionRecording:
     """The recording of one session, over any number of connections. A disk error never raises here.
 
@@ -210,7 +224,7 @@ class SessionRecording:
 
     def __init__(self, recorder: Recorder, name: str, key: str | None) -> None:
         self.key = key
-        self.file = RecordingFile(name)
+        self.file = RecordingFile(name, _clock())
         self._recorder = recorder
         self._connections = 0
         self._open = 0
@@ -252,6 +266,34 @@ class SessionRecording:
 
     def now(self) -> float:
         return self.file.now()
+
+    # what no message of a connection says
+
+    @property
+    def has_sound(self) -> bool:
+        """Whether sound is recorded."""
+        return self._recorder.payloads
+
+    def sound(
+        self, audio: bytes, source: AudioFormat, *, by_user: bool, request_id: str | None = None, in_ms: float = 0.0
+    ) -> None:
+        """Record sound that no message carries; see SoundLine. ``in_ms``: when it is to be played, from now."""
+        if self.has_sound and not self._is_over and self.file.failure is None:
+            at = self.now() + in_ms
+            self._recorder.put(self, RecordedSound(at, audio, source, by_user, request_id), len(audio))
+
+    def told(self, frame: bytes) -> None:
+        """Record what the session told its connection, as a frame of the native WebSocket without its sound."""
+        if not self._is_over and self.file.failure is None:
+            self._recorder.put(self, RecordedFrame(self.now(), frame), len(frame))
+
+    def played(self, request_id: str, played_ms: float) -> None:
+        """Record how much of the answer to a request was played until now."""
+        self.put(PlayedLine(at=self.now(), request_id=request_id, played_ms=round(played_ms, 3)))
+
+    def store(self) -> None:
+        """Record that the client may read the recording."""
+        self.put(StoredLine(at=self.now()))
 
     def put(self, event: RecordedLine) -> None:
         if not self._is_over and self.file.failure is None:
@@ -330,26 +372,32 @@ class RecordingFile:
     The event loop reads ``failure``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` is monotonic, in seconds."""
         self.name = name
+        self._clock = clock
         #: Why nothing more is written; None while lines are.
         self.failure: str | None = None
-        #: ``time.monotonic()`` at offset 0.
-        self._began = time.monotonic()
+        #: The time of the clock at offset 0.
+        self._began = clock()
         self._state = FileState.ABSENT
         self._lines = bytearray()
 
     def now(self) -> float:
         """Return the milliseconds since the beginning of the recording."""
-        return round((time.monotonic() - self._began) * 1000, 3)
+        return round((self._clock() - self._began) * 1000, 3)
 
-    def take(
-        self, event: HeaderLine | RecordedLine | RecordedMessage, folder: RecordingFolder, *, payloads: bool
-    ) -> None:
+    def take(self, event: _Event, folder: RecordingFolder, *, payloads: bool) -> None:
         """Add an event, and write the lines that wait if they are many or the event is the last. Never raises."""
         try:
             if isinstance(event, RecordedMessage):
                 event = _content(event) if payloads else _outline(event)
+            elif isinstance(event, RecordedFrame):
+                frame = scrubbed(event.frame)
+                text = frame if payloads else without_content(frame) or b"{}"
+                event = ToldLine(at=event.at, text=text.decode())
+            elif isinstance(event, RecordedSound):
+                event = event.line()
             if isinstance(event, CutLine | EndedLine):
                 self._end(folder, event)
                 return
@@ -416,8 +464,37 @@ class RecordedMessage(Struct, frozen=True, gc=False):
     data: bytes
 
 
+class RecordedFrame(Struct, frozen=True, gc=False):
+    """What a ToldLine says, which the thread encodes."""
+
+    at: float
+    frame: bytes
+
+
+class RecordedSound(Struct, frozen=True, gc=False):
+    """What a SoundLine says, which the thread encodes."""
+
+    at: float
+    audio: bytes
+    source: AudioFormat
+    by_user: bool
+    request_id: str | None
+
+    def line(self) -> SoundLine:
+        return SoundLine(
+            at=round(self.at, 3),
+            by="user" if self.by_user else "server",
+            format=self.source.encoding.value,
+            sample_rate=self.source.sample_rate,
+            audio=self.audio,
+            request_id=self.request_id,
+        )
+
+
+#: What a recording takes: lines, and what the thread makes lines of.
+_Event: TypeAlias = HeaderLine | RecordedLine | RecordedMessage | RecordedFrame | RecordedSound
 #: An entry of the queue: an event of a recording, and the bytes that it is charged.
-_Item: TypeAlias = tuple[RecordingFile, HeaderLine | RecordedLine | RecordedMessage, int]
+_Item: TypeAlias = tuple[RecordingFile, _Event, int]
 
 
 def _content(message: RecordedMessage) -> RecordedLine:

@@ -237,6 +237,7 @@ class StreamingInput(SessionFrontEnd):
             after_start=config.after_start,
             parts=self._parts(),
             advice=self._sessions.advise(),
+            recorded=True if session.recording is not None else UNSET,
             capabilities=self._capabilities(session),
             limits=SessionLimits(
                 max_chunk_bytes=streaming.max_chunk_bytes,

@@ -107,6 +107,11 @@ def live_id(session_id: str) -> str:
     return session_id.replace("sess_", "live_", 1)
 
 
+def session_of(given: str) -> str:
+    """Return the id of the session that clients of the Live API know by this id."""
+    return given.replace("live_", "sess_", 1)
+
+
 class LiveDialect:
     """Handles the client events of one session, and renders the messages of its conversation as server events.
 
@@ -246,6 +251,7 @@ class LiveDialect:
         start = read_start(fields, media=self._media is not None)
         conversation = self.conversation
         self._check_llm()
+        self._check_store(start)
         delegates = conversation.engine.capabilities.tools
         types = self.factory.speech_workers.turn_detection_types
         if Modality.AUDIO not in conversation.engine.capabilities.input_modalities or not types:
@@ -268,6 +274,8 @@ class LiveDialect:
         conversation.ledger.play_at_once()
         conversation.ledger.place(start.messages())
         self.start_fields, self._delegations = start, delegations
+        if start.store and self._session.recording is not None:
+            self._session.recording.store()
         self._audio = self._media or audio_of(start.format)
         self._fixture = LiveFixture(self, self._audio)
         self._origin = self._heard_at = self._loop.time()
@@ -277,6 +285,15 @@ class LiveDialect:
         self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
         self.send([_answering(event, event_id) for event in self.greeting()])
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
+
+    def _check_store(self, start: MediaStart) -> None:
+        """Raise UnsupportedParameter if the session is to be stored and its sound is not recorded."""
+        recording = self._session.recording
+        if start.store and (recording is None or not recording.has_sound):
+            why = "this session is not recorded" if self.factory.config.record else "nothing is recorded (--record)"
+            raise UnsupportedParameter(
+                f"sessions are not stored here: {why}; store must be false", param="session.store"
+            )
 
     def _check_llm(self) -> None:
         if not has_model(self.conversation.engine):
@@ -532,6 +549,8 @@ class LiveDialect:
             return
         request_id = heard.answer_id
         self.conversation.report_playback(heard.position_ms, request_id=request_id)
+        if self._session.recording is not None:
+            self._session.recording.played(request_id, heard.position_ms)
         if heard.ended:
             self.send(self._rest(request_id))
             return

@@ -122,6 +122,7 @@ class RealtimeDialect:
         limit = factory.config.streaming_input.max_payload_per_session
         account = conversation.account
         self._session_id, self._conversation_id = session.session_id, new_id("conv_")
+        self._recorded = session.recording is not None
         self._conversation = conversation
         self._media, self._factory = media or {}, factory
         self._effects = Effects(conversation, self._media)
@@ -199,6 +200,8 @@ class RealtimeDialect:
     def greeting(self) -> list[Event]:
         """Return the events with which a client is told what the session is."""
         created = {"session": self._session_object(), **created_fields(self._session_id)}
+        if self._recorded:
+            created["recorded"] = True
         return [{"type": "session.created", **created, **self._effects.session_warnings(self._session)}]
 
     def receive(self, fields: Mapping[str, Any], *, now: float) -> None:

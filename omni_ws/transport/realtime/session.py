@@ -33,6 +33,7 @@ from omni_ws.transport.http.application import Router, ServeConnection, SessionF
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.telling import record_message
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.live import LiveDialect
@@ -343,6 +344,7 @@ class RealtimeConnection(SoleConnection):
                     break
                 if (message := self._outbox.take()) is None:
                     break
+                record_message(self._session.recording, message)
                 self._send(self._render(message))
                 if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))

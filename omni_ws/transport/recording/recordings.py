@@ -262,6 +262,7 @@ def begin_recording(recorder: Recorder | None, session: Session, kind: Recording
 
 
 _Connection = TypeVar("_Connection", bound=ServerConnection)
+_Channel = TypeVar("_Channel")
 
 
 def recorded(
@@ -284,13 +285,21 @@ def recorded(
     return cast("_Connection", _RecordedConnection(connection, written))
 
 
-class _RecordedConnection:
-    """A stand-in for a StreamConnection that records messages and passes everything else on to it."""
+def recorded_channel(channel: _Channel, recording: SessionRecording | None, target: str) -> _Channel:
+    """Return a stand-in for the data channel of a call at ``target`` that records its messages."""
+    if recording is None:
+        return channel
+    written = recording.connection()
+    written.opened(target, subprotocol=None, last_output=None)
+    return cast("_Channel", _RecordedChannel(channel, written))
+
+
+class _RecordedLink:
+    """A stand-in for a link that records messages and passes everything else on to it."""
 
     def __init__(self, connection: Any, recording: ConnectionRecording) -> None:
         self._connection = connection
         self._recording = recording
-        connection.connection_lost_waiter.add_done_callback(self._lost)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -301,6 +310,22 @@ class _RecordedConnection:
     def write_message(self, data: bytes, *, is_text: bool) -> None:
         self._recording.sent(data, is_text=is_text)
         self._connection.write_message(data, is_text=is_text)
+
+
+class _RecordedChannel(_RecordedLink):
+    """A stand-in for the data channel of a call."""
+
+    async def close_in_time(self, code: int, reason: str) -> None:
+        self._recording.closed("client" if self._connection.lost else "server")
+        await self._connection.close_in_time(code, reason)
+
+
+class _RecordedConnection(_RecordedLink):
+    """A stand-in for a StreamConnection that records messages and passes everything else on to it."""
+
+    def __init__(self, connection: Any, recording: ConnectionRecording) -> None:
+        super().__init__(connection, recording)
+        connection.connection_lost_waiter.add_done_callback(self._lost)
 
     async def send(self, message: bytes, *, text: bool) -> None:
         self._recording.sent(message, is_text=text)

@@ -1,15 +1,13 @@
-"""Routes for operators of the server (health, metrics, models, profiles), and the demo page."""
+"""Routes for operators of the server: health, metrics, models, profiles."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib import resources
-from importlib.resources.abc import Traversable
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +22,6 @@ from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import (
     InvalidValue,
     ModelNotFound,
-    NotFound,
     OriginNotAllowed,
     SessionConflict,
     Unauthenticated,
@@ -35,7 +32,7 @@ from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, Pr
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
 from omni_ws.transport.http.access import Authenticator, is_allowed_origin
-from omni_ws.transport.http.application import FrontEnd, Router, shown_path
+from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 
@@ -318,109 +315,3 @@ def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
     if isinstance(value, bool):
         return value
     raise InvalidValue(f"{name} must be true or false", param=name)
-
-
-# The demo page
-
-#: Content types of the files by suffix; others are not served.
-MEDIA_TYPES: Final = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "png": "image/png",
-    "webmanifest": "application/manifest+json",
-}
-
-#: Scripts, styles and connections from this server only, nothing inline; images and media also from blobs.
-CONTENT_SECURITY_POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob:",
-        "media-src 'self' blob:",
-        "connect-src 'self'",
-        "manifest-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-    )
-)
-_PAGE_HEADERS: Final = (
-    ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
-    ("Permissions-Policy", "microphone=(self), camera=(self), display-capture=(self)"),
-    ("Referrer-Policy", "no-referrer"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Cache-Control", "no-cache"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _PageFile:
-    """One file of the page, with its headers."""
-
-    content: bytes
-    media_type: str
-    entity_tag: str
-
-
-class DemoRoutes(FrontEnd):
-    """The demo page at ``/``, and the client library for browsers at ``/client.js`` that it is built on.
-
-    They need no key, since the page asks the user for it.
-    """
-
-    def register(self, router: Router) -> None:
-        router.add("GET", "/", self.page)
-        router.add("GET", "/browser/{name}", self.file)
-        router.add("GET", "/client.js", self.file)
-        router.add("GET", "/client/{name}", self.file)
-
-    async def page(self, exchange: HttpExchange) -> None:
-        """Respond with the page."""
-        await _send(exchange, "browser/index.html")
-
-    async def file(self, exchange: HttpExchange) -> None:
-        """Respond with a file that the page loads."""
-        await _send(exchange, "/".join(exchange.request.segments))
-
-
-async def _send(exchange: HttpExchange, name: str) -> None:
-    """Respond with a file of the page, or with 304 if the client has it. Raises NotFound."""
-    file = _page_files().get(name)
-    if file is None:
-        raise NotFound(f"{shown_path(exchange.request.segments)} not found")
-    tag = ("ETag", file.entity_tag)
-    # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
-    known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
-    if file.entity_tag in known:
-        await exchange.respond(304, [*_PAGE_HEADERS, tag])
-    else:
-        await exchange.respond(200, [("Content-Type", file.media_type), *_PAGE_HEADERS, tag], file.content)
-
-
-@cache
-def _page_files() -> Mapping[str, _PageFile]:
-    """Return all files of the page, by path. Cached, because reading blocks the event loop."""
-    page, library = _folders()
-    entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
-    entries |= {f"client/{entry.name}": entry for entry in library.joinpath("client").iterdir()}
-    entries["client.js"] = library.joinpath("client.js")
-    found = {}
-    for path, entry in entries.items():
-        media_type = MEDIA_TYPES.get(path.rpartition(".")[2])
-        if media_type is not None:
-            content = entry.read_bytes()
-            found[path] = _PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-    return found
-
-
-def _folders() -> tuple[Traversable, Traversable]:
-    """Return the folders of the page and of the client library, in the installed package or in the repository."""
-    packaged = resources.files("omni_ws").joinpath("web")
-    if packaged.joinpath("browser").is_dir():
-        return packaged.joinpath("browser"), packaged
-    repository = Path(__file__).parents[3]
-    return repository / "examples" / "browser", repository / "clients" / "js"

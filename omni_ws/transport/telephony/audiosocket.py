@@ -20,6 +20,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
+from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import Authenticator
@@ -27,7 +28,8 @@ from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up, notice_dead
 from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.telephony.call import PhoneCall, PhoneCalls
+from omni_ws.transport.recording.recordings import begin_recording
+from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +42,11 @@ class AudioSocketCalls(PhoneCalls):
     If the server has API keys, the UUID of a call must be one.
     """
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
+    def __init__(
+        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+    ) -> None:
         super().__init__(sessions, authenticator)
+        self._recorder = recorder
         self._server: asyncio.Server | None = None
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -99,6 +104,7 @@ class AudioSocketCalls(PhoneCalls):
             return
         finally:
             self._openings.discard(link.refuse)
+        begin_recording(self._recorder, session, TELEPHONY_ORIGIN, key)
         call = AudioSocketCall(link, session, thinking_sound=settings.thinking_sound)
         session.attach(call)
         session.conversation.greet()
@@ -152,6 +158,7 @@ class AudioSocketCall(PhoneCall):
         kind, payload = data[0], bytes(data[HEADER_BYTES:])
         try:
             if kind == AUDIO:
+                self._record(payload, by_user=True)
                 self._hear(payload)
             elif kind == KEY:
                 self._press(payload.decode("latin-1"))
@@ -168,7 +175,12 @@ class AudioSocketCall(PhoneCall):
         self._playout.resume()
         self.output_ready()
 
+    def _record(self, audio: bytes, *, by_user: bool, request_id: str | None = None) -> None:
+        if self._session.recording is not None and audio:
+            self._session.recording.sound(audio, TELEPHONE, by_user=by_user, request_id=request_id)
+
     def _send(self, audio: bytes) -> bool:
+        self._record(audio, by_user=False, request_id=self._playout.playing)
         self._link.write_message(encode_frame(AUDIO, audio), is_text=False)
         return not self._link.paused
 
@@ -422,6 +434,7 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
 
 #: pcm16 at 8 kHz has 16 bytes a millisecond.
 BYTES_PER_MS: Final = 16
+TELEPHONE: Final = AudioFormat(sample_rate=8000)
 FRAME_SEC: Final = 0.02
 FRAME_BYTES: Final = 20 * BYTES_PER_MS
 #: A playout is full with this much audio: 2 s. One output may go beyond.
@@ -441,7 +454,7 @@ class PacedPlayout(Playout):
     def __init__(
         self, send: Callable[[bytes], bool], report: Callable[[str, float], None], progressed: Callable[[], None]
     ) -> None:
-        super().__init__(FRAME_BYTES, AudioFormat(sample_rate=8000))
+        super().__init__(FRAME_BYTES, TELEPHONE)
         self._send = send
         self._report = report
         self._progressed = progressed
@@ -450,6 +463,8 @@ class PacedPlayout(Playout):
         #: When the next frame is due. It is never before the last one was heard.
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        #: The answer whose audio is being sent; None for other sound.
+        self.playing: str | None = None
 
     @property
     def full(self) -> bool:
@@ -487,6 +502,8 @@ class PacedPlayout(Playout):
             self._report(played.answer_id, played.position / BYTES_PER_MS)
             if played.audio:
                 self._due += FRAME_SEC
+                self.playing = played.answer_id
                 self._held = not self._send(played.audio)
+                self.playing = None
         self._arm()
         self._progressed()

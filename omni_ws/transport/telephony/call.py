@@ -20,6 +20,7 @@ from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import SessionFrontEnd
 from omni_ws.transport.native.connection import Pause, SoleConnection, SoleLink
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.telling import record_message
 from omni_ws.transport.telephony.thinking_sound import ThinkingSound
 
 logger = logging.getLogger(__name__)
@@ -240,6 +241,8 @@ class PhoneCall(SoleConnection):
     def _take_message(self) -> ServerMessage | None:
         """Take the next message from the outbox; None while there is none."""
         message = self._outbox.take()
+        if message is not None:
+            record_message(self._session.recording, message)
         if message is not None and self._thinking is not None:
             self._thinking.hear(message)
         return message
@@ -247,6 +250,8 @@ class PhoneCall(SoleConnection):
     def _report(self, request_id: str, played_ms: float) -> None:
         """Report how much of an answer the caller has heard."""
         self._conversation.report_playback(played_ms, request_id=request_id)
+        if self._session.recording is not None:
+            self._session.recording.played(request_id, played_ms)
 
     resume_output = SoleConnection.output_ready
 

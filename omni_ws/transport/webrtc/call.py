@@ -90,6 +90,8 @@ check_private_names(
         InboundStream: ("reassembly",),
     },
 )
+#: The sound of both tracks, as it is recorded.
+TRACK: Final = AudioFormat(sample_rate=SAMPLE_RATE)
 #: Stands for a response in the playout of sound that belongs to none.
 _BESIDE: Final = ""
 #: A call has no pings; see CallChannel.
@@ -120,7 +122,9 @@ class Call(RealtimeConnection):
         self._dialect_known = True  # vLLM's clients do not call
         self._dropped = metrics.webrtc_packets.labels(PacketOutcome.DROPPED.value)
         self.microphone = CallMicrophone(self.hear, metrics)
-        self.speaker = CallSpeaker(self._audio_started, self._audio_stopped)
+        self.speaker = CallSpeaker(
+            self._audio_started, self._audio_stopped, None if session.recording is None else self._record
+        )
         self.sidebands = Sidebands(self, dialect.greeting, refused=refused)
         self._hold_commands()
 
@@ -161,6 +165,8 @@ class Call(RealtimeConnection):
             self._dropped.inc()
             return
         now = self._channel.heard_at
+        if self._session.recording is not None:
+            self._session.recording.sound(audio, TRACK, by_user=True)
         try:
             self._of_call.append(audio, now)
         except InvalidRequest as error:
@@ -187,6 +193,16 @@ class Call(RealtimeConnection):
         """Let sidebands wait while the session has no room for input, or the caller is not there yet."""
         self.sidebands.hold(self._reading_paused or not self._channel.opened.done())
 
+    def _record(self, response_id: str, audio: bytes, in_sec: float) -> None:
+        """Record a packet that the caller hears in ``in_sec`` seconds."""
+        if self._session.recording is not None:
+            request_id = self._request_of(response_id)
+            self._session.recording.sound(audio, TRACK, by_user=False, request_id=request_id, in_ms=in_sec * 1000)
+
+    def _request_of(self, response_id: str) -> str | None:
+        """Return the request that a response answers; None if there is none."""
+        return None
+
     def _audio_started(self, response_id: str) -> None:
         """Note that the audio of a response begins to be heard."""
 
@@ -209,6 +225,9 @@ class RealtimeCall(Call):
         self._cut: str | None = None
 
     # output
+
+    def _request_of(self, response_id: str) -> str | None:
+        return None if response_id == _BESIDE else request_id_of(response_id)
 
     def _render(self, message: ServerMessage) -> Iterator[Event]:
         match message:
@@ -770,13 +789,21 @@ class CallSpeaker(MediaStreamTrack):
 
     kind = "audio"
 
-    def __init__(self, on_started: Callable[[str], None], on_stopped: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_started: Callable[[str], None],
+        on_stopped: Callable[[str], None],
+        on_sent: Callable[[str, bytes, float], None] | None = None,
+    ) -> None:
+        """``on_sent`` is called with each packet before it is encoded: the id of its response, its audio, and in how
+        many seconds a player that plays the first packet of an answer at once gets to it."""
         super().__init__()
+        self._on_sent = on_sent
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._now = asyncio.get_running_loop().time
         self._encoder = OpusPacketEncoder()
-        self._playout = Playout(PACKET_BYTES, AudioFormat(sample_rate=SAMPLE_RATE))
+        self._playout = Playout(PACKET_BYTES, TRACK)
         self._changed = asyncio.Event()
         self._due = self._origin = self._now()
 
@@ -833,5 +860,7 @@ class CallSpeaker(MediaStreamTrack):
                 continue
             if not played.position:
                 self._on_started(played.answer_id)
+            if self._on_sent is not None:
+                self._on_sent(played.answer_id, played.audio, self._due + HEAD_START_SEC - self._now())
             return played.audio
         return None

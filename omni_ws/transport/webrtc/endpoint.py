@@ -24,6 +24,7 @@ from omni_ws.errors import (
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
 from omni_ws.service.failure import new_id
+from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
@@ -38,6 +39,7 @@ from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import CALL_ID, REALTIME_PATH, accepted, identify
 from omni_ws.transport.realtime.sideband import Sideband
+from omni_ws.transport.recording.recordings import begin_recording, recorded_channel
 from omni_ws.wire.frames import loads_object
 from omni_ws.wire.openai_fields import object_field
 from omni_ws.wire.realtime_events import RealtimeRefusal, error_fields, read
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from omni_ws.transport.webrtc.call import Call, CallChannel
 
 CALLS_PATH: Final = f"{REALTIME_PATH}/calls"
-#: Label of the sessions in metrics and logs.
+#: Label of the sessions in metrics, logs and recordings.
 WEBRTC_ORIGIN: Final = "webrtc"
 SDP_TYPE: Final = "application/sdp"
 MAX_OFFER_BYTES: Final = 64 * 1024
@@ -81,11 +83,18 @@ _Make: TypeAlias = "Callable[[Session, CallChannel], Call]"
 class WebrtcCalls(SessionFrontEnd):
     """The front end of calls over WebRTC: answers offers, and runs the calls. Loads aiortc with the first call."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
+    def __init__(
+        self,
+        sessions: SessionFactory,
+        authenticator: Authenticator,
+        secrets: ClientSecrets,
+        recorder: Recorder | None = None,
+    ) -> None:
         super().__init__(Sessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
         self._sessions = sessions
         self._authenticator = authenticator
         self._secrets = secrets
+        self._recorder = recorder
         self._config = sessions.config.webrtc
         self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
         #: By id.
@@ -102,8 +111,8 @@ class WebrtcCalls(SessionFrontEnd):
         router.add("POST", f"{one}/hangup", self.hang_up_live)
         router.add("GET", f"{one}/attach", needs_upgrade)
         router.add_websocket(f"{one}/attach", self.attach)
-        for method, step in (*(("POST", name) for name in ("accept", "reject", "refer", "fork")), ("GET", "content")):
-            router.add(method, f"{one}/{step}", self.refuse)
+        for step in ("accept", "reject", "refer", "fork"):
+            router.add("POST", f"{one}/{step}", self.refuse)
         router.add("GET", f"{one}/fork", needs_upgrade)
         router.add_websocket(f"{one}/fork", self.refuse_fork)
 
@@ -196,7 +205,7 @@ class WebrtcCalls(SessionFrontEnd):
         return self._accept(request, key, running, route=f"{LIVE_PATH}/{{session_id}}/attach")
 
     async def refuse(self, exchange: HttpExchange) -> None:
-        """Raise Unauthenticated, or UnsupportedParameter: a step of telephone calls or of stored sessions."""
+        """Raise Unauthenticated, or UnsupportedParameter: a step of telephone calls, or ``fork``."""
         self._authenticator.authenticate(exchange.request)
         raise _not_offered(exchange.request)
 
@@ -223,10 +232,13 @@ class WebrtcCalls(SessionFrontEnd):
 
         offer = check_offer(offer)
         session = await self._live.admit(key, client=address)
+        begin_recording(self._recorder, session, WEBRTC_ORIGIN, key)
         try:
-            call, answer = await self._answer(session, key, make, offer)
+            call, answer = await self._answer(session, key, make, offer, live=call_id is None)
         except BaseException:
             session.end(None)
+            if session.recording is not None:  # its channel will never close
+                session.recording.end()
             raise
         running_id = call_id or live_id(session.session_id)
         task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
@@ -234,7 +246,9 @@ class WebrtcCalls(SessionFrontEnd):
         task.add_done_callback(lambda ended: self._calls.pop(running_id))
         return running_id, answer
 
-    async def _answer(self, session: Session, key: ApiKey | None, make: _Make, offer: str) -> tuple[Call, str]:
+    async def _answer(
+        self, session: Session, key: ApiKey | None, make: _Make, offer: str, *, live: bool
+    ) -> tuple[Call, str]:
         """Create the call of a session, attach it, and return it with the SDP answer."""
         from omni_ws.transport.webrtc.call import CallChannel, answer_offer, new_peer
 
@@ -247,7 +261,7 @@ class WebrtcCalls(SessionFrontEnd):
         )
         call: Call | None = None
         try:
-            call = make(session, channel)
+            call = make(session, recorded_channel(channel, session.recording, LIVE_PATH if live else CALLS_PATH))
             answer = await answer_offer(peer, offer, call.speaker, call.microphone, config=self._config)
         except BaseException:
             await peer.close()
@@ -287,7 +301,7 @@ class WebrtcCalls(SessionFrontEnd):
 
 def _not_offered(request: HttpRequest) -> UnsupportedParameter:
     step = request.segments[-1]
-    why = "sessions are not stored" if step in ("fork", "content") else "there are no telephone calls (SIP)"
+    why = "sessions are not continued" if step == "fork" else "there are no telephone calls (SIP)"
     return UnsupportedParameter(f"{step} is not offered here: {why}", param=step)
 
 

@@ -1,0 +1,152 @@
+"""CallLines: the lines of a recording's file one by one, each with its place in the file; and the sound in a line."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import orjson
+
+from omni_ws.wire.frames import HEADER
+from omni_ws.wire.recording import (
+    HeaderLine,
+    ReceivedLine,
+    RecordedLine,
+    RecordingKind,
+    SentLine,
+    SoundLine,
+    decode_event,
+    decode_header,
+)
+
+#: Names of the files of recordings: the second at which each began, and its id.
+_NAME: Final = re.compile(r"\d{8}T\d{6}_(?P<id>[A-Za-z0-9_-]+)\.ndjson")
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+#: The kinds of recordings that are calls: people speak and listen.
+CALL_KINDS: Final[frozenset[RecordingKind]] = frozenset({"websocket", "realtime", "live", "telephony", "webrtc"})
+#: The longest first line of a recording.
+_HEADER_BYTES: Final = 64 * 1024
+
+
+class Line(NamedTuple):
+    """A line of a recording, and where it is in the file."""
+
+    event: RecordedLine
+    offset: int
+    size: int
+
+
+class CallLines:
+    """The file of one recording. Raises OSError, and ValueError for a file that is no recording of a call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            first = file.readline(_HEADER_BYTES)
+        self.header: HeaderLine = decode_header(first)
+        self._first = len(first)
+        #: The size of the file when it was opened: what a call that goes on adds later is not read.
+        self.size = path.stat().st_size
+        if self.header.kind not in CALL_KINDS:
+            raise ValueError(f"a recording of kind {self.header.kind}, which is no call")
+
+    def __iter__(self) -> Iterator[Line]:
+        """Iterate over the lines after the first, up to one that is broken or was not written to its end."""
+        with self.path.open("rb", buffering=1 << 20) as file:
+            offset = file.seek(self._first)
+            for data in file:
+                if offset + len(data) > self.size or not data.endswith(b"\n"):
+                    return
+                try:
+                    event = decode_event(data)
+                except ValueError:
+                    return
+                yield Line(event, offset, len(data))
+                offset += len(data)
+
+
+def read_sound(file: BinaryIO, offset: int, size: int) -> bytes:
+    """Return the sound in the line at this place of a file; b"" if there is none."""
+    file.seek(offset)
+    return sound_in(decode_event(file.read(size)))
+
+
+def sound_in(event: RecordedLine, fields: dict[str, Any] | None = None) -> bytes:
+    """Return the sound that a line carries, whatever the protocol; b"" if there is none.
+
+    ``fields`` is the message of the line, if that is parsed already.
+    """
+    if isinstance(event, SoundLine):
+        return event.audio
+    if not isinstance(event, ReceivedLine | SentLine):
+        return b""
+    if event.text is None:
+        return (event.binary or b"")[HEADER.size :]
+    fields = parsed(event) if fields is None else fields
+    media = fields.get("media")
+    inner = media.get("payload") if isinstance(media, dict) else None
+    for payload in (fields.get("payload"), fields.get("audio"), fields.get("delta"), inner):
+        if isinstance(payload, str):
+            try:
+                return base64.b64decode(payload)
+            except ValueError:
+                return b""
+    return b""
+
+
+def parsed(event: ReceivedLine | SentLine) -> dict[str, Any]:
+    """Return the JSON object of a message; {} for any other message."""
+    text = event.text if event.text is not None else None
+    try:
+        fields = orjson.loads(text if text is not None else event.binary or b"")
+    except orjson.JSONDecodeError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+class CallFolder:
+    """The folder of recordings, as a reader of any worker sees it. All methods block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def find(self, call_id: str) -> CallLines | None:
+        """Return the recording of this id; None if there is none, also for ids that no recording can have."""
+        if not _ID.fullmatch(call_id):
+            return None
+        for path in self._paths():
+            if call_id_of(path) == call_id:
+                return _opened(path)
+        return None
+
+    def newest(self, most: int) -> list[CallLines]:
+        """Return the ``most`` newest calls, the newest first."""
+        found: list[CallLines] = []
+        for path in sorted(self._paths(), key=lambda one: one.name, reverse=True):
+            if (lines := _opened(path)) is not None:
+                found.append(lines)
+                if len(found) == most:
+                    break
+        return found
+
+    def _paths(self) -> list[Path]:
+        try:
+            return [path for path in self.path.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink()]
+        except OSError:
+            return []
+
+
+def call_id_of(path: Path) -> str:
+    """Return the id in the name of a recording's file."""
+    found = _NAME.fullmatch(path.name)
+    return "" if found is None else found["id"]
+
+
+def _opened(path: Path) -> CallLines | None:
+    try:
+        return CallLines(path)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,268 @@
+"""Loudspeaker: when which sound of the server's answers was played, found from what was sent and what was reported.
+
+A client has one loudspeaker: it plays answers one after the other, each from when its sound arrives, and stops when it
+is cut. Reports say how far it was at a time. They arrive late, never early, so of several the one with the least delay
+tells when an answer began; and when the sound ran out they say nothing. Times are milliseconds of the call.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Differences below this are delays of the network and of timers, and no pauses.
+TOLERANCE_MS: Final = 10.0
+#: How far ahead a report or a piece of speech with less delay is looked for: over longer times clocks differ.
+LOOK_AHEAD_MS: Final = 10_000.0
+#: A microphone whose clock is fast gets ahead little by little: of sound that is ahead by less than this, a part is
+#: left out. What is further ahead was never spoken at that pace: it is a file.
+FASTER_MS: Final = 200.0
+SKIPPED: Final = 0.005
+
+
+class SoundPiece(NamedTuple):
+    """Sound that was heard from ``start_ms`` to ``end_ms`` of the call: that of ``ref``, from ``skip_ms`` of it on."""
+
+    start_ms: float
+    end_ms: float
+    ref: int
+    skip_ms: float
+
+
+def least_ahead(at: NDArray[np.float64], offsets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for each of ``offsets`` the least of those from it to LOOK_AHEAD_MS after it. Linear."""
+    found = np.empty_like(offsets)
+    waiting: list[int] = []  # of increasing index backwards, with the offsets of later ones less
+    head = 0
+    for index in range(len(offsets) - 1, -1, -1):
+        while len(waiting) > head and offsets[waiting[-1]] >= offsets[index]:
+            waiting.pop()
+        waiting.append(index)
+        while at[waiting[head]] - at[index] > LOOK_AHEAD_MS:
+            head += 1
+        found[index] = offsets[waiting[head]]
+    return found
+
+
+class Streak:
+    """Sound of one answer that was sent to be played in one go; ``base_ms`` is where it begins in the answer."""
+
+    __slots__ = (
+        "answer_id",
+        "at",
+        "base_ms",
+        "cut_at",
+        "cut_ms",
+        "ends_ms",
+        "heard",
+        "lasts",
+        "refs",
+        "reports",
+        "starts",
+    )
+
+    def __init__(self, answer_id: str, base_ms: float) -> None:
+        self.answer_id = answer_id
+        self.base_ms = self.ends_ms = base_ms
+        self.at, self.starts, self.lasts, self.refs = array("d"), array("d"), array("d"), array("q")
+        #: Times, and the position in the answer at each.
+        self.reports: list[tuple[float, float]] = []
+        #: When the client was told, or said, that it plays no more.
+        self.cut_at = math.inf
+        #: Up to where in the answer the streak was played; None before ``pieces``.
+        self.cut_ms: float | None = None
+        #: What was heard of it, the piece of each of the first entries.
+        self.heard: list[SoundPiece] = []
+
+    def add(self, at: float, start_ms: float, lasts_ms: float, ref: int) -> None:
+        self.at.append(at)
+        self.starts.append(start_ms)
+        self.lasts.append(lasts_ms)
+        self.refs.append(ref)
+        self.ends_ms = start_ms + lasts_ms
+
+    def pieces(self, free_ms: float) -> list[SoundPiece]:
+        """Return what was played, if the loudspeaker was free from ``free_ms`` on."""
+        stop_ms = self._stop_ms()
+        origins, upto = self._origins()
+        found: list[SoundPiece] = []
+        cursor, index = free_ms, 0
+        for sent_at, start_ms, lasts_ms, ref in zip(self.at, self.starts, self.lasts, self.refs, strict=True):
+            while index + 1 < len(upto) and upto[index] <= start_ms:
+                index += 1
+            begins = max(sent_at, cursor)
+            if origins:
+                told = max(origins[index] + start_ms, sent_at)
+                if not found or abs(told - cursor) > TOLERANCE_MS:
+                    begins = told if not found else max(told, cursor)
+                else:
+                    begins = cursor
+            ends = min(begins + lasts_ms, begins + max(0.0, stop_ms - start_ms))
+            if stop_ms == math.inf or not origins:
+                ends = min(ends, self.cut_at)
+            if ends > begins:
+                found.append(SoundPiece(begins, ends, ref, 0.0))
+            cursor = max(begins + lasts_ms, cursor)
+            if ends < begins + lasts_ms:
+                self.cut_ms = start_ms + max(0.0, ends - begins)
+                break
+        else:
+            self.cut_ms = self.ends_ms
+        self.heard = found
+        return found
+
+    def time_of(self, position_ms: float) -> float | None:
+        """Return when the sound at this position of the answer was heard; None if it was not."""
+        index = bisect_right(self.starts, position_ms, hi=len(self.heard)) - 1
+        if index < 0:
+            return None
+        at = self.heard[index].start_ms + position_ms - self.starts[index]
+        return at if at <= self.heard[index].end_ms + TOLERANCE_MS else None
+
+    def _stop_ms(self) -> float:
+        """Return the position at which the client says that it has stopped; infinite if it does not say so."""
+        after = [played for at, played in self.reports if at >= self.cut_at]
+        return max(after) if after else math.inf
+
+    def _origins(self) -> tuple[list[float], list[float]]:
+        """Return when position 0 of the answer was played, as the reports tell, and up to which position each tells."""
+        kept: list[tuple[float, float]] = []
+        sent, index, most = 0.0, 0, self.base_ms
+        for at, played in self.reports:
+            while index < len(self.at) and self.at[index] <= at:
+                sent = self.starts[index] + self.lasts[index]
+                index += 1
+            if most < played < sent - TOLERANCE_MS and at < self.cut_at:
+                kept.append((at, played))
+                most = played
+        table = np.array(kept, dtype=np.float64).reshape(-1, 2)
+        times, positions = table[:, 0], table[:, 1]
+        return least_ahead(times, times - positions).tolist(), positions.tolist()
+
+
+class Loudspeaker:
+    """Collects what is sent and reported, in the order of time; then ``pieces`` says what was heard."""
+
+    def __init__(self) -> None:
+        self.streaks: list[Streak] = []
+        #: Sound that is played at once, beside everything else.
+        self.beside: list[SoundPiece] = []
+        self._latest: dict[str, Streak] = {}
+        #: Index of the first streak that no silence has cut.
+        self._open = 0
+
+    def send(self, answer_id: str, at: float, lasts_ms: float, ref: int, start_ms: float | None = None) -> None:
+        """Note sound of an answer, of which it begins at ``start_ms``; None: behind all of it before."""
+        streak = self._latest.get(answer_id)
+        if start_ms is None:
+            start_ms = 0.0 if streak is None else streak.ends_ms
+        if streak is None or streak.cut_at < math.inf or start_ms < streak.ends_ms - TOLERANCE_MS:
+            if streak is not None:
+                streak.cut_at = min(streak.cut_at, at)
+            streak = self._latest[answer_id] = Streak(answer_id, start_ms)
+            self.streaks.append(streak)
+        streak.add(at, start_ms, lasts_ms, ref)
+
+    def send_beside(self, at: float, lasts_ms: float, ref: int) -> None:
+        """Note sound that is played when it arrives, beside everything else."""
+        self.beside.append(SoundPiece(at, at + lasts_ms, ref, 0.0))
+
+    def report(self, answer_id: str | None, at: float, played_ms: float) -> None:
+        """Note how far the client is in an answer; None: in the last that was sent."""
+        streak = self._latest.get(answer_id) if answer_id is not None else (self.streaks[-1] if self.streaks else None)
+        if streak is not None:
+            streak.reports.append((at, played_ms))
+
+    def cut(self, answer_id: str, at: float, *, played_ms: float | None = None) -> None:
+        """Note that nothing more of an answer is played from ``at`` on, or behind ``played_ms`` of it."""
+        if (streak := self._latest.get(answer_id)) is not None:
+            streak.cut_at = min(streak.cut_at, at)
+            if played_ms is not None:
+                streak.reports.append((at, played_ms))
+
+    def silence(self, at: float) -> None:
+        """Note that nothing that was sent is played from ``at`` on."""
+        for streak in self.streaks[self._open :]:
+            streak.cut_at = min(streak.cut_at, at)
+        self._open = len(self.streaks)
+
+    def pieces(self) -> list[SoundPiece]:
+        """Return what was played, in order, without overlaps."""
+        found: list[SoundPiece] = []
+        free = 0.0
+        for streak in self.streaks:
+            mine = streak.pieces(free)
+            if not mine:
+                continue
+            while found and found[-1].end_ms > mine[0].start_ms:  # it ended earlier than was reckoned
+                last = found.pop()
+                if last.start_ms < mine[0].start_ms:
+                    found.append(last._replace(end_ms=mine[0].start_ms))
+                    break
+            found += mine
+            free = mine[-1].end_ms
+        return found
+
+
+class Microphone:
+    """Collects when which sound of the user arrived; then ``pieces`` says when it was spoken.
+
+    Sound arrives after it was spoken: of the pieces of one stretch, the one with the least delay tells when. What comes
+    faster than it can be spoken is placed from its arrival on.
+    """
+
+    def __init__(self) -> None:
+        self._at, self._lasts, self._refs, self._numbers = array("d"), array("d"), array("q"), array("q")
+        self._in_order = True
+        #: The length of all sound so far.
+        self.total_ms = 0.0
+        self._places: list[SoundPiece] | None = None
+        #: Where each piece ends in all sound.
+        self._ends: NDArray[np.float64] = np.empty(0)
+
+    def add(self, at: float, lasts_ms: float, ref: int, number: int | None = None) -> None:
+        """Note a piece that arrived at ``at``. Numbers order pieces; one that has come already is left out."""
+        number = len(self._numbers) if number is None else number
+        self._in_order = self._in_order and (not self._numbers or number > self._numbers[-1])
+        self._at.append(at)
+        self._lasts.append(lasts_ms)
+        self._refs.append(ref)
+        self._numbers.append(number)
+        self.total_ms += lasts_ms
+
+    def pieces(self) -> list[SoundPiece]:
+        """Return what was said, in order, without overlaps."""
+        if self._places is None:
+            self._places = list(self._placed())
+        return self._places
+
+    def time_of(self, audio_ms: float) -> float | None:
+        """Return when the user's sound at ``audio_ms`` of all that was received was spoken; None without sound."""
+        pieces = self.pieces()
+        if not pieces:
+            return None
+        index = min(int(np.searchsorted(self._ends, audio_ms)), len(pieces) - 1)
+        return float(pieces[index].end_ms - self._ends[index] + audio_ms)
+
+    def _placed(self) -> Iterator[SoundPiece]:
+        at, lasts, refs = (np.array(column) for column in (self._at, self._lasts, self._refs))
+        if not self._in_order:
+            _, first = np.unique(np.array(self._numbers), return_index=True)
+            at, lasts, refs = np.maximum.accumulate(at[first]), lasts[first], refs[first]
+        ends = self._ends = np.cumsum(lasts)
+        offsets = least_ahead(at, at - ends)
+        cursor = 0.0
+        for offset, end, lasting, ref in zip(offsets, ends, lasts, refs, strict=True):
+            begins, skipped = offset + end - lasting, 0.0
+            if begins < cursor + TOLERANCE_MS:
+                if TOLERANCE_MS < cursor - begins < FASTER_MS:
+                    skipped = lasting * SKIPPED
+                begins = cursor
+            cursor = begins + lasting - skipped
+            yield SoundPiece(float(begins), float(cursor), int(ref), float(skipped))

@@ -1,0 +1,416 @@
+"""CallReading: what one pass over a recording finds: when which sound was heard, the turns, and the list of frames.
+
+Of sound only the places in the file are kept, so that an hour of a call takes a few megabytes. The messages of each
+protocol are read by the method of the recording's kind; lines of the recorder itself are the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from omni_ws.audio.codec import AudioDecoder
+from omni_ws.audio.container import parse_audio_format
+from omni_ws.calls.frames import FrameList
+from omni_ws.calls.lines import CallLines, Line, parsed, sound_in
+from omni_ws.calls.loudspeaker import Loudspeaker, Microphone
+from omni_ws.calls.story import Story
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
+from omni_ws.errors import OmniError
+from omni_ws.wire.frames import FLAG_END, FLAG_TIMESTAMP, HEADER, KIND_INPUT, KIND_OUTPUT, MODALITY_BYTES
+from omni_ws.wire.recording import (
+    ClosedLine,
+    CutLine,
+    EndedLine,
+    PlayedLine,
+    ReceivedLine,
+    SentLine,
+    SoundLine,
+    StoredLine,
+    ToldLine,
+)
+
+#: The byte of a binary header that says that it is audio.
+_AUDIO: Final = MODALITY_BYTES[Modality.AUDIO]
+_TELEPHONE: Final = AudioFormat(AudioEncoding.PCMU, 8000)
+_REALTIME: Final = {
+    "audio/pcm": (AudioEncoding.PCM16, 24_000),
+    "audio/pcmu": (AudioEncoding.PCMU, 8000),
+    "audio/pcma": (AudioEncoding.PCMA, 8000),
+}
+#: The answer that the endless output of a Live session is.
+_VOICE: Final = "voice"
+#: More than a frame of the line of a Live session.
+_LIVE_FRAME_MS: Final = 150.0
+#: The rate at which the length of compressed sound is measured.
+_MEASURED_RATE: Final = 24_000
+
+
+class Source(NamedTuple):
+    """A piece of sound in the file: the place of its line, its format, and the stream of compressed sound it is in."""
+
+    offset: int
+    size: int
+    audio: AudioFormat
+    stream: str
+
+
+class CallReading:
+    """One pass over the lines of a call. Blocks; takes time linear in the size of the file."""
+
+    def __init__(self, lines: CallLines) -> None:
+        self.lines = lines
+        self.header = lines.header
+        self.microphone = Microphone()
+        self.loudspeaker = Loudspeaker()
+        self.story = Story()
+        self.frames = FrameList()
+        #: From when to when the client played lowered.
+        self.ducked: list[tuple[float, float]] = []
+        #: Whether the recording is complete; and why it was cut, if it was.
+        self.ended = False
+        self.cut_reason: str | None = None
+        #: Whether the client may read the recording (``store`` of the Live API).
+        self.stored = False
+        self.duration_ms = 0.0
+        self._offsets, self._sizes, self._formats, self._streams = array("q"), array("l"), array("h"), array("h")
+        self._known_formats: dict[AudioFormat, int] = {}
+        self._known_streams: dict[str, int] = {"": 0}
+        self._decoders: dict[str, AudioDecoder | None] = {}
+        self._input = self._output = _TELEPHONE if self.header.kind == "telephony" else AudioFormat(sample_rate=24_000)
+        self._interrupts = True
+        self._ducks_from: float | None = None
+        #: When a Live session started, where its line is at 0.
+        self._began_at = 0.0
+        self._answering: str | None = None
+        #: The number of the last output of a native session; a resume sends some again.
+        self._highest = -1
+        #: By item of the Realtime API, the answer that it is of. By name, the place of a mark.
+        self._items: dict[str, str] = {}
+        self._marks: dict[str, tuple[str, float]] = {}
+        self._line_number = 0
+        hear, say = self._by_kind()
+        for line in lines:
+            self._take(line, hear, say)
+        self._duck(math.inf, False)
+        self._decoders.clear()
+
+    def source(self, ref: int) -> Source:
+        """Return a piece of sound by its number."""
+        formats, streams = tuple(self._known_formats), tuple(self._known_streams)
+        return Source(self._offsets[ref], self._sizes[ref], formats[self._formats[ref]], streams[self._streams[ref]])
+
+    @property
+    def formats(self) -> tuple[AudioFormat, ...]:
+        """The formats of all sound."""
+        return tuple(self._known_formats)
+
+    # lines
+
+    def _by_kind(self) -> tuple[Callable[[Line, dict[str, Any]], None], Callable[[Line, dict[str, Any]], None]]:
+        """Return what reads the messages of the client, and those of the server."""
+        match self.header.kind:
+            case "websocket":
+                return self._native_in, self._native_out
+            case "telephony":
+                return self._gateway_in, self._gateway_out
+            case "webrtc":
+                return _nothing, _nothing
+        return self._realtime_in, self._realtime_out
+
+    def _take(
+        self, line: Line, hear: Callable[[Line, dict[str, Any]], None], say: Callable[[Line, dict[str, Any]], None]
+    ) -> None:
+        event = line.event
+        self.duration_ms = max(self.duration_ms, event.at)
+        fields: dict[str, Any] = {}
+        match event:
+            case ReceivedLine():
+                fields = parsed(event) if event.text is not None else {}
+                hear(line, fields)
+            case SentLine():
+                fields = parsed(event) if event.text is not None else {}
+                say(line, fields)
+            case SoundLine():
+                self._sound(line, event)
+            case ToldLine():
+                fields = parsed_text(event.text)
+                self.story.tell(event.at, fields)
+            case PlayedLine():
+                self.story.play(event.request_id, event.at, event.played_ms)
+            case StoredLine():
+                self.stored = True
+            case ClosedLine():
+                self.loudspeaker.silence(event.at)
+            case CutLine(reason=reason):
+                self.cut_reason = reason
+            case EndedLine():
+                self.ended = True
+        self.frames.add(event, fields)
+
+    def _ref(self, line: Line, audio: AudioFormat, stream: str = "") -> int:
+        self._offsets.append(line.offset)
+        self._sizes.append(line.size)
+        self._formats.append(self._known_formats.setdefault(audio, len(self._known_formats)))
+        self._streams.append(self._known_streams.setdefault(stream, len(self._known_streams)))
+        return len(self._offsets) - 1
+
+    def _lasts_ms(self, audio: AudioFormat, data: bytes, stream: str) -> float:
+        """Return how long a piece of sound lasts. Compressed sound is decoded for that."""
+        if audio.is_raw:
+            return audio.duration_ms(len(data))
+        if stream not in self._decoders:
+            self._decoders[stream] = AudioDecoder(audio, sample_rate=_MEASURED_RATE)
+        decoder = self._decoders[stream]
+        if decoder is None:
+            return 0.0
+        try:
+            return len(decoder.decode(data)) * 1000 / _MEASURED_RATE
+        except OmniError:
+            self._decoders[stream] = None
+            return 0.0
+
+    def _hear(self, line: Line, audio: AudioFormat, data: bytes, number: int | None = None) -> None:
+        stream = "" if audio.is_raw else "user"
+        lasts_ms = self._lasts_ms(audio, data, stream)
+        if lasts_ms:
+            self.microphone.add(line.event.at, lasts_ms, self._ref(line, audio, stream), number)
+
+    def _say(self, line: Line, answer_id: str, audio: AudioFormat, data: bytes, start_ms: float | None = None) -> None:
+        stream = "" if audio.is_raw else answer_id
+        lasts_ms = self._lasts_ms(audio, data, stream)
+        if lasts_ms:
+            self.loudspeaker.send(answer_id, line.event.at, lasts_ms, self._ref(line, audio, stream), start_ms)
+
+    def _duck(self, at: float, lowered: bool) -> None:
+        if lowered and self._ducks_from is None:
+            self._ducks_from = at
+        elif not lowered and self._ducks_from is not None:
+            self.ducked.append((self._ducks_from, at))
+            self._ducks_from = None
+
+    def _sound(self, line: Line, event: SoundLine) -> None:
+        try:
+            audio = AudioFormat(AudioEncoding(event.format), event.sample_rate)
+        except ValueError:
+            return
+        if event.by == "user":
+            self._hear(line, audio, event.audio)
+        else:
+            self._say(line, event.request_id or _VOICE, audio, event.audio)
+
+    # the native WebSocket
+
+    def _native_in(self, line: Line, fields: dict[str, Any]) -> None:
+        event = line.event
+        assert isinstance(event, ReceivedLine)
+        if event.binary is not None and len(event.binary) >= HEADER.size:
+            _, kind, modality, flags, number, _ = HEADER.unpack_from(event.binary)
+            if kind == KIND_INPUT and modality == _AUDIO:
+                self._hear(line, self._input, event.binary[HEADER.size :], number)
+            if flags & FLAG_END:
+                self.story.input_from_ms = self.microphone.total_ms
+            return
+        match fields.get("type"):
+            case "input_chunk":
+                self._native_chunk(line, fields)
+                if fields.get("end_of_input") is True:
+                    self.story.input_from_ms = self.microphone.total_ms
+            case "finish":
+                self.story.input_from_ms = self.microphone.total_ms
+            case "cancel":
+                request_id = fields.get("request_id")
+                if isinstance(request_id, str):
+                    self.loudspeaker.cut(request_id, event.at)
+                else:
+                    self.loudspeaker.silence(event.at)
+            case "output_ack" if isinstance(played := fields.get("played_ms"), int | float):
+                request_id = fields.get("request_id")
+                self.loudspeaker.report(request_id if isinstance(request_id, str) else None, event.at, float(played))
+
+    def _native_chunk(self, line: Line, fields: dict[str, Any]) -> None:
+        event, number = line.event, fields.get("sequence_id")
+        assert isinstance(event, ReceivedLine)
+        if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
+            self.story.type(text)
+        elif fields.get("modality") == "audio" and isinstance(number, int):
+            audio = self._input
+            if isinstance(name := fields.get("format"), str):
+                try:
+                    audio = parse_audio_format(name, self._input)
+                except OmniError:
+                    return
+            self._hear(line, audio, sound_in(event, fields), number)
+
+    def _native_out(self, line: Line, fields: dict[str, Any]) -> None:
+        event, at = line.event, line.event.at
+        assert isinstance(event, SentLine)
+        if event.binary is not None and len(event.binary) >= HEADER.size:
+            _, kind, _, flags, number, start_ms = HEADER.unpack_from(event.binary)
+            if kind == KIND_OUTPUT and number > self._highest and self._answering is not None:
+                self._highest = number
+                start = float(start_ms) if flags & FLAG_TIMESTAMP else None
+                self._say(line, self._answering, self._output, event.binary[HEADER.size :], start)
+                self.story.tell(at, {"type": "output_chunk", "modality": "audio", "request_id": self._answering})
+            return
+        match fields.get("type"):
+            case "session_created" | "session_updated":
+                self._configured(fields)
+            case "response_started":
+                self._answering = str(fields.get("request_id"))
+            case "output_chunk":
+                number = fields.get("sequence_id")
+                if not isinstance(number, int) or number <= self._highest:
+                    return
+                self._highest = number
+                self._native_output(line, fields)
+            case "backchannel":
+                audio = _native_format(fields, self._output)
+                data = sound_in(event, fields)
+                if audio.is_raw and data:
+                    self.loudspeaker.send_beside(at, audio.duration_ms(len(data)), self._ref(line, audio))
+            case "speech_started" | "speech_confirmed" | "speech_dismissed" as kind:
+                self._native_speech(at, kind, certain=fields.get("certain") is not False)
+        self.story.tell(at, fields)
+
+    def _native_speech(self, at: float, kind: str, *, certain: bool) -> None:
+        self._duck(at, not certain)
+        if certain and kind != "speech_dismissed" and self._interrupts:
+            self.loudspeaker.silence(at)
+
+    def _native_output(self, line: Line, fields: dict[str, Any]) -> None:
+        event, request_id = line.event, str(fields.get("request_id"))
+        assert isinstance(event, SentLine)
+        if fields.get("modality") == "audio" and (data := sound_in(event, fields)):
+            start_ms = fields.get("start_ms")
+            audio = _native_format(fields, self._output)
+            self._say(line, request_id, audio, data, float(start_ms) if isinstance(start_ms, int | float) else None)
+        if fields.get("final") and fields.get("finish_reason") == "cancelled":
+            self.loudspeaker.cut(request_id, event.at)
+
+    def _configured(self, fields: Mapping[str, Any]) -> None:
+        self._input = _native_format(fields.get("input_audio"), self._input)
+        self._output = _native_format(fields.get("output_audio"), self._output)
+        if isinstance(turns := fields.get("turn_detection"), dict):
+            self._interrupts = turns.get("interrupt_response") is not False
+            if isinstance(padding := turns.get("prefix_padding_ms"), int | float):
+                self.story.padding_ms = float(padding)
+
+    # the Realtime and the Live API over WebSocket
+
+    def _realtime_in(self, line: Line, fields: dict[str, Any]) -> None:
+        event = line.event
+        assert isinstance(event, ReceivedLine)
+        match fields.get("type"):
+            case "input_audio_buffer.append" | "session.input_audio.append" | "session.input_audio_buffer.append":
+                self._hear(line, self._input, sound_in(event, fields))
+            case "conversation.item.truncate" if isinstance(end_ms := fields.get("audio_end_ms"), int | float):
+                answer_id = self._items.get(str(fields.get("item_id")))
+                if answer_id is not None:
+                    self.loudspeaker.cut(answer_id, event.at, played_ms=float(end_ms))
+            case "output_audio_buffer.clear":
+                self.loudspeaker.silence(event.at)
+
+    def _realtime_out(self, line: Line, fields: dict[str, Any]) -> None:
+        event, at = line.event, line.event.at
+        assert isinstance(event, SentLine)
+        match fields.get("type"):
+            case "session.created" | "session.updated" | "session.started" as kind:
+                self._began_at = at if kind == "session.started" else self._began_at
+                self._configured_realtime(fields.get("session"))
+            case "response.output_audio.delta":
+                answer_id = _request_of(fields.get("response_id"))
+                self._items.setdefault(str(fields.get("item_id")), answer_id)
+                self._say(line, answer_id, self._output, sound_in(event, fields))
+            case "session.output_audio.delta":
+                if not self.loudspeaker.streaks and at - self._began_at <= _LIVE_FRAME_MS:
+                    self.story.later_ms = at - self._began_at  # silence is sent once it is over
+                self._say(line, _VOICE, self._output, sound_in(event, fields))
+            case "input_audio_buffer.backchannel":
+                data = sound_in(event, fields)
+                self.loudspeaker.send_beside(at, self._output.duration_ms(len(data)), self._ref(line, self._output))
+            case "input_audio_buffer.speech_started" if self._interrupts:
+                self.loudspeaker.silence(at)
+            case "response.done":
+                response = fields.get("response")
+                if isinstance(response, dict) and response.get("status") == "cancelled":
+                    self.loudspeaker.cut(_request_of(response.get("id")), at)
+
+    def _configured_realtime(self, session: Any) -> None:
+        audio = session.get("audio") if isinstance(session, dict) else None
+        if not isinstance(audio, dict):
+            return
+        both = audio.get("format")  # of the Live API
+        given = _object(audio, "input")
+        self._input = _realtime_format(both or given.get("format"), self._input)
+        self._output = _realtime_format(both or _object(audio, "output").get("format"), self._output)
+        if isinstance(turns := given.get("turn_detection"), dict):
+            self._interrupts = turns.get("interrupt_response") is not False
+
+    # gateways of the telephone
+
+    def _gateway_in(self, line: Line, fields: dict[str, Any]) -> None:
+        event = line.event
+        assert isinstance(event, ReceivedLine)
+        match fields.get("event"):
+            case "media" if _object(fields, "media").get("track", "inbound") == "inbound":
+                self._hear(line, _TELEPHONE, sound_in(event, fields))
+            case "mark":
+                found = self._marks.pop(str(_object(fields, "mark").get("name")), None)
+                if found is not None:
+                    self.loudspeaker.report(found[0], event.at, found[1])
+
+    def _gateway_out(self, line: Line, fields: dict[str, Any]) -> None:
+        event = line.event
+        assert isinstance(event, SentLine)
+        match fields.get("event"):
+            case "media":
+                self._say(line, self.story.sounding or _VOICE, _TELEPHONE, sound_in(event, fields))
+            case "mark":
+                last = self.loudspeaker.streaks[-1] if self.loudspeaker.streaks else None
+                if last is not None and last.cut_at == math.inf:  # else it is where the next answer begins
+                    self._marks[str(_object(fields, "mark").get("name"))] = (last.answer_id, last.ends_ms)
+            case "clear":
+                self._marks.clear()
+                self.loudspeaker.silence(event.at)
+
+
+def _nothing(line: Line, fields: dict[str, Any]) -> None:
+    """Read nothing in the events of a data channel: sound and turns have lines of their own."""
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that is an object; {} if it is none."""
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def parsed_text(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text; {} for anything else."""
+    return parsed(SentLine(at=0, connection=0, text=text))
+
+
+def _native_format(fields: Any, default: AudioFormat) -> AudioFormat:
+    if not isinstance(fields, dict):
+        return default
+    try:
+        encoding = AudioEncoding(fields.get("format", default.encoding))
+        rate, channels = fields.get("sample_rate", default.sample_rate), fields.get("channels", 1)
+        return AudioFormat(encoding, int(rate), int(channels))
+    except (TypeError, ValueError):
+        return default
+
+
+def _request_of(response_id: object) -> str:
+    """Return the request that a response of the Realtime API answers: both ids end alike."""
+    return "req_" + str(response_id).removeprefix("resp_")
+
+
+def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
+    if not isinstance(fields, dict) or fields.get("type") not in _REALTIME:
+        return default
+    encoding, rate = _REALTIME[fields["type"]]
+    given = fields.get("rate")
+    return AudioFormat(encoding, given if isinstance(given, int) and given > 0 else rate)

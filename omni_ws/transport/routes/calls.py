@@ -1,0 +1,349 @@
+"""Routes of recorded calls: the list, and of each call the page, ``call.json``, the sound, and a zip of all of it.
+
+They are for operators, as profiling is, and for no page but the server's own, whatever ``--allow-origin`` says. The
+recording of a Live session with ``store: true`` can also be read by the key that it belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, TypeVar, cast
+
+import orjson
+
+from omni_ws.calls.files import describe, summary, transcript, write_zip
+from omni_ws.calls.glance import glance
+from omni_ws.calls.lines import CallFolder, CallLines
+from omni_ws.calls.reading import CallReading
+from omni_ws.calls.sound import write_wav
+from omni_ws.config.keys import key_name
+from omni_ws.config.model import ServerConfig
+from omni_ws.engine.threads import Work, run_work
+from omni_ws.errors import (
+    EngineOverloaded,
+    InvalidValue,
+    NotFound,
+    OriginNotAllowed,
+    SessionNotFound,
+    Unauthenticated,
+    UnsupportedParameter,
+)
+from omni_ws.service.observing.accounts import is_near
+from omni_ws.transport.http.access import Authenticator, is_allowed_origin
+from omni_ws.transport.http.application import FrontEnd, Router
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.realtime.live import session_of
+from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
+from omni_ws.transport.routes.pages import send_page_file
+
+CALLS_PATH: Final = "/calls"
+CONTENT_PATH: Final = f"{LIVE_PATH}/{{session_id}}/content"
+#: Calls of one list: the newest.
+MAX_LISTED: Final = 500
+#: Sounds that are kept after they were made, since players ask for their parts one by one; and for how long.
+KEPT_SOUNDS: Final = 2
+KEPT_SEC: Final = 120.0
+T = TypeVar("T")
+_PART_BYTES: Final = 256 * 1024
+_RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
+#: Of every response: nothing is guessed from its content, no page of another site gets it, and no cache keeps it.
+_HEADERS: Final = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'; sandbox"),
+    ("Cache-Control", "no-store"),
+)
+
+
+@dataclass(slots=True)
+class _File:
+    """A file that was made and has no name. It is closed when it is not kept and nobody reads it any more."""
+
+    file: BinaryIO
+    size: int
+    _users: int = 0
+    _kept: bool = False
+
+    @contextmanager
+    def used(self, *, kept: bool = False) -> Iterator[BinaryIO]:
+        """Keep the file open during the block; if it is to be ``kept``, until ``drop`` is called."""
+        self._users += 1
+        self._kept = self._kept or kept
+        try:
+            yield self.file
+        finally:
+            self._users -= 1
+            self._close()
+
+    def drop(self) -> None:
+        """Keep the file no longer."""
+        self._kept = False
+        self._close()
+
+    def _close(self) -> None:
+        if not self._kept and not self._users:
+            self.file.close()
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+class CallRoutes(FrontEnd):
+    """The handlers of ``/calls`` and of ``/v1/live/sessions/{id}/content``. Any worker serves the calls of all."""
+
+    def __init__(self, config: ServerConfig, authenticator: Authenticator) -> None:
+        self._folder = None if config.record is None else CallFolder(config.record)
+        self._authenticator = authenticator
+        #: By the id of the call and the size of its recording, the sound that was made last at the end.
+        self._sounds: OrderedDict[tuple[str, int], _File] = OrderedDict()
+        self._making = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def register(self, router: Router) -> None:
+        router.add("GET", CALLS_PATH, self.list)
+        router.add("GET", f"{CALLS_PATH}/{{id}}", self.page)
+        router.add("GET", f"{CALLS_PATH}/{{id}}/call.json", self.describe)
+        router.add("GET", f"{CALLS_PATH}/{{id}}/sound.wav", self.sound)
+        router.add("GET", f"{CALLS_PATH}/{{id}}/call.zip", self.zip)
+        router.add("GET", CONTENT_PATH, self.content)
+
+    async def wait_closed(self) -> None:
+        await super().wait_closed()
+        self._forget_sounds()
+
+    # operators
+
+    async def list(self, exchange: HttpExchange) -> None:
+        """Respond with the newest calls, or with the page that shows them to a browser."""
+        if _wants_page(exchange.request):
+            self._recorded()
+            await send_page_file(exchange, "browser/calls/calls.html")
+            return
+        folder = self._open(exchange)
+        found = await run_work(Work.FILES, _listed, folder)
+        await _respond_json(exchange, {"calls": found})
+
+    async def page(self, exchange: HttpExchange) -> None:
+        """Respond with the page of a call. It holds nothing of the call: it asks for that, with the key it is given."""
+        self._recorded()
+        await send_page_file(exchange, "browser/calls/call.html")
+
+    async def describe(self, exchange: HttpExchange) -> None:
+        """Respond with everything but the sound."""
+        lines = await self._find(exchange)
+        await _respond_json(exchange, await self._read(lambda: describe(CallReading(lines))))
+
+    async def sound(self, exchange: HttpExchange) -> None:
+        """Respond with the sound as a stereo WAV file, or with the part that is asked for."""
+        lines = await self._find(exchange)
+        async with self._sound(lines) as sound:
+            await _respond_file(exchange, sound, "audio/wav", tag=f'"{lines.size:x}"')
+
+    async def zip(self, exchange: HttpExchange) -> None:
+        """Respond with all of a call as a zip file."""
+        lines = await self._find(exchange)
+        name = f'attachment; filename="{lines.header.id}.zip"'
+        async with self._sound(lines) if lines.header.payloads else nullcontext() as sound:
+
+            def write(target: BinaryIO) -> None:
+                reading = CallReading(lines)
+                write_zip(reading, describe(reading), None if sound is None else sound.file, target)
+
+            async with self._making:
+                packed = await self._made(write)
+        with packed.used():
+            await _respond_file(exchange, packed, "application/zip", extra=[("Content-Disposition", name)])
+
+    # the clients of the Live API
+
+    async def content(self, exchange: HttpExchange) -> None:
+        """Respond with the sound of a stored Live session, or with its transcript where JSON is asked for.
+
+        Raises Unauthenticated, UnsupportedParameter where nothing is recorded, and SessionNotFound if the key has no
+        such session, or did not ask for it to be stored.
+        """
+        key = self._authenticator.authenticate(exchange.request)
+        if self._folder is None:
+            raise UnsupportedParameter("content is not offered here: nothing is recorded (--record)", param="content")
+        given = exchange.path_parameters["session_id"]
+        lines = await run_work(Work.FILES, self._folder.find, session_of(given))
+        if lines is None or lines.header.key != key_name(key) or lines.header.kind not in ("live", "webrtc"):
+            raise SessionNotFound("there is no such session", param="session_id")
+        if not await self._read(lambda: CallReading(lines).stored):
+            raise SessionNotFound("this session was not stored: store was not true", param="session_id")
+        if _accepts(exchange.request, "application/json"):
+            said = await self._read(lambda: transcript(describe(CallReading(lines))))
+            await _respond_json(exchange, {"id": given, "object": "live.session.content", "transcript": said})
+            return
+        async with self._sound(lines) as sound:
+            await _respond_file(exchange, sound, "audio/wav", tag=f'"{lines.size:x}"')
+
+    # access
+
+    def _recorded(self) -> CallFolder:
+        if self._folder is None:
+            raise NotFound("calls are not recorded here; record them with --record DIR (docs/recording.md)")
+        return self._folder
+
+    def _open(self, exchange: HttpExchange) -> CallFolder:
+        """Check that the client may read recordings. Raises OriginNotAllowed, Unauthenticated and NotFound."""
+        exchange.origin_allowed = False  # no response has CORS fields
+        request = exchange.request
+        if not is_allowed_origin(request, ()) or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            raise OriginNotAllowed("no page but the server's own can read recorded calls")
+        key = self._authenticator.authenticate(request)
+        if self._authenticator.has_keys:
+            if key is None or not key.admin:
+                raise Unauthenticated("recorded calls require an API key with admin = true")
+        elif not is_near(request.client, request.headers.get):
+            raise Unauthenticated("without API keys, recorded calls are only for the server's own machine")
+        return self._recorded()
+
+    async def _find(self, exchange: HttpExchange) -> CallLines:
+        folder = self._open(exchange)
+        lines = await run_work(Work.FILES, folder.find, exchange.path_parameters["id"])
+        if lines is None:
+            raise NotFound("there is no recorded call with this id")
+        return lines
+
+    # files
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        """Run a pass over a recording in a thread, one at a time: a long call takes seconds of a processor.
+
+        Raises NotFound if the recording is removed meanwhile.
+        """
+        async with self._making:
+            try:
+                return await run_work(Work.FILES, read)
+            except FileNotFoundError:
+                raise NotFound("there is no recorded call with this id") from None
+
+    @asynccontextmanager
+    async def _sound(self, lines: CallLines) -> AsyncIterator[_File]:
+        """Make the sound of a call, or find it made. Raises NotFound if it was recorded without payloads."""
+        if not lines.header.payloads:
+            raise NotFound("this call was recorded without sound (record_payloads = false)")
+        place = (lines.header.id, lines.size)
+        with ExitStack() as uses:
+            async with self._making:
+                found = self._sounds.pop(place, None)
+                if found is None:
+                    found = await self._made(lambda target: write_wav(CallReading(lines), target))
+                self._sounds[place] = found
+                uses.enter_context(found.used(kept=True))
+                while len(self._sounds) > KEPT_SOUNDS:
+                    self._sounds.popitem(last=False)[1].drop()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(KEPT_SEC, self._forget_sounds)
+            yield found
+
+    async def _made(self, write: Callable[[BinaryIO], object]) -> _File:
+        """Let ``write`` write a file without a name, on the disk of the recordings. Raises EngineOverloaded."""
+        folder = self._recorded().path
+
+        def make() -> _File:
+            # Without a name it vanishes with the last reader, and with the server.
+            file = cast("BinaryIO", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+            try:
+                write(file)
+                file.flush()
+                return _File(file, file.seek(0, os.SEEK_END))
+            except BaseException:
+                file.close()
+                raise
+
+        try:
+            return await run_work(Work.FILES, make)
+        except FileNotFoundError:
+            raise NotFound("there is no recorded call with this id") from None  # it was removed meanwhile
+        except OSError as error:
+            raise EngineOverloaded(f"the sound of the call cannot be written: {error.strerror}") from None
+
+    def _forget_sounds(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for sound in self._sounds.values():
+            sound.drop()
+        self._sounds.clear()
+
+
+def _listed(folder: CallFolder) -> list[dict[str, Any]]:
+    return [summary(lines) | glance(lines.path, lines.size)._asdict() for lines in folder.newest(MAX_LISTED)]
+
+
+def _accepts(request: HttpRequest, media_type: str) -> bool:
+    accepted = (part.partition(";")[0].strip().lower() for part in request.headers.tokens("accept"))
+    return media_type in accepted
+
+
+def _wants_page(request: HttpRequest) -> bool:
+    return _accepts(request, "text/html")
+
+
+async def _respond_json(exchange: HttpExchange, content: Any) -> None:
+    """Respond with JSON, which is encoded off the event loop."""
+    body = await run_work(Work.BODIES, orjson.dumps, content)
+    await exchange.respond(200, [("Content-Type", "application/json"), *_HEADERS], body)
+
+
+async def _respond_file(
+    exchange: HttpExchange,
+    found: _File,
+    media_type: str,
+    *,
+    tag: str | None = None,
+    extra: list[tuple[str, str]] | None = None,
+) -> None:
+    """Respond with a file or, if one is asked for, with a part of it (RFC 9110, section 14)."""
+    headers = [("Content-Type", media_type), *_HEADERS, ("Accept-Ranges", "bytes"), *(extra or ())]
+    if tag is not None:
+        headers.append(("ETag", tag))
+    first, last, status = 0, found.size - 1, 200
+    if (part := _part(exchange.request, found.size, tag)) is not None:
+        first, last = part
+        status = 206
+        if first > last:
+            await exchange.respond(416, [*headers, ("Content-Range", f"bytes */{found.size}")])
+            return
+        headers.append(("Content-Range", f"bytes {first}-{last}/{found.size}"))
+    await exchange.start(status, [*headers, ("Content-Length", str(last + 1 - first))])
+    if exchange.request.method == "HEAD":
+        return
+    while first <= last:
+        data = await run_work(Work.FILES, os.pread, found.file.fileno(), min(_PART_BYTES, last + 1 - first), first)
+        await exchange.write(data)
+        first += len(data)
+
+
+def _part(request: HttpRequest, size: int, tag: str | None) -> tuple[int, int] | None:
+    """Return the first and the last byte that a request asks for; None for all. Nothing if there are none there.
+
+    Several ranges at once, and ranges of another file than there is now, are answered with all.
+    """
+    if request.method != "GET" or (wanted := request.headers.get("range")) is None:
+        return None
+    if (known := request.headers.get("if-range")) is not None and known != tag:
+        return None
+    found = _RANGE.fullmatch(wanted.strip())
+    if found is None or not any(found.groups()) or max(map(len, found.groups())) > len(str(2**63)):
+        return None
+    begin, end = found.groups()
+    if not begin:
+        count = int(end)
+        return (max(0, size - count), size - 1) if count else (size, size - 1)
+    first = int(begin)
+    last = min(int(end), size - 1) if end else size - 1
+    if end and int(end) < first:
+        raise InvalidValue("a range must not end before it begins", param="Range")
+    return (first, last) if first < size else (size, size - 1)

@@ -1,0 +1,113 @@
+"""The pages that the server shows, and the files that they load: the demo page, and those of recorded calls."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from omni_ws.errors import NotFound
+from omni_ws.transport.http.application import FrontEnd, Router, shown_path
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.web import folders
+
+#: Content types of the files by suffix; others are not served.
+MEDIA_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "webmanifest": "application/manifest+json",
+}
+
+#: Scripts, styles and connections from this server only, nothing inline; images and media also from blobs.
+CONTENT_SECURITY_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob:",
+        "media-src 'self' blob:",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+_PAGE_HEADERS: Final = (
+    ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
+    ("Permissions-Policy", "microphone=(self), camera=(self), display-capture=(self)"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cache-Control", "no-cache"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file of the page, with its headers."""
+
+    content: bytes
+    media_type: str
+    entity_tag: str
+
+
+class DemoRoutes(FrontEnd):
+    """The demo page at ``/``, the files of all pages, and the client library for browsers at ``/client.js``.
+
+    They need no key, since the page asks the user for it.
+    """
+
+    def register(self, router: Router) -> None:
+        router.add("GET", "/", self.page)
+        router.add("GET", "/browser/{name}", self.file)
+        router.add("GET", "/browser/calls/{name}", self.file)
+        router.add("GET", "/client.js", self.file)
+        router.add("GET", "/client/{name}", self.file)
+
+    async def page(self, exchange: HttpExchange) -> None:
+        """Respond with the page."""
+        await send_page_file(exchange, "browser/index.html")
+
+    async def file(self, exchange: HttpExchange) -> None:
+        """Respond with a file that the page loads."""
+        await send_page_file(exchange, "/".join(exchange.request.segments))
+
+
+async def send_page_file(exchange: HttpExchange, name: str) -> None:
+    """Respond with a file of a page, such as ``browser/calls/call.html``, or with 304 if the client has it.
+
+    Raises NotFound.
+    """
+    file = page_files().get(name)
+    if file is None:
+        raise NotFound(f"{shown_path(exchange.request.segments)} not found")
+    tag = ("ETag", file.entity_tag)
+    # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
+    known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
+    if file.entity_tag in known:
+        await exchange.respond(304, [*_PAGE_HEADERS, tag])
+    else:
+        await exchange.respond(200, [("Content-Type", file.media_type), *_PAGE_HEADERS, tag], file.content)
+
+
+@cache
+def page_files() -> Mapping[str, PageFile]:
+    """Return all files of the pages, by path. Cached, because reading blocks the event loop."""
+    page, library = folders()
+    entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
+    entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}
+    entries |= {f"client/{entry.name}": entry for entry in library.joinpath("client").iterdir()}
+    entries["client.js"] = library.joinpath("client.js")
+    found = {}
+    for path, entry in entries.items():
+        media_type = MEDIA_TYPES.get(path.rpartition(".")[2])
+        if media_type is not None:
+            content = entry.read_bytes()
+            found[path] = PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return found

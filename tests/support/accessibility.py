@@ -1,0 +1,53 @@
+"""Whether everybody can use a page: what axe-core finds in it, and what the keyboard does not reach."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+#: What somebody may do without a pointer. Of a group of radio buttons the Tab key reaches one.
+_CONTROLS = """() => {
+  const all = "button, a[href], input, select, textarea, summary, [tabindex='0']";
+  const within = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document;
+  const usable = [...within.querySelectorAll(all)].filter(
+    (one) => one.checkVisibility() && !one.disabled && !(one.type === "radio" && !one.checked),
+  );
+  usable.forEach((one, place) => (one.dataset.place = place));
+  return usable.map((one) => one.id || one.name || one.title || one.textContent.trim() || one.tagName);
+}"""
+_FOCUSED = """() => {
+  const { place } = document.activeElement.dataset;
+  return place === undefined ? null : Number(place);
+}"""
+# What lies behind a dialog was judged without it.
+_RUN = """async () => (await axe.run([...document.querySelectorAll("dialog[open]")].at(-1) ?? document,
+  { resultTypes: ["violations"] })).violations.flatMap(({ id, nodes }) =>
+  nodes.map(({ target, failureSummary }) => [id, target.join(" "), failureSummary]))"""
+
+
+async def load_axe(page: Page) -> None:
+    """Load axe-core into a page, whatever its policy."""
+    await page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text())
+
+
+async def violations(page: Page) -> list[Any]:
+    """Return what axe-core finds: the rule, the element and the reason of each."""
+    found: list[Any] = await page.evaluate(_RUN)
+    return found
+
+
+async def out_of_reach_by_keyboard(page: Page) -> list[str]:
+    """Return the names of the controls in sight to which no number of Tab keys leads."""
+    names = await page.evaluate(_CONTROLS)
+    assert names
+    reached = set()
+    # The browser's own frame and the body are stops, too, and so are frames on the wire that came meanwhile.
+    for _ in range(2 * len(names) + 4):
+        await page.keyboard.press("Tab")
+        reached.add(await page.evaluate(_FOCUSED))
+        if len(reached - {None}) == len(names):
+            break
+    return [name for place, name in enumerate(names) if place not in reached]
