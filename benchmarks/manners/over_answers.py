@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.manners.stimuli import RATE, Stimulus
-from benchmarks.manners.talker import Talker
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.talker import Talker
 
 #: The rules tell nothing longer, and nothing with a question in it, behind which "yeah" would be an answer.
 STORY: Final = "Count from one to one hundred."

@@ -20,9 +20,10 @@ from benchmarks.manners.stimuli import (
     surroundings,
     television,
 )
-from benchmarks.manners.talker import Echo, NativeWire, RealtimeWire, Refused, Talker, Wire
 from benchmarks.manners.turns import Said, hear_alone, say_sentence
 from omni_ws.caller.script import Target
+from omni_ws.caller.talker import Echo, Refused, Talker
+from omni_ws.caller.wires import NativeWire, RealtimeWire, Wire
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.manners.stimuli import RATE, Stimulus
-from benchmarks.manners.talker import Talker
-from benchmarks.speech.word_errors import spoken_words
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.talker import Talker
+from omni_ws.caller.word_errors import spoken_words
 
 #: How long after the true end a turn, and its answer, are waited for.
 _END_MS: Final = 6000

@@ -14,9 +14,10 @@ from support.scripted_upstream import ScriptedUpstream, delta, finish, streams, 
 from benchmarks.manners.over_answers import final_of, is_over
 from benchmarks.manners.rows import Bench, Figure, share
 from benchmarks.manners.stimuli import RATE, Plan, Stimulus, render, spoken
-from benchmarks.manners.talker import NativeWire, Talker
 from benchmarks.server_process import free_port, running, wait_until_ready
 from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.talker import Talker
+from omni_ws.caller.wires import NativeWire
 from omni_ws.transport.http.exchange import HttpExchange
 
 _ASKED: Final = "What is the weather in Rome?"

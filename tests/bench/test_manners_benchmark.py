@@ -11,14 +11,15 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
 
-from benchmarks.manners.loudspeaker import RATE, TICK, Loudspeaker
 from benchmarks.manners.over_answers import say_over
 from benchmarks.manners.rows import Bench, quantiles, share
 from benchmarks.manners.stimuli import Plan, Stimulus, groups_of
-from benchmarks.manners.talker import Echo, NativeWire, RealtimeWire, Refused, Talker, Wire
 from benchmarks.manners.turns import say_sentence
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
+from omni_ws.caller.loudspeaker import RATE, TICK, Loudspeaker
 from omni_ws.caller.script import Target
+from omni_ws.caller.talker import Echo, Refused, Talker
+from omni_ws.caller.wires import NativeWire, RealtimeWire, Wire
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 
