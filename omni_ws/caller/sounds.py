@@ -58,7 +58,7 @@ class TickResampler:
         return np.convolve(spread, self._filter, "valid")[:: self._down].astype(np.float32)
 
 
-class SentSound:
+class MicrophoneFormat:
     """A microphone's ticks as they are sent: pcm16 at 8, 16 or 24 kHz, or G.711 µ-law, as a telephone has it."""
 
     def __init__(self, rate: int, *, is_mu_law: bool = False) -> None:

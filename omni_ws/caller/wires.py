@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from omni_ws.caller.answers import NativeReader, RealtimeReader, SessionReader, decoded, parsed
-from omni_ws.caller.sounds import MIC_RATE, SentSound
+from omni_ws.caller.sounds import MIC_RATE, MicrophoneFormat
 
 
 class Wire(ABC):
-    """A front end. ``read`` yields (kind, fields of ``talker.Seen``)."""
+    """A front end. ``read`` yields (kind, fields of ``live_caller.Seen``)."""
 
     path: str
     reader: ClassVar[type[SessionReader]]
@@ -22,7 +22,7 @@ class Wire(ABC):
     reports: ClassVar[bool]
     #: Of a recording (docs/recording.md).
     kind: ClassVar[str]
-    sound: SentSound
+    sound: MicrophoneFormat
 
     @abstractmethod
     def opening(self, created: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class NativeWire(Wire):
 
     turns: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
-    sound: SentSound = field(default_factory=lambda: SentSound(MIC_RATE))
+    sound: MicrophoneFormat = field(default_factory=lambda: MicrophoneFormat(MIC_RATE))
     path: str = "/v1/streaming_input"
     reader = NativeReader
     reports = True
@@ -172,7 +172,7 @@ class RealtimeWire(Wire):
     turns: dict[str, Any] = field(default_factory=lambda: {"type": "server_vad"})
     config: dict[str, Any] = field(default_factory=dict)
     output: dict[str, Any] = field(default_factory=dict)
-    sound: SentSound = field(default_factory=lambda: SentSound(MIC_RATE))
+    sound: MicrophoneFormat = field(default_factory=lambda: MicrophoneFormat(MIC_RATE))
     path: str = "/v1/realtime?model=gpt-realtime"
     reader = RealtimeReader
     reports = False

@@ -62,7 +62,7 @@ class Seen:
     audio_ms: float | None = None
 
 
-class Refused(Exception):
+class SettingsRefused(Exception):
     """The server does not take a setting."""
 
 
@@ -75,12 +75,12 @@ class Recorded:
         self.lines: list[RecordedLine] = []
 
 
-class Talker:
+class LiveCaller:
     """A conversation, as an asynchronous context: it connects, configures, and sends silence until something is said.
 
     ``slower``: its clock runs so many times slower than the world's. ``noise`` is what the room sounds like, ``loss``
     the share of the microphone's ticks that are lost on their way; equal ``seed``s lose the same ones. With
-    ``recorded`` it keeps everything there. Raises Refused if the server does not take the settings.
+    ``recorded`` it keeps everything there. Raises SettingsRefused if the server does not take the settings.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class Talker:
             raise
         if refused := next((one for one in self.seen if one.kind in ("refused", "closed")), None):
             await self.__aexit__(None, None, None)
-            raise Refused(refused.text)
-        self._tasks.append(asyncio.create_task(self._live(), name="talker's clock"))
+            raise SettingsRefused(refused.text)
+        self._tasks.append(asyncio.create_task(self._live(), name="caller's clock"))
         return self
 
     async def __aexit__(
@@ -170,7 +170,7 @@ class Talker:
         target = path.partition("?")[0] if self._connections else path
         self._note(OpenedLine(at=self._at, connection=self._connections, target=target, last_output=place))
         self._connections += 1
-        self._tasks.append(asyncio.create_task(self._listen(connection), name="talker's ears"))
+        self._tasks.append(asyncio.create_task(self._listen(connection), name="caller's ears"))
 
     async def lose_network(self, seconds: float) -> None:
         """Break the connection, talk on meanwhile, and resume the session. Raises OSError if that is not possible."""
