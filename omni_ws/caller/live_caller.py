@@ -74,6 +74,9 @@ class Recorded:
         self.said, self.played = bytearray(), bytearray()
         self.lines: list[RecordedLine] = []
 
+    def clear(self) -> None:
+        self.said, self.played, self.lines = bytearray(), bytearray(), []
+
 
 class LiveCaller:
     """A conversation, as an asynchronous context: it connects, configures, and sends silence until something is said.
