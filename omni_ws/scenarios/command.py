@@ -117,6 +117,10 @@ def _handles(loop: asyncio.AbstractEventLoop, number: int, running: asyncio.Futu
     return True
 
 
+def _speaks(file: ScenarioFile, one: PlacedScenario) -> bool:
+    return any(True for _ in texts_of(file, one, CallersVoice("hibari")))
+
+
 class _Command:
     """One use of the command."""
 
@@ -184,8 +188,10 @@ class _Command:
         problems = [problem for file, one in self._work for problem in check_files(file, one)]
         if problems:
             raise FormError(problems)
-        named = all(file.voice or one.scenario.voice for file, one in self._work)
-        voice = CallersVoice("espeak-ng") if named else best_voice()
+        # Nobody needs a voice who only types.
+        spoken = [one for one in self._work if one[1].scenario.persona is not None or _speaks(*one)]
+        named = all(file.voice or one.scenario.voice for file, one in spoken)
+        voice = CallersVoice("hibari") if named else best_voice()
         if not named:
             print(f"callers speak with {voice.text}", file=sys.stderr, flush=True)
         for file, one in self._work:
