@@ -31,7 +31,7 @@ from omni_ws.scenarios.running import (
     voice_of,
 )
 from omni_ws.scenarios.servers import NoServer, own_server
-from omni_ws.scenarios.speech import CallersVoice, Ears, NoSpeech, Speech, best_voice
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
 from omni_ws.weights.cache import fetched_file
 
 PASSED: Final = 0
@@ -135,7 +135,7 @@ class _Command:
     async def run(self) -> int:
         options, began = self._options, time.monotonic()
         target, path = self._target()
-        speech, ears = Speech(), Ears()
+        speech, ears = CallersSpeech(), Ears()
         async with AsyncExitStack() as stack:
             stack.callback(ears.close)
             stack.push_async_callback(speech.close)
@@ -183,7 +183,7 @@ class _Command:
         path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
         return target, f"{path}?{parts.query or 'model=gpt-realtime'}"
 
-    async def _prepare(self, speech: Speech) -> CallersVoice:
+    async def _prepare(self, speech: CallersSpeech) -> CallersVoice:
         """Render all speech, and check all recordings, before any call."""
         problems = [problem for file, one in self._work for problem in check_files(file, one)]
         if problems:

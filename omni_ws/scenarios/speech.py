@@ -90,7 +90,7 @@ def best_voice() -> CallersVoice:
     raise NoSpeech("no voice for callers: `omni-ws weights fetch hibari` fetches one, or install espeak-ng")
 
 
-class Speech:
+class CallersSpeech:
     """What callers say. Voices start when something is not in the cache yet."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -153,7 +153,7 @@ class Speech:
 
 
 def _trimmed(samples: Samples) -> Samples:
-    """Speech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
+    """CallersSpeech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
     levels = frame_levels(samples, MIC_TICK)
     first, end = loud_part(levels)
     loud = levels[levels > 0.05 * levels.max()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from support.capable_engine import HearingEngine, said, takes, tool_call
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
+from support.openai_realtime_names import openai_names
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.answers import decoded
@@ -25,7 +27,7 @@ from omni_ws.scenarios.call import CallTools
 from omni_ws.scenarios.form import ScenarioFile, parse
 from omni_ws.scenarios.judge import ChatModel, NoJudge
 from omni_ws.scenarios.running import RunOptions, ScenarioResult, run_all
-from omni_ws.scenarios.speech import CallersVoice, Ears, NoSpeech, Speech, recording
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, recording
 from omni_ws.wire.recording import ReceivedLine
 
 RATE = 24_000
@@ -34,6 +36,8 @@ LONG = [*(AudioOutput(np.full(RATE // 10, 0.1, np.float32), RATE) for _ in range
 SHORT = LONG[:5]
 DONE = Finished(FinishReason.STOP, Usage())
 STORY = [said("Once upon a time there was a lighthouse."), *LONG, DONE]
+#: A picture of one pixel.
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
@@ -78,7 +82,7 @@ async def all_results(
 ) -> list[ScenarioResult]:
     times = how.pop("times", True)
     ears = ears or WrittenDown("")
-    speech, player = how.pop("speech", None) or Speech(), how.pop("player", None)
+    speech, player = how.pop("speech", None) or CallersSpeech(), how.pop("player", None)
     tools = CallTools(speech=speech, ears=ears, judge=judge, times=times, patience_ms=5000)
 
     async with live_server(engine, expect_errors=True, streaming_input={"resume_grace_sec": 20}) as server:
@@ -402,6 +406,21 @@ async def test_the_audio_until_the_turn_was_decided_is_bounded(folder: Path, pro
     assert found.runs[0].report.skipped == []
 
 
+@pytest.mark.virtual_clock
+async def test_another_server_of_the_realtime_api_gets_documented_events_alone(folder: Path) -> None:
+    steps = "show: dot.png\ntype: How is it?\ntool_result: {name: weather, result: '18'}\nhear: {said: 18 degrees}"
+    (folder / "dot.png").write_bytes(base64.b64decode(DOT))
+    more = f"  session: {{tools: [{WEATHER}], voice: alloy, instructions: Be kind., modalities: [audio]}}\n"
+    found = await results(AsksTheWeather("{}"), file_of(folder, steps, more), realtime_only=True)
+    assert found.verdict == "passed", found.first_reason
+    known = openai_names()
+    sent = [orjson.loads(line.text or "") for line in found.runs[0].recorded.lines if isinstance(line, ReceivedLine)]
+    assert {"session.update", "conversation.item.create", "response.create"} < {event["type"] for event in sent}
+    names = {f"client.{event['type']}.{name}" for event in sent for name in event if name != "type"}
+    assert names - known == set()
+    assert {f"session.{name}" for name in sent[0]["session"]} - known == set()
+
+
 async def test_a_voice_that_is_not_there_is_told() -> None:
     with pytest.raises(NoSpeech, match="voices are hibari"):
         CallersVoice.parse("somebody")
@@ -451,7 +470,7 @@ async def test_a_language_model_plays_the_caller(folder: Path) -> None:
     assert found.runs[0].report.talk == [("caller", "Hello."), ("server", "The capital of France is Paris.")]
 
 
-class SaidAloud(Speech):
+class SaidAloud(CallersSpeech):
     """Says everything by the same recording."""
 
     async def of(self, voice: CallersVoice, text: str) -> Samples:
