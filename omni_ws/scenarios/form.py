@@ -214,7 +214,8 @@ class Room(_Strict, frozen=True, kw_only=True):
 class Times(_Strict, frozen=True, kw_only=True):
     """Bounds of medians."""
 
-    within_ms: _Ms
+    within_ms: _Ms | None = None
+    decided_within_audio_ms: _Ms | None = None
 
 
 class Outcome(_Strict, frozen=True, kw_only=True):
