@@ -42,7 +42,7 @@ class Judged(_Strict, frozen=True, kw_only=True):
     judge: _Text
 
 
-class Heard(_Strict, frozen=True, kw_only=True):
+class HeardWords(_Strict, frozen=True, kw_only=True):
     """What the server has to have understood; ``wrong`` is the most word error."""
 
     text: _Text
@@ -56,7 +56,7 @@ class ToolCalled(_Strict, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-class Sounding(_Strict, frozen=True, kw_only=True):
+class SoundingMeanwhile(_Strict, frozen=True, kw_only=True):
     """How soon something is heard after a tool was called, and the longest silence until its result."""
 
     within_ms: _Ms
@@ -71,7 +71,7 @@ class Expected(_Strict, frozen=True, kw_only=True):
 
     said: Phrase | list[Phrase] | None = None
     not_said: Phrase | list[Phrase] | None = None
-    heard: _Text | Heard | None = None
+    heard: _Text | HeardWords | None = None
     tool: ToolCalled | None = None
     within_ms: _Ms | None = None
     decided_within_audio_ms: _Ms | None = None
@@ -83,13 +83,13 @@ class Expected(_Strict, frozen=True, kw_only=True):
     kept_at_most_words: _Count | None = None
     error: _Name | None = None
     none: Annotated[float, Meta(gt=0, le=600)] | None = None
-    sounding_during_tool: Sounding | None = None
+    sounding_during_tool: SoundingMeanwhile | None = None
 
 
 # Steps
 
 
-class Say(_Strict, frozen=True, kw_only=True):
+class SayText(_Strict, frozen=True, kw_only=True):
     """Speech by the voice of the file or of this step."""
 
     say: _Text
@@ -103,7 +103,7 @@ class PlaySound(_Strict, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Hear(_Strict, frozen=True, kw_only=True):
+class HearAnswer(_Strict, frozen=True, kw_only=True):
     """Wait for the end of the next answer, and check it."""
 
     hear: Expected
@@ -137,19 +137,19 @@ class TypeText(_Strict, frozen=True, kw_only=True):
     type: _Text
 
 
-class Pause(_Strict, frozen=True, kw_only=True):
+class StaySilent(_Strict, frozen=True, kw_only=True):
     """Silence of the caller for so many seconds; answers go on."""
 
     pause: _Seconds
 
 
-class Show(_Strict, frozen=True, kw_only=True):
+class ShowPicture(_Strict, frozen=True, kw_only=True):
     """A picture, relative to the file; it is part of the next request."""
 
     show: _Name
 
 
-class Dial(_Strict, frozen=True, kw_only=True):
+class DialKeys(_Strict, frozen=True, kw_only=True):
     """Keys of a telephone."""
 
     dial: Annotated[str, Meta(pattern=r"^[0-9*#A-D]{1,64}$")]
@@ -161,7 +161,7 @@ class LoseNetwork(_Strict, frozen=True, kw_only=True):
     lose_network: _Seconds
 
 
-class ToolResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResultOfTool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Wait for a call of this tool, check its arguments, and return ``result`` after ``after_ms``."""
 
     name: _Name
@@ -173,17 +173,27 @@ class ToolResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class GiveResult(_Strict, frozen=True, kw_only=True):
     """The result of a tool."""
 
-    tool_result: ToolResult
+    tool_result: ResultOfTool
 
 
-class HangUp(_Strict, frozen=True, kw_only=True):
+class EndCall(_Strict, frozen=True, kw_only=True):
     """The end of the call; written as ``hang_up`` alone."""
 
     hang_up: bool = True
 
 
 Step: TypeAlias = (
-    Say | PlaySound | Hear | Interrupt | TypeText | Pause | Show | Dial | LoseNetwork | GiveResult | HangUp
+    SayText
+    | PlaySound
+    | HearAnswer
+    | Interrupt
+    | TypeText
+    | StaySilent
+    | ShowPicture
+    | DialKeys
+    | LoseNetwork
+    | GiveResult
+    | EndCall
 )
 #: Steps by the key that names them.
 _STEPS: Final = {kind.__struct_fields__[0]: kind for kind in get_args(Step)}
@@ -201,7 +211,7 @@ class Persona(_Strict, frozen=True, kw_only=True):
     turns: Annotated[int, Meta(ge=1, le=100)] = 8
 
 
-class Room(_Strict, frozen=True, kw_only=True):
+class CallersRoom(_Strict, frozen=True, kw_only=True):
     """Where the caller is. Levels are in dBFS, that of the echo in dB below what is played."""
 
     noise_db: Annotated[float, Meta(ge=-120, le=0)] | None = None
@@ -211,21 +221,21 @@ class Room(_Strict, frozen=True, kw_only=True):
     loss: _Share = 0.0
 
 
-class Times(_Strict, frozen=True, kw_only=True):
+class Bounds(_Strict, frozen=True, kw_only=True):
     """Bounds of medians."""
 
     within_ms: _Ms | None = None
     decided_within_audio_ms: _Ms | None = None
 
 
-class Outcome(_Strict, frozen=True, kw_only=True):
+class WholeCall(_Strict, frozen=True, kw_only=True):
     """What a whole call has to be like; ``median`` is over all repetitions of the scenario."""
 
     answers: _Count | None = None
     errors: _Count | None = None
     said: Phrase | list[Phrase] | None = None
     not_said: Phrase | list[Phrase] | None = None
-    median: Times | None = None
+    median: Bounds | None = None
 
 
 class Scenario(_Strict, frozen=True, kw_only=True):
@@ -235,15 +245,15 @@ class Scenario(_Strict, frozen=True, kw_only=True):
     tags: list[_Name] = []
     protocol: Annotated[str, Meta(pattern="^(native|realtime)$")] | None = None
     voice: _Name | None = None
-    room: Room = Room()
+    room: CallersRoom = CallersRoom()
     session: dict[str, Any] = {}
     repeat: Annotated[int, Meta(ge=1, le=MAX_REPEAT)] = 1
     caller: list[Any] = []
     persona: Persona | None = None
-    expect: Outcome = Outcome()
+    expect: WholeCall = WholeCall()
 
 
-class Defaults(_Strict, frozen=True, kw_only=True):
+class ForEachAnswer(_Strict, frozen=True, kw_only=True):
     """Bounds for each answer that is waited for, and has none of its own."""
 
     within_ms: _Ms | None = None
@@ -255,7 +265,7 @@ class _File(_Strict, frozen=True, kw_only=True):
     voice: _Name | None = None
     protocol: Annotated[str, Meta(pattern="^(native|realtime)$")] | None = None
     session: dict[str, Any] = {}
-    defaults: Defaults = Defaults()
+    defaults: ForEachAnswer = ForEachAnswer()
 
 
 class PlacedStep(Struct, frozen=True):
@@ -281,7 +291,7 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
     voice: str | None
     protocol: str | None
     session: dict[str, Any]
-    defaults: Defaults
+    defaults: ForEachAnswer
     scenarios: tuple[PlacedScenario, ...]
 
 
@@ -446,7 +456,7 @@ class _Reading:
 
     def _step(self, value: Any, place: _Place) -> PlacedStep | None:
         if value == "hang_up":
-            return PlacedStep(self.line(place), HangUp())
+            return PlacedStep(self.line(place), EndCall())
         kinds = [_STEPS[key] for key in value if key in _STEPS] if isinstance(value, dict) else []
         if len(kinds) != 1:
             self._add(place, f"a step has one of the keys {', '.join(_STEPS)}")
@@ -454,7 +464,7 @@ class _Reading:
         step: Step | None = self.convert(value, kinds[0], place)
         if step is None:
             return None
-        if isinstance(step, Hear):
+        if isinstance(step, HearAnswer):
             self._check_phrases([step.hear.said, step.hear.not_said], (*place, "hear"))
         return PlacedStep(self.line(place), step)
 
