@@ -18,6 +18,8 @@ from prometheus_client.registry import Collector
 WAITS: Final = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 SHORT: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 LONG: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+#: Buckets in tokens, as OpenTelemetry's conventions for generative AI advise.
+TOKENS: Final = tuple(4**power for power in range(11))
 
 # The _created series would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -105,6 +107,36 @@ class Metrics:
             "until the engine finished. Input may still arrive during the later stages.",
             WAITS,
             "stage",
+        )
+        self.turn_part_seconds = self._histogram(
+            "turn_part_seconds",
+            "What answers waited for, one part after the other: `turn_decision` from the end of the speech until the "
+            "turn was taken for ended, `queue` until the engine began, `recognition` until the words were known, "
+            "`llm_first_token`, `first_clause` until the voice had text, `voice` until it had sound, `sending`, and "
+            "`playing` until the client played it, if it tells. The parts of an answer sum up to the whole.",
+            WAITS,
+            "part",
+        )
+        self.mouth_to_ear_seconds = self._histogram(
+            "mouth_to_ear_seconds",
+            "From the end of the user's speech to the first sound of the answer that the client played.",
+            WAITS,
+            "origin",
+        )
+        self.first_token_seconds = self._histogram(
+            "time_to_first_token_seconds",
+            "From the moment when the LLM had all of its input to its first token, also of answers begun at a pause.",
+            WAITS,
+        )
+        self.request_tokens = self._histogram(
+            "request_tokens", "Tokens of a chat request: `input` or `output`.", TOKENS, "type"
+        )
+        self.cached_tokens = self._counter("cached_tokens", "Input tokens whose computation was reused.")
+        self.discarded_seconds = self._counter(
+            "discarded_seconds", "Work on answers that were begun at a pause and thrown away."
+        )
+        self.discarded_tokens = self._counter(
+            "discarded_tokens", "Tokens of such answers, where the engine tells how many there were."
         )
         self.interrupt_seconds = self._histogram(
             "interrupt_seconds",

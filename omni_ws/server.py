@@ -9,7 +9,7 @@ import signal
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,6 @@ from omni_ws.engine_choice.available import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
 from omni_ws.service.listening.workers import TurnModel
-from omni_ws.service.observing.observer import Observer
 from omni_ws.service.process import allow_connections, returning_memory, unless, watching_loop
 from omni_ws.service.sessions.shared_counts import WorkerGroup
 from omni_ws.service.tokens.sessions import token_sessions
@@ -301,9 +300,8 @@ async def _serve_until(
 ) -> None:
     """Serve until ``stop`` is set, then drain; ``at_once`` cuts the start and the drain short."""
     # The ports open before the engine starts: health checks are answered, and a taken port fails before models load.
-    async with tracing(app.config) as spans, listen(app, worker) as server, serve_tokens(app) as token_service:
-        if spans is not None:
-            app.sessions.observers.add(spans, every_output=False)
+    exporting = exporting_to_otlp(app)
+    async with exporting, listen(app, worker) as server, serve_tokens(app) as token_service:
         watching = watching_loop(app.sessions.metrics.loop_lag_seconds.observe)
         with watching, returning_memory(lambda: app.sessions.budget.held):
             waits = asyncio.get_running_loop().call_later(TELL_ADDRESS_SEC, _announce_start, server, worker)
@@ -335,18 +333,38 @@ async def _serve_until(
 
 
 @asynccontextmanager
-async def tracing(config: ServerConfig) -> AsyncIterator[Observer | None]:
-    """Yield the observer that exports spans, which runs during the block; None without ``tracing``."""
-    if not config.tracing:
-        yield None
-        return
-    from omni_ws.service.observing.tracing import RequestSpans, network_processor, tracer_provider
+async def exporting_to_otlp(app: App) -> AsyncIterator[None]:
+    """Export the spans and the metrics of a server during the block, as far as its settings want that."""
+    config, sessions = app.config, app.sessions
 
-    provider = tracer_provider(network_processor())
+    def model() -> str:
+        return sessions.model.names[0]
+
+    async with AsyncExitStack() as running:
+        if config.tracing:
+            from omni_ws.service.observing.tracing import RequestSpans, network_processor, tracer_provider
+
+            provider = tracer_provider(network_processor())
+            running.push_async_callback(asyncio.to_thread, provider.shutdown)
+            spans = RequestSpans(provider.get_tracer("omni_ws", __version__), model=model)
+            sessions.observers.add(spans, every_output=False)
+        if config.otlp_metrics:
+            from omni_ws.service.observing.otlp_metrics import MetricsExport
+
+            export = MetricsExport(sessions.metrics.families, model=model)
+            await running.enter_async_context(_during(export.run(), name="metrics export"))
+        yield
+
+
+@asynccontextmanager
+async def _during(work: Coroutine[Any, Any, None], *, name: str) -> AsyncIterator[None]:
+    """Run ``work`` during the block; at its end, cancel it and wait for its end."""
+    task = asyncio.create_task(work, name=name)
     try:
-        yield RequestSpans(provider.get_tracer("omni_ws", __version__))
+        yield
     finally:
-        await asyncio.to_thread(provider.shutdown)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

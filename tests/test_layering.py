@@ -82,7 +82,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "httpcore": "omni_ws.transport.http.media_fetch",
     "cryptography": "omni_ws.tools.lan_certificate",
     "segno": "omni_ws.tools.lan",
-    "opentelemetry": "omni_ws.service.observing.tracing",
+    "opentelemetry": ("omni_ws.service.observing.tracing", "omni_ws.service.observing.otlp_metrics"),
     # JSON is for msgspec, or for orjson where there is no schema. Upstreams cut texts within a character, which both
     # refuse.
     "json": ("omni_ws.engine.remote.answer_stream",),

@@ -79,6 +79,8 @@ export interface Turn {
     reason: string;
     finishReason: string | null;
     usage: Record<string, number> | null;
+    /* Milliseconds from the end of the speech, or else of the input, to the steps of the answer, by their names. */
+    times: Record<string, number> | null;
     /* What was done otherwise than asked. */
     warnings: { code: string; message: string; param: string | null }[];
     /* The web pages that the answer is taken from; the indexes are places in `text`, in characters. */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
@@ -125,6 +125,8 @@ class Final:
     warnings: tuple[AnswerWarning, ...] = ()
     #: The web pages that the answer is taken from.
     citations: tuple[UrlCitation, ...] = ()
+    #: Milliseconds from the end of the speech, or else of the input, to the steps of the answer, by their names.
+    times: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +380,7 @@ def _final(frame: OutputChunkFrame) -> Final:
         usage,
         ref=optional(frame.ref),
         turn_id=optional(frame.turn_id),
+        times={} if isinstance(frame.times, UnsetType) else frame.times,
         warnings=tuple(AnswerWarning(one.code, one.message, one.param) for one in told),
         citations=tuple(
             UrlCitation(one.title, one.url, one.start_index, one.end_index, optional(one.license)) for one in cited
@@ -462,6 +465,8 @@ class Answer:
     warnings: tuple[AnswerWarning, ...] = ()
     #: The web pages that the answer is taken from.
     citations: tuple[UrlCitation, ...] = ()
+    #: Milliseconds from the end of the speech, or else of the input, to the steps of the answer, by their names.
+    times: Mapping[str, int] = field(default_factory=dict)
     #: The errors that were reported before the Final.
     errors: tuple[OmniError, ...] = ()
 
@@ -532,6 +537,7 @@ class AnswerBuilder:
             tool_calls=tuple(self.calls.values()),
             finish_reason=self.final.finish_reason if self.final else None,
             usage=self.final.usage if self.final else None,
+            times=self.final.times if self.final else {},
             warnings=self.final.warnings if self.final else (),
             citations=self.final.citations if self.final else (),
             errors=tuple(self.errors),

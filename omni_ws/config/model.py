@@ -635,6 +635,7 @@ class ServerConfig(Section):
     log_level: LogLevel = setting("Lowest level that is logged.", "info", often=True)
     log_content: bool = setting("Log texts that clients send and receive, too; never keys or audio.", False)
     tracing: bool = setting("Export a span of each request by OTLP over HTTP, to OTEL_EXPORTER_OTLP_ENDPOINT.", False)
+    otlp_metrics: bool = setting("Export the metrics by OTLP over HTTP, too, as tracing does the spans.", False)
     record: Path | None = setting("Folder to record sessions to, for omni-ws replay.", often=True)
     record_fraction: float = setting("Fraction of sessions that are recorded.", 1.0, ge=0, le=1)
     record_keys: tuple[Text, ...] = setting("Names of keys whose sessions are recorded; empty: all sessions.", ())

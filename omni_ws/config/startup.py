@@ -86,8 +86,9 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield f"the {what} has no readouts; remove grpc.readout_vectors"
     if config.telephony.cancel_echo and not _is_installed(ECHO_PACKAGE):
         yield f"telephony.cancel_echo needs its library: {install_command('echo')}"
-    if config.tracing and not all(map(_is_installed, TRACING_PACKAGES)):
-        yield f"tracing needs OpenTelemetry: {install_command('otel')}"
+    if (config.tracing or config.otlp_metrics) and not all(map(_is_installed, TRACING_PACKAGES)):
+        name = "tracing" if config.tracing else "otlp_metrics"
+        yield f"{name} needs OpenTelemetry: {install_command('otel')}"
     if config.record is not None and os.name != "posix":
         yield "recording sessions (record) needs a POSIX system, where the files can be made private"
 

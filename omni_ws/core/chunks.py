@@ -6,7 +6,8 @@ OutputSequencer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Final, Self, TypeAlias
 
@@ -451,6 +452,8 @@ class FinalChunk:
     #: The client's name for the request, and the id of the speech turn that opened or joined the request.
     ref: str | None = None
     turn_id: str | None = None
+    #: When the steps of the answer were, see ``TurnTimes.in_ms``. Empty if that is not known.
+    times: Mapping[str, int] = field(default_factory=dict)
 
 
 AnyOutput: TypeAlias = OutputChunk | FinalChunk

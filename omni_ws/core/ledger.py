@@ -363,8 +363,10 @@ class Ledger:
 
     def report(
         self, played_ms: float, *, now: float, request_id: str | None = None, sequence_id: int | None = None
-    ) -> None:
+    ) -> str | None:
         """Process a playback report: the client has played ``played_ms`` of an answer.
+
+        Returns the id of its request if no report before told that anything of it was played.
 
         Without ``request_id`` the report is about the answer that plays now or played last, by the playback line, and
         whose first audio is not numbered above ``sequence_id``. Answers before it then count as heard, as far as they
@@ -374,13 +376,13 @@ class Ledger:
         self._advance(now)
         index = self._reported_index(request_id, sequence_id)
         if index is None:
-            return
+            return None
         entry = self._line[index]
         if any(one.reported_ms is not None for one in self._line[index + 1 :]):
-            return
+            return None
         played_ms = min(played_ms, entry.sent_ms)
         if entry.reported_ms is not None and played_ms < entry.reported_ms:
-            return
+            return None
         self.reporting = True
         for earlier in self._line[:index]:
             earlier.report_whole()
@@ -390,10 +392,12 @@ class Ledger:
                 self._revise(entry)
             self._at, self._origin = index, now  # the following answers begin now
             self._advance(now)
-            return
+            return None
+        begins = played_ms > 0 and not entry.reported_ms
         entry.report(played_ms)
         if entry.held_ms is None:
             self._at, self._origin = index, now - played_ms / 1000
+        return entry.request_id if begins else None
 
     def _reported_index(self, request_id: str | None, sequence_id: int | None) -> int | None:
         if request_id is not None:

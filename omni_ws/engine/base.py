@@ -56,6 +56,7 @@ from omni_ws.core.history import Message
 from omni_ws.core.token_session import TokenImage, TokenRanges, VisionTokens
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.threads import Lane
+from omni_ws.engine.turn_times import TurnTimes
 from omni_ws.errors import EngineFailed, OmniError
 
 logger = logging.getLogger(__name__)
@@ -381,6 +382,8 @@ class GenerationRequest:
     cut: Cut = field(default_factory=Cut)
     #: The language of the user's speech, which a recogniser finds while the request runs.
     heard_language: HeardLanguage = field(default_factory=HeardLanguage)
+    #: Where the engine marks when it took the steps of the answer.
+    times: TurnTimes = field(default_factory=TurnTimes)
     #: The memory budget for decoded input.
     media_room: MediaRoom = field(default_factory=MediaRoom)
     #: The session's share of the ListeningThreads, which decode audio.
@@ -434,6 +437,10 @@ class TranscriptOutput(Struct, frozen=True):
     words: tuple[Word, ...] = ()
     #: How the speech was recognised, such as its language; set on final transcripts if the recogniser reports it.
     hearing: Hearing | None = None
+
+
+#: What an LLM makes of an answer; nothing that is said of the input.
+TOKENS: Final = (TextOutput, ThoughtOutput, ToolCallOutput)
 
 
 class TranscriptGuess(Struct, frozen=True):

@@ -47,9 +47,10 @@ _NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    """OpenAI's ``stream_options``."""
+    """OpenAI's ``stream_options``, and ``include_times``: whether the answer has the times of its steps."""
 
     include_usage: bool | None = None
+    include_times: bool | None = None
 
 
 class CommonBody(Struct, frozen=True, kw_only=True):
@@ -73,6 +74,11 @@ def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) 
     if on_final_chunk or (wanted is None and on_final_chunk is None):
         return False, True
     return wanted is True, False
+
+
+def wants_times(options: StreamOptions | None) -> bool:
+    """Return whether the answer is to have the times of its steps."""
+    return options is not None and options.include_times is True
 
 
 #: The fields of a chunk of input.

@@ -49,6 +49,7 @@ from omni_ws.wire.openai_fields import (
     template_arguments,
     upstream_fields,
     usage_places,
+    wants_times,
     with_format_hint,
 )
 from omni_ws.wire.session_config import converted
@@ -105,6 +106,7 @@ class ChatRequest:
     wants_audio: bool = False
     include_usage: bool = False
     usage_on_final_chunk: bool = False
+    include_times: bool = False
     input_transcript: bool = True
 
 
@@ -160,6 +162,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
         wants_audio=wants_audio,
         include_usage=own_chunk,
         usage_on_final_chunk=final_chunk,
+        include_times=wants_times(fields.stream_options),
         input_transcript=fields.input_transcript is not False,
     )
 
@@ -564,6 +567,7 @@ class CompletionRequest:
     request_id: str | None
     include_usage: bool
     usage_on_final_chunk: bool
+    include_times: bool
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
@@ -598,6 +602,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
         request_id=fields.request_id,
         include_usage=own_chunk,
         usage_on_final_chunk=final_chunk,
+        include_times=wants_times(fields.stream_options),
     )
 
 

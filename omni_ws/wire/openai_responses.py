@@ -44,6 +44,7 @@ class ResponseOptions:
 
     ``choices`` is their number, over all prompts together. ``created`` is in seconds of Unix time. ``include_usage``
     adds a chunk with the usage after the final ones, ``usage_on_final_chunk`` puts the usage on the last of these.
+    ``include_times`` puts the times of the answer's steps there, or in the whole response.
     ``input_transcript`` includes the recognised text of the input.
     """
 
@@ -54,6 +55,7 @@ class ResponseOptions:
     wants_audio: bool = False
     include_usage: bool = False
     usage_on_final_chunk: bool = False
+    include_times: bool = False
     input_transcript: bool = True
     choices: int = 1
     logprobs: bool = False
@@ -93,9 +95,7 @@ class ChatStream:
         usage = usage_object(chunk.usage)
         for index, reason in enumerate(finish_reasons(chunk, self._options.choices)):
             last = index == self._options.choices - 1
-            extra: dict[str, Any] = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
-            if last and (warnings := warning_objects(chunk)):
-                extra["warnings"] = warnings
+            extra = _extra(chunk, self._options, usage) if last else {}
             cited = annotation_objects(chunk, index)
             yield self._delta({"annotations": cited} if cited else {}, index=index, finish_reason=reason, **extra)
         if self._options.include_usage and not self._options.usage_on_final_chunk:
@@ -285,13 +285,11 @@ class ChatCompletion:
             "created": options.created,
             "model": options.model,
             "choices": choices,
-            "usage": usage_object(chunk.usage),
+            **_extra(chunk, options, usage_object(chunk.usage), whole=True),
         }
         if self._transcript and options.input_transcript:
             told = {} if self._language is None else {"language": self._language}
             completion["input_transcript"] = {"text": " ".join(self._transcript), **told}
-        if warnings := warning_objects(chunk):
-            completion["warnings"] = warnings
         return completion
 
     @property
@@ -424,9 +422,7 @@ class Completion:
         usage = usage_object(chunk.usage)
         for index, reason in enumerate(finish_reasons(chunk, options.choices)):
             last = index == options.choices - 1
-            extra: dict[str, Any] = {"usage": usage} if last and options.usage_on_final_chunk else {}
-            if last and (warnings := warning_objects(chunk)):
-                extra["warnings"] = warnings
+            extra = _extra(chunk, options, usage) if last else {}
             yield self._object([self._choice(index, reason)], **extra)
         if options.include_usage and not options.usage_on_final_chunk:
             yield self._object([], usage=usage)
@@ -440,9 +436,7 @@ class Completion:
         """Return the response."""
         reasons = finish_reasons(chunk, self._options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
-        warnings = warning_objects(chunk)
-        extra = {"warnings": warnings} if warnings else {}
-        return self._object(choices, usage=usage_object(chunk.usage), **extra)
+        return self._object(choices, **_extra(chunk, self._options, usage_object(chunk.usage), whole=True))
 
     def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
         """Return the object of a choice with its text that was not sent yet."""
@@ -659,6 +653,18 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     if usage.cached_tokens is not None:
         fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     return fields
+
+
+def _extra(
+    final: FinalChunk, options: ResponseOptions, usage: dict[str, Any], *, whole: bool = False
+) -> dict[str, Any]:
+    """Return what the ``whole`` response or the last chunk of a stream has besides the answers."""
+    extra: dict[str, Any] = {"usage": usage} if whole or options.usage_on_final_chunk else {}
+    if warnings := warning_objects(final):
+        extra["warnings"] = warnings
+    if options.include_times and final.times:
+        extra["times"] = final.times
+    return extra
 
 
 def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:

@@ -287,6 +287,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     # turn.
     ref: str | UnsetType = UNSET
     turn_id: str | UnsetType = UNSET
+    # Of a final: milliseconds from the end of the speech (without speech, of the input) to each step of the answer.
+    times: dict[str, int] | UnsetType = UNSET
 
 
 class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):

@@ -135,14 +135,14 @@ export class CallEvents {
     this.#output(response.request, { modality: "tool_call", index, id: item?.call_id, name: item?.name, arguments: delta });
   }
 
-  /** @param {{ id: string, status: string, status_details: { error?: ServerError } | null, usage: Record<string, number> }} response */
-  #ends({ id, status, status_details: details, usage }) {
+  /** @param {{ id: string, status: string, status_details: { error?: ServerError } | null, usage: Record<string, number>, times?: Record<string, number> }} response */
+  #ends({ id, status, status_details: details, usage, times }) {
     const response = this.#responses.get(id);
     if (!response) return;
     this.#responses.delete(id);
     const { request, calls } = response;
     if (details?.error) this.#call.tell({ type: "error", error: { ...details.error, request_id: request } });
-    this.#final(request, calls.length && status === "completed" ? "tool_calls" : FINISH_REASONS[status], usage);
+    this.#final(request, calls.length && status === "completed" ? "tool_calls" : FINISH_REASONS[status], usage, times);
   }
 
   /** @param {ServerError} error */
@@ -161,8 +161,8 @@ export class CallEvents {
     if (request !== undefined) this.#call.tell({ type: "output_chunk", request_id: request, ...content });
   }
 
-  /** @param {string} request @param {string} reason @param {Record<string, number>} [usage] */
-  #final(request, reason, usage) {
-    this.#output(request, { final: true, finish_reason: reason, usage });
+  /** @param {string} request @param {string} reason @param {Record<string, number>} [usage] @param {Record<string, number>} [times] */
+  #final(request, reason, usage, times) {
+    this.#output(request, { final: true, finish_reason: reason, usage, times });
   }
 }

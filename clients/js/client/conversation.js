@@ -84,7 +84,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
       kind,
       startedAt: new Date(),
       user: { text, interim: "", images, done },
-      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", reason: "", finishReason: null, usage: null, warnings: [], annotations: [], calls: [] },
+      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", reason: "", finishReason: null, usage: null, times: null, warnings: [], annotations: [], calls: [] },
       requestId: null,
       unwanted: false,
       interrupts: false,
@@ -339,6 +339,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     if (frame.final) {
       answer.finishReason = frame.finish_reason;
       answer.usage = frame.usage ?? null;
+      answer.times = frame.times ?? null;
       answer.warnings = frame.warnings ?? [];
       answer.annotations = frame.annotations ?? [];
       this.#wakeSettled();

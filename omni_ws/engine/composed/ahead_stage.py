@@ -8,12 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import InputChunk, Usage
 from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, HeardLanguage, UsageMeter
 from omni_ws.engine.channel import OUTPUT_BYTES, Channel, ChannelClosed, Outputs, output_cost, pipeline
 from omni_ws.engine.composed.parts import AheadLoad, AnswerUnderWay, SpeculationOutcome
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, Guess
 from omni_ws.engine.decoding import Chunks
+from omni_ws.engine.turn_times import TurnTimes
 
 #: How many answers are begun ahead for one request at most, since a user may pause often.
 MOST_TRIES: Final = 8
@@ -139,7 +140,12 @@ class AheadStage:
         heard = self._request.heard_language
         guessed = HeardLanguage(heard.before, code=guess.language or self._request.language or heard.code)
         request = replace(
-            self._request, request_id=request_id, input=Chunks(given), meter=UsageMeter(), heard_language=guessed
+            self._request,
+            request_id=request_id,
+            input=Chunks(given),
+            meter=UsageMeter(),
+            heard_language=guessed,
+            times=TurnTimes(),
         )
         self._ahead = _Attempt(self._answered, request, Chunks(given), outputs, given=given)
         self._ahead.count(self._load.begin(ahead=True))
@@ -148,6 +154,7 @@ class AheadStage:
         self._report(SpeculationOutcome.USED)
         self._ahead = None
         self._request.meter.read = ahead.read_meter
+        self._request.times.take_over(ahead.times)
         try:
             await ahead.release()
             self.finished = ahead.finished
@@ -158,6 +165,8 @@ class AheadStage:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._report(SpeculationOutcome.FAILED if ahead.failed else outcome)
+            seconds, usage = ahead.spent()
+            self._request.times.discard(seconds, 0 if usage is None else usage.output_tokens)
             await ahead.aclose()
 
 
@@ -180,8 +189,13 @@ class _Attempt:
         #: Whether the answer has any output.
         self.began = False
         self.failed = False
+        #: When it took its steps. The open answer marks them in the request's own.
+        self.times = request.times
         self._answer = answered(request)
         self._meter = request.meter
+        self._loop = asyncio.get_running_loop()
+        self._begun_at = self._loop.time()
+        self._ended_at: float | None = None
         self._outputs = outputs
         self._held: list[EngineOutput] = []
         self._held_bytes = 0.0
@@ -198,6 +212,11 @@ class _Attempt:
     def read_meter(self) -> Any:
         """Return the usage so far, or None; see UsageMeter."""
         return self._meter.read()
+
+    def spent(self) -> tuple[float, Usage | None]:
+        """Return how long the answer was worked on so far, in seconds, and what it used, if that is known."""
+        ended = self._loop.time() if self._ended_at is None else self._ended_at
+        return ended - self._begun_at, self._meter.read()
 
     def count(self, under_way: AnswerUnderWay) -> None:
         """Note that the input is complete: from now on ``under_way`` measures the answer."""
@@ -244,6 +263,7 @@ class _Attempt:
             self.failed = True
             self._error = error
         finally:
+            self._ended_at = self._loop.time()
             if self._under_way is not None:
                 self._under_way.end()
 

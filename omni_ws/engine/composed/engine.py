@@ -282,7 +282,8 @@ class ComposedEngine:
 
     async def _plain_chat(self, request: GenerationRequest, out: OutputWriter) -> None:
         """Have the LLM handle the whole request, with AheadLoad and StallTimer watching it."""
-        stall_timer = StallTimer(self._first_byte_timeout_sec)
+        times = request.times
+        stall_timer = StallTimer(self._first_byte_timeout_sec, ended=lambda: times.mark("llm_asked", Role.LLM.value))
         asked = told_language(request, self._llm)
         asked = replace(asked, input=WatchedInput(aiter(asked.input), stall_timer))
         with self._counted(request):

@@ -7,7 +7,7 @@ turn has ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -226,11 +226,12 @@ class StallTimer:
     """A timer that cancels a part which neither takes input nor makes output for ``seconds``; None for no limit.
 
     The clock stops while the part waits for input, and between ``rest`` and ``wait``. A single timer checks it, so
-    watching a part costs two assignments for each item.
+    watching a part costs two assignments for each item. ``ended`` is called at the end of the input.
     """
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, *, ended: Callable[[], None] = lambda: None) -> None:
         self._seconds = seconds
+        self._input_over = ended
         self._loop = asyncio.get_running_loop()
         #: Whether the part waits for input.
         self._reading = False
@@ -283,6 +284,9 @@ class StallTimer:
         self._reading = True
         try:
             return await anext(source)
+        except StopAsyncIteration:
+            self._input_over()
+            raise
         finally:
             self._reading = False
             self.wait()
@@ -335,8 +339,8 @@ class FirstOutput(OutputFilter):
 
     def _write_first(self, output: EngineOutput) -> None:
         self._stall_timer.stop()
-        self.write = self._out.write  # type: ignore[method-assign]
         self._out.write(output)
+        self.write = self._out.write  # type: ignore[method-assign]
 
 
 # Whether an answer may be begun before the turn has ended.

@@ -16,6 +16,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModali
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.answer_limit import SpokenLimit, count_history, count_words
 from omni_ws.engine.base import (
+    TOKENS,
     AudioOutput,
     Engine,
     EngineOutput,
@@ -45,6 +46,7 @@ from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
 from omni_ws.engine.told_language import told_language
+from omni_ws.engine.turn_times import TurnTimes
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
 
@@ -417,6 +419,8 @@ class LlmStage(_EngineStage):
         dropped = {TranscriptOutput: transcribed, AudioOutput: spoken, TextOutput: not self._writes}
         self._dropped = tuple(kind for kind, drop in dropped.items() if drop)
         self._first_byte_timeout_sec = first_byte_timeout_sec
+        #: Whether nothing of the answer itself has come.
+        self._waits = True
         #: Runs until the first output.
         self._stall_timer: StallTimer | None = None
         self._limit = None
@@ -428,7 +432,8 @@ class LlmStage(_EngineStage):
         """Have the LLM answer the input that ``source`` yields; its text also goes to ``sink``, the TTS."""
         self._outputs, self._sink = outputs, sink
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
-        given = self._given = _GivenInput(WatchedInput(source, stall_timer), must_have_content=self._words_only)
+        watched = WatchedInput(source, stall_timer)
+        given = self._given = _GivenInput(watched, self._request.times, must_have_content=self._words_only)
         fields: dict[str, Any] = {"input": given, "input_mode": mode_of(self._engine)}
         if self._spoken:
             fields |= {"modalities": frozenset({OutputModality.TEXT}), "voice": None, "speed": 1.0, "lexicon": {}}
@@ -445,9 +450,8 @@ class LlmStage(_EngineStage):
 
     def write(self, output: EngineOutput) -> None:
         """See OutputWriter. Called by the LLM."""
-        if self._stall_timer is not None:
-            self._stall_timer.stop()
-            self._stall_timer = None
+        if self._waits:
+            self._note_output(output)
         if self.finished is not None:
             return
         if type(output) is Finished:
@@ -456,6 +460,15 @@ class LlmStage(_EngineStage):
             self._write_within(self._limit, output)
         else:
             self._send(output)
+
+    def _note_output(self, output: EngineOutput) -> None:
+        """Note an output up to the first of the answer itself: the LLM has begun."""
+        if self._stall_timer is not None:
+            self._stall_timer.stop()
+            self._stall_timer = None
+        if isinstance(output, TOKENS):
+            self._waits = False
+            self._request.times.mark("first_token", self.name)
 
     async def drain(self) -> None:
         await super().drain()
@@ -509,12 +522,13 @@ class LlmStage(_EngineStage):
 class _GivenInput:
     """The InputSource of the LLM, which cancels the LLM's request if the input ends without required content."""
 
-    def __init__(self, source: AsyncIterator[InputChunk], *, must_have_content: bool) -> None:
+    def __init__(self, source: AsyncIterator[InputChunk], times: TurnTimes, *, must_have_content: bool) -> None:
         #: A timeout that is used to cancel the LLM's request.
         self.withdrawal: asyncio.Timeout | None = None
         #: The number of words in its text so far.
         self.words = 0
         self._source = source
+        self._times = times
         self._empty = must_have_content
 
     def withdraw(self) -> None:
@@ -532,6 +546,7 @@ class _GivenInput:
             if self._empty and self.withdrawal is not None:
                 self.withdraw()
                 await asyncio.get_running_loop().create_future()  # for ever: the end would be answered
+            self._times.mark("llm_asked", Role.LLM.value)
             raise
         self._empty = False
         if chunk.modality is Modality.TEXT:
@@ -558,6 +573,7 @@ class TtsStage(_EngineStage):
         self._engine = engine
         self._request = request
         self._words = WrittenWords()
+        self.write = self._write_first  # type: ignore[method-assign]
         self._speech_language: str | None = None
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Outputs) -> None:
@@ -567,6 +583,7 @@ class TtsStage(_EngineStage):
             first = await anext(texts, None)
             if first is None:
                 return
+            self._request.times.mark("first_clause", self.name)
             try:
                 await self._speak(first, texts)
             except OmniError as error:
@@ -585,6 +602,13 @@ class TtsStage(_EngineStage):
             if self._speech_language is not None:
                 asked = replace(asked, speech_language=self._speech_language)
             await run_part(Role.TTS, self._engine, asked, self)
+
+    def _write_first(self, output: EngineOutput) -> None:
+        """Note the first sound; the outputs after it cost nothing more."""
+        if isinstance(output, AudioOutput):
+            vars(self).pop("write", None)
+            self._request.times.mark("first_audio_made", self.name)
+        TtsStage.write(self, output)
 
     def write(self, output: EngineOutput) -> None:
         """See OutputWriter. Called by the TTS."""

@@ -30,6 +30,7 @@ from omni_ws.core.history import Message
 from omni_ws.core.ledger_entry import SentAudio, SpokenSpan, read_all
 from omni_ws.core.sent_sound import SentPiece
 from omni_ws.engine.base import (
+    TOKENS,
     AudioOutput,
     EngineOutput,
     Finished,
@@ -132,13 +133,16 @@ class AnswerWriter:
         request = self._request
         events.current_request.set(request.request_id)
         self._context = contextvars.copy_context()
+        request.timeline.times.awaits_transcript = self._transcribes_first
         request.timeline.mark_engine_started()
+        self.write = self._write_first  # type: ignore[method-assign]
         finished: Finished | None = None
         failure: OmniError | None = None
         try:
             wanted = request.generation_request(history, earlier=earlier, warn=self.warn)
             finished = await self._write_all(generate(wanted, _Unmade(self, request) if request.restored else self))
             request.know_words(WordsKnown.ALL if self._transcribes and not _deaf(request) else WordsKnown.NEVER)
+            request.timeline.note_all_sent()
         except OmniError as error:
             failure = error
         except (Exception, asyncio.CancelledError) as error:
@@ -190,6 +194,17 @@ class AnswerWriter:
             return False
         return not self._over and not self._request.cut.made
 
+    def _write_first(self, output: EngineOutput) -> None:
+        """Note the first token and the first sound, unless the engine did; the outputs after both cost nothing more."""
+        times = self._request.timeline.times
+        if isinstance(output, TOKENS):
+            times.mark("first_token", "answer")
+        elif isinstance(output, AudioOutput):
+            times.mark("first_audio_made", "answer")
+        if times.first_audio_made is not None or (times.first_token is not None and not self._speaks):
+            vars(self).pop("write", None)
+        AnswerWriter.write(self, output)
+
     def write(self, output: EngineOutput) -> None:
         """Send an output, or queue it if it has to wait; see OutputWriter."""
         if self._request.onset is not None:
@@ -209,6 +224,7 @@ class AnswerWriter:
     def _only_told(self, output: TranscriptOutput | TranscriptGuess) -> bool:
         """Tell turn detection the words of the input, at once. Return whether the client is not told them."""
         request = self._request
+        request.timeline.note_words(output)
         if request.turn_words is not None and request.speaks:
             request.turn_words.hear(output, language=request.language_of(output) or request.ledger.language)
         if isinstance(output, TranscriptGuess):
@@ -557,6 +573,7 @@ def final_chunk(
             words=words,
             ref=request.ref,
             turn_id=request.turn_id,
+            times=request.timeline.times.in_ms(),
         )
     return FinalChunk(
         request_id=request.request_id,
@@ -569,6 +586,7 @@ def final_chunk(
         citations=finished.citations,
         ref=request.ref,
         turn_id=request.turn_id,
+        times=request.timeline.times.in_ms(),
     )
 
 

@@ -374,7 +374,9 @@ class Conversation:
         self, played_ms: float, *, request_id: str | None = None, sequence_id: int | None = None
     ) -> None:
         """Note how much of the audio the client has played; see Ledger.report."""
-        self.ledger.report(played_ms, now=self._now(), request_id=request_id, sequence_id=sequence_id)
+        now = self._now()
+        begun = self.ledger.report(played_ms, now=now, request_id=request_id, sequence_id=sequence_id)
+        self.observed.timeline.played(begun, now - played_ms / 1000)
 
     def cut_answer(self, request_id: str, heard_ms: float) -> str | None:
         """Note that the client has stopped playing an answer after ``heard_ms``.
@@ -856,8 +858,7 @@ class Conversation:
         """Raise the error that refuses a request that opens now, if there is one."""
         if self.draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
-        may_wait = self.limits.max_pending_requests
-        if waits and len(self.queue.waiting) > may_wait:
+        if waits and len(self.queue.waiting) > (may_wait := self.limits.max_pending_requests):
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         self.admit()
 

@@ -99,6 +99,8 @@ OF_THE_MOMENT: Final = frozenset(
 MESSAGE_OVERHEAD_BYTES: Final = 128
 #: Bytes of a token with its log-probability.
 LOGPROB_BYTES: Final = 128
+#: Bytes of a moment in a final's times.
+_MOMENT_BYTES: Final = 64
 #: Bytes of an exception besides its message.
 ERROR_OVERHEAD_BYTES: Final = 512
 
@@ -111,7 +113,8 @@ def message_cost(message: ServerMessage) -> int:
             size += LOGPROB_BYTES * sum(1 + len(one.top) for one in message.logprobs)
         return size
     if isinstance(message, FinalChunk):
-        return MESSAGE_OVERHEAD_BYTES + sum(4 * (len(one.title) + len(one.url)) for one in message.citations)
+        size = MESSAGE_OVERHEAD_BYTES + _MOMENT_BYTES * len(message.times)
+        return size + sum(4 * (len(one.title) + len(one.url)) for one in message.citations)
     if isinstance(message, RequestWarning):
         message = message.error
     if isinstance(message, OmniError):
@@ -162,6 +165,7 @@ class _SavedFinal(Struct, kw_only=True):
     words: WordsKnown
     ref: str | None
     turn_id: str | None
+    times: dict[str, int] = {}
 
 
 class SavedMessage(Struct):

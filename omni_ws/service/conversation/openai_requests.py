@@ -153,6 +153,7 @@ def chat_options(request: ChatRequest, *, model: str) -> ResponseOptions:
         wants_audio=request.wants_audio,
         include_usage=request.include_usage,
         usage_on_final_chunk=request.usage_on_final_chunk,
+        include_times=request.include_times,
         input_transcript=request.input_transcript,
         choices=request.answer.choices,
         logprobs=request.answer.logprobs is not None,

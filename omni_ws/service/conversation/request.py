@@ -816,6 +816,7 @@ class Request:
             conversation=self.conversation,
             meter=self.meter,
             cut=self.cut,
+            times=self.timeline.times,
             media_room=self.media_room,
             lane=self.lane,
             warn=warn,

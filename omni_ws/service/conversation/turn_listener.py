@@ -239,6 +239,9 @@ class TurnListener:
         #: Milliseconds of complete windows since detection began, and of the audio after the last of them.
         self._judged_ms = 0
         self._rest_ms = 0.0
+        #: A place in the audio, in milliseconds since detection began, and when it arrived: the end of the latest piece
+        #: or, in a pause, of the piece in which that began. It tells when the sound before it was spoken.
+        self._anchor = (0.0, 0.0)
         #: When detection began, in milliseconds of the session's audio.
         self._offset_ms = 0
         #: How many cancels are in the queue, and the position (ms since detection began) of the last that took effect.
@@ -557,7 +560,7 @@ class TurnListener:
         assert self._source is not None
         self._is_decoding = False
         chunk = InputChunk(Modality.AUDIO, b"", self._last_id)
-        self._piece = AudioPiece(self._source, b"", chunk, chunk, (0,), (self._last_id,))
+        self._piece = AudioPiece(self._source, b"", chunk, chunk, (0,), (self._last_id,), self._anchor[1])
         self._submit(StreamPiece(self._watch, b"", self._source, ORDINARY_BAR, (), ends=True))
 
     def _on_judged(self, outcome: Watched | Exception) -> None:
@@ -604,6 +607,8 @@ class TurnListener:
 
     def _apply(self, piece: AudioPiece, watched: Watched) -> None:
         """Apply the starts and ends of speech in ``watched``, up to a pause about which the TurnJudge must be asked."""
+        if self._state is not _PAUSE:
+            self._anchor = (watched.judged_ms + watched.rest_ms, piece.came)
         for event in watched.events:
             self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
@@ -703,6 +708,10 @@ class TurnListener:
         self._stopped_ms = offset.detected_ms
         self._report_stopped(offset.audio_ms)
         if self._in_turn:
+            if (request := self._owner.receiving) is not None:
+                place_ms, came = self._anchor
+                ended = came + (offset.audio_ms - place_ms) / 1000
+                request.timeline.mark_turn_decided(ended, audio_ms=offset.detected_ms - offset.audio_ms)
             self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, last))
         self._turn = None
 

@@ -198,6 +198,8 @@ class AudioPiece:
     #: The positions in ``payload`` where the client's chunks begin, and the numbers of these chunks.
     borders: tuple[int, ...]
     numbers: tuple[int | None, ...]
+    #: When its end had arrived, on the loop's clock.
+    came: float
 
     def number_at(self, position: int) -> int | None:
         """Return the number of the chunk that the byte at ``position`` came in."""
@@ -321,7 +323,8 @@ class ListeningQueue:
             if chunk.end_of_input:
                 break
         payload = first.payload if len(chunks) == 1 else b"".join(chunk.payload for chunk in chunks)
-        return AudioPiece(source, payload, first, chunks[-1], tuple(borders), tuple(numbers))
+        came = asyncio.get_running_loop().time()
+        return AudioPiece(source, payload, first, chunks[-1], tuple(borders), tuple(numbers), came)
 
     def _source_of(self, chunk: InputChunk) -> AudioFormat:
         return self.audio if chunk.format is None else parse_audio_format(chunk.format, self.audio)

@@ -12,12 +12,13 @@ from typing import Final
 import msgspec
 
 from omni_ws.config.startup import is_loopback
-from omni_ws.core.chunks import OutputModality
+from omni_ws.core.chunks import FinalChunk, OutputModality, Task
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.errors import EngineError, EngineFailed, EngineOverloaded, OmniError, ShuttingDown
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
     STAGES,
+    AnswerPlayed,
     InputAcknowledged,
     Observation,
     Origin,
@@ -86,6 +87,9 @@ class Accounts:
                 self._request_reached(timeline, step)
             case OutputBegan(timeline=timeline, modality=modality):
                 self._output_began(session, timeline, modality)
+            case AnswerPlayed(timeline=timeline) if timeline.outcome is not None:
+                self._count_played(session, timeline)
+                _log_played(session, timeline)
             case RequestEnded():
                 self._count_input(session.session_id)
                 self._request_ended(session, observation)
@@ -124,11 +128,38 @@ class Accounts:
         metrics.request_seconds.labels(session.origin).observe(outcome.at - timeline.opened)
         metrics.input_audio_seconds.inc(final.usage.input_audio_ms / 1000)
         metrics.output_audio_seconds.inc(final.usage.output_audio_ms / 1000)
+        self._count_times(session, timeline, final)
         metrics.player_underruns.inc(player.underruns)
         metrics.player_underrun_seconds.inc(player.underrun_sec)
         if player.least_lead_ms is not None:
             metrics.player_lead_seconds.observe(player.least_lead_ms / 1000)
         _log_request(session, ended, content=self._log_content)
+
+    def _count_times(self, session: SessionIdentity, timeline: RequestTimeline, final: FinalChunk) -> None:
+        metrics, times, usage = self._metrics, timeline.times, final.usage
+        for part in times.parts():
+            if part.name != "playing":
+                metrics.turn_part_seconds.labels(part.name).observe(part.seconds)
+        self._count_played(session, timeline)
+        if times.discarded_sec:
+            metrics.discarded_seconds.inc(times.discarded_sec)
+            metrics.discarded_tokens.inc(times.discarded_tokens)
+        if timeline.task is not Task.CHAT or not timeline.reached_engine:
+            return
+        if times.llm_asked is not None and times.first_token is not None:
+            metrics.first_token_seconds.observe(max(0.0, times.first_token - times.llm_asked))
+        metrics.request_tokens.labels("input").observe(usage.input_tokens)
+        metrics.request_tokens.labels("output").observe(usage.output_tokens)
+        metrics.cached_tokens.inc(usage.cached_tokens or 0)
+
+    def _count_played(self, session: SessionIdentity, timeline: RequestTimeline) -> None:
+        """Count when the answer began to play, if that is known: at its end or, if it played later, then."""
+        times = timeline.times
+        if times.first_audio_played is None or not (parts := times.parts()):
+            return
+        self._metrics.turn_part_seconds.labels("playing").observe(parts[-1].seconds)
+        if times.mouth_to_ear is not None:
+            self._metrics.mouth_to_ear_seconds.labels(session.origin).observe(times.mouth_to_ear)
 
     def _count_stage(self, passed: PassedStage) -> None:
         self._metrics.stage_seconds.labels(passed.stage).observe(passed.seconds)
@@ -210,9 +241,31 @@ def _log_request(session: SessionIdentity, ended: RequestEnded, *, content: bool
         first_output_seconds=_rounded(timeline.first_output_sec(timeline.first_answer_modality)),
         first_audio_seconds=_rounded(timeline.first_output_sec(OutputModality.AUDIO)),
         seconds=_rounded(outcome.at - timeline.opened),
+        cached_tokens=usage.cached_tokens,
+        interrupted_by=timeline.cancellations[0].cause if timeline.cancellations else None,
+        **_times_of(timeline),
         input_text=ended.content.user_text[:MAX_CONTENT_CHARACTERS] if content else None,
         output_text=ended.content.answer_text[:MAX_CONTENT_CHARACTERS] if content else None,
     )
+
+
+def _log_played(session: SessionIdentity, timeline: RequestTimeline) -> None:
+    """Write the log line of an answer that began to play after the line of its request was written."""
+    write_line(
+        logger,
+        logging.INFO,
+        "played",
+        request_id=timeline.request_id,
+        session_id=session.session_id,
+        first_audio_played_ms=timeline.times.in_ms().get("first_audio_played"),
+    )
+
+
+def _times_of(timeline: RequestTimeline) -> dict[str, int]:
+    """Return the moments of an answer by their names in a line: ``first_token_ms``."""
+    told = timeline.times.in_ms()
+    told.pop("speech_ended", None)  # from which the others are counted
+    return {name if name.endswith(("_ms", "_tokens")) else f"{name}_ms": value for name, value in told.items()}
 
 
 def _log_session(session: SessionIdentity, received: InputAcknowledged, *, seconds: float, requests: int) -> None:

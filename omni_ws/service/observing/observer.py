@@ -31,6 +31,8 @@ from omni_ws.core.chunks import (
 from omni_ws.core.ledger_entry import LedgerEntry
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.core.request_input import GenerationStarted
+from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
+from omni_ws.engine.turn_times import TurnTimes
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (
     SpeechConfirmedFrame,
@@ -148,17 +150,29 @@ class RequestEnded:
     content: LedgerEntry
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerPlayed:
+    """The first sound of the answer was played; see ``TurnTimes.first_audio_played``. Its final may be out."""
+
+    timeline: RequestTimeline
+
+
 #: Observations of a request from its opening to its end, which every observer gets.
-RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded
+RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded | AnswerPlayed
+
+#: How many answers of a session, which were sent and of which nothing was played, are remembered.
+MAX_UNPLAYED: Final = 4
 
 
 class SessionTimeline:
     """The time at which a session opened, and its requests so far."""
 
-    __slots__ = ("opened", "request_count", "unfinished")
+    __slots__ = ("opened", "request_count", "unfinished", "unplayed")
 
     def __init__(self, opened: float) -> None:
         self.opened: Final = opened
+        #: Requests of whose answers sound was sent, and none was played yet; the oldest first. None: none so far.
+        self.unplayed: dict[str, RequestTimeline] | None = None
         #: Requests that were opened, refused ones included.
         self.request_count = 0
         #: Requests without a final, or on which the engine still works; in the order of their opening.
@@ -169,6 +183,18 @@ class SessionTimeline:
         self.request_count += 1
         self.unfinished[request.request_id] = request
 
+    def speaks(self, request: RequestTimeline) -> None:
+        """Note that the first sound of an answer was sent. Of too many answers the oldest is forgotten."""
+        self.unplayed = self.unplayed or {}
+        self.unplayed[request.request_id] = request
+        if len(self.unplayed) > MAX_UNPLAYED:
+            del self.unplayed[next(iter(self.unplayed))]
+
+    def played(self, request_id: str | None, when: float) -> None:
+        """Note that an answer began to play at ``when``. Only the first call for an answer counts; None is none."""
+        if request_id and self.unplayed and (request := self.unplayed.pop(request_id, None)) is not None:
+            request.mark_played(when)
+
 
 class RequestTimeline:
     """The times of one request's steps, from its opening to its end.
@@ -178,6 +204,7 @@ class RequestTimeline:
     """
 
     __slots__ = (
+        "_guess",
         "_report",
         "_session",
         "_wall_ns",
@@ -187,7 +214,6 @@ class RequestTimeline:
         "engine_began",
         "engine_end",
         "first_outputs",
-        "input_ended",
         "input_mode",
         "now",
         "opened",
@@ -195,6 +221,7 @@ class RequestTimeline:
         "policy",
         "request_id",
         "task",
+        "times",
         "withdrawn",
     )
 
@@ -222,7 +249,10 @@ class RequestTimeline:
         #: Whether it was not refused as it opened.
         self.admitted = False
         self.policy: PolicyStart | None = None
-        self.input_ended: float | None = None
+        #: The moments of the answer, which its engine marks as well.
+        self.times: Final = TurnTimes()
+        #: The latest guess of its words, and when it was made.
+        self._guess: tuple[str, float] | None = None
         #: When the first output of each modality went out, in that order.
         self.first_outputs: dict[OutputModality, float] = {}
         #: More than one only if the request was cancelled again while it waited for its final.
@@ -236,6 +266,11 @@ class RequestTimeline:
         session.add(self)
 
     # reading
+
+    @property
+    def input_ended(self) -> float | None:
+        """When all input had arrived."""
+        return self.times.input_ended
 
     @property
     def first_answer_modality(self) -> OutputModality | None:
@@ -305,18 +340,47 @@ class RequestTimeline:
 
     def mark_input_ended(self) -> None:
         """Record that all input has arrived."""
-        self.input_ended = self.now()
+        self.times.input_ended = self.now()
         self._reached("input_ended")
 
     def mark_engine_started(self) -> None:
         """Record that the engine gets the request."""
-        self.engine_began = self.now()
+        self.engine_began = self.times.engine_started = self.now()
         self._reached("engine_started")
 
     def mark_output_began(self, modality: OutputModality) -> None:
         """Record that the first output of this modality goes into the outbox."""
-        self.first_outputs[modality] = self.now()
+        now = self.first_outputs[modality] = self.now()
+        if modality is OutputModality.AUDIO:
+            self.times.first_audio_sent = now
+            self._session.speaks(self)
         self._report(OutputBegan(self, modality))
+
+    def note_words(self, words: TranscriptOutput | TranscriptGuess) -> None:
+        """Note words of the input: a guess of them at a pause, which may prove right, or settled ones."""
+        times = self.times
+        if isinstance(words, TranscriptGuess):
+            self._guess = (words.text, self.now()) if words.text.strip() else None
+        elif not words.interim and times.first_audio_sent is None:
+            times.transcript_settled = self.now()
+            guess, self._guess = self._guess, None
+            times.transcript_guessed = guess[1] if guess is not None and guess[0] == words.text else None
+
+    def note_all_sent(self) -> None:
+        """Note that the engine's call has ended, and all of the answer is in the outbox."""
+        if self.times.first_audio_sent is not None:
+            self.times.last_audio_sent = self.now()
+
+    def mark_turn_decided(self, speech_ended: float, *, audio_ms: int) -> None:
+        """Record that turn detection takes the turn for ended, ``audio_ms`` of audio after the end of its speech."""
+        times, now = self.times, self.now()
+        times.speech_ended, times.turn_decided, times.turn_decided_audio_ms = min(speech_ended, now), now, audio_ms
+
+    def mark_played(self, when: float) -> None:
+        """Record that the first sound of the answer was played at ``when``; not before it was sent."""
+        times = self.times
+        times.first_audio_played = when if times.first_audio_sent is None else max(when, times.first_audio_sent)
+        self._report(AnswerPlayed(self))
 
     def mark_cancelled(self, by: RequestTimeline | None) -> None:
         """Record a cancellation. ``by`` is the request that interrupts this one; None if the client cancels it."""
@@ -326,6 +390,7 @@ class RequestTimeline:
             cause = CancelCause.SPEECH if by.by_speech else CancelCause.REQUEST
             cancellation = Cancellation(self.now(), cause, by.request_id)
         self.cancellations.append(cancellation)
+        self.times.interrupted = self.cancellations[0].at
         self._reached("cancelled")
 
     def mark_engine_ended(self, *, whole: bool, error: OmniError | None) -> None:

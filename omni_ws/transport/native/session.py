@@ -481,6 +481,7 @@ def _final(chunk: FinalChunk) -> ServerFrame:
         or UNSET,
         ref=unset(chunk.ref),
         turn_id=unset(chunk.turn_id),
+        times=dict(chunk.times) or UNSET,
     )
 
 

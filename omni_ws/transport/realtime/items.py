@@ -473,6 +473,16 @@ class SavedResponse(Struct, kw_only=True):
     previous: dict[str, str | None]
 
 
+def response_id_of(request_id: str) -> str:
+    """Return the id of the response to a request: logs, metrics and recordings have the same name with ``req_``."""
+    return "resp_" + request_id.removeprefix("req_")
+
+
+def request_id_of(response_id: str) -> str:
+    """Return the id of the request that a response answers."""
+    return "req_" + response_id.removeprefix("resp_")
+
+
 class RealtimeResponse:
     """A response of the Realtime API: renders one answer as events, from ``response.created`` to ``response.done``.
 
@@ -492,7 +502,7 @@ class RealtimeResponse:
         metadata: Mapping[str, str] | None = None,
         server_call: Callable[[str, str], Item | None] = lambda call_id, name: None,
     ) -> None:
-        self.response_id = new_id("resp_")
+        self.response_id = response_id_of(request_id)
         self.request_id = request_id
         self._conversation_id = conversation_id
         self._add = add
@@ -651,6 +661,7 @@ class RealtimeResponse:
             "status": status,
             "status_details": self._details(status, reason, error),
             "usage": usage_fields(final.usage),
+            **({"times": final.times} if final.times else {}),
         }
         for output in self._outputs:
             if output.item.kind in ("mcp_call", "mcp_approval_request"):

@@ -24,6 +24,7 @@ class ChainedAnswer:
         #: The indices that the client sees, of the calls of its functions, by request id and index.
         self._shown: dict[tuple[str, int], int] = {}
         self._usage = Usage()
+        self._finals = 0
 
     def passes(self, message: ServerMessage) -> ServerMessage | None:
         """Return the message as the client gets it; None if it does not."""
@@ -32,6 +33,7 @@ class ChainedAnswer:
         if not isinstance(message, FinalChunk):
             return message
         self._usage = _sum(self._usage, message.usage)
+        self._finals += 1
         if self._mcp.working(message.request_id):
             return None
         self._conversation.close()
@@ -39,7 +41,8 @@ class ChainedAnswer:
         called = message.finish_reason is FinishReason.TOOL_CALLS
         reason = FinishReason.STOP if called and not own else message.finish_reason
         reasons = (reason,) * len(message.finish_reasons)
-        return replace(message, usage=self._usage, finish_reason=reason, finish_reasons=reasons)
+        times = message.times if self._finals == 1 else {}  # of several, they are those of the last answer alone
+        return replace(message, usage=self._usage, finish_reason=reason, finish_reasons=reasons, times=times)
 
     def _call(self, chunk: OutputChunk) -> OutputChunk | None:
         fragment = chunk.tool_call

@@ -271,6 +271,7 @@ class CompletionRoutes(GenerationRoutes):
             logprobs=request.answer.logprobs is not None,
             include_usage=request.include_usage,
             usage_on_final_chunk=request.usage_on_final_chunk,
+            include_times=request.include_times,
         )
         if request.stream:
             await self.stream_events(exchange, source, Completion(options), head_at_start=False)

@@ -625,6 +625,7 @@ class MergedAnswers:
                 for one in final.citations
             ),
             usage=usage,
+            times={},  # of one of several answers
         )
 
     def _reasons(self, final: FinalChunk) -> Sequence[FinishReason]:

@@ -62,7 +62,7 @@ from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.items import Event, request_id_of
 from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import BACKCHANNEL, RealtimeDialect
 from omni_ws.transport.realtime.session import RealtimeConnection
@@ -249,6 +249,7 @@ class RealtimeCall(Call):
 
     def _audio_started(self, response_id: str) -> None:
         if response_id != _BESIDE:
+            self._conversation.observed.timeline.played(request_id_of(response_id), self._loop.time())
             self._send([{"type": "output_audio_buffer.started", "response_id": response_id}])
 
     def _audio_stopped(self, response_id: str) -> None:
