@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,9 +69,16 @@ class CallReport:
     skipped: list[str] = field(default_factory=list)
     #: What judges said.
     reasons: list[str] = field(default_factory=list)
-    #: Who said what, in order.
+    #: Who said what, in the order in which they began; beside it, when that was.
     talk: list[tuple[str, str]] = field(default_factory=list)
     answers: int = 0
+    _ticks: list[float] = field(default_factory=list)
+
+    def add(self, tick: float, who: str, what: str) -> None:
+        """Add to the talk what began at a tick."""
+        place = bisect_right(self._ticks, tick)
+        self._ticks.insert(place, tick)
+        self.talk.insert(place, (who, what))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +145,7 @@ class ScenarioCall:
                 self._leave()
                 self._of_speech = len(self._answers)
                 self._began = self._ended = caller.now
-                self.report.talk.append(("caller", text))
+                self.report.add(caller.now, "caller", text)
                 await caller.type(text)
             case StaySilent(pause=seconds):
                 await caller.wait(seconds * 1000)
@@ -168,7 +176,7 @@ class ScenarioCall:
         begin, end = end_of_speech(samples)
         said = self._caller.say(samples)
         self._began, self._ended = said + begin, said + end
-        self.report.talk.append(("caller", text))
+        self.report.add(said, "caller", text)
         await self._caller.until(lambda: self._caller.now >= said + end, (end + 1) * PIECE_MS)
 
     def _leave(self) -> None:
@@ -206,10 +214,7 @@ class ScenarioCall:
         if how.after_ms is not None:
             return played > 0 and played >= how.after_ms
         assert how.after_words is not None
-        ends = self._caller.word_ends.get(answer.request_id)
-        if ends is None:
-            return played >= how.after_words * _WORD_MS
-        return len(ends) >= how.after_words and played >= ends[how.after_words - 1]
+        return played > 0 and self._words_played(answer) > how.after_words
 
     async def _give(self, step: GiveResult) -> None:
         wanted, caller = step.tool_result, self._caller
@@ -228,14 +233,13 @@ class ScenarioCall:
         assert found is not None
         tick, call_id, arguments = found
         self._given.add(call_id)
-        self.report.talk.append(("tool call", f"{wanted.name}({arguments})"))
         problem = tool_problem(ToolCalled(name=wanted.name, arguments=wanted.arguments), wanted.name, arguments)
         if problem is not None:
             raise StepFailed(problem)
         await caller.until(lambda: caller.now >= tick + wanted.after_ms / PIECE_MS, wanted.after_ms + PIECE_MS)
         self._tool_ran = (tick, caller.now)
         self._ended = caller.now
-        self.report.talk.append(("tool result", wanted.result))
+        self.report.add(caller.now, "tool result", wanted.result)
         await caller.give(call_id, wanted.result)
 
     def _arguments(self, call_id: str) -> str | None:
@@ -349,11 +353,21 @@ class ScenarioCall:
         """Add an answer to the talk."""
         if self._is_filler(answer) or not answer.outputs:
             return
-        cut = " (cut)" if self._was_cut(answer) else ""
+        first = self._first_sound(answer)
+        at = self._caller.now if first is None else first
         for call in answer.calls.values():
-            self.report.talk.append(("call", f"{call.name} {call.arguments}"))
-        if answer.text or cut:
-            self.report.talk.append(("server", answer.text + cut))
+            self.report.add(at, "tool call", f"{call.name}({call.arguments})")
+        if answer.text and not self._was_cut(answer):
+            self.report.add(at, "server", answer.text)
+        elif answer.text:
+            words = answer.text.split()
+            self.report.add(at, "server", " ".join([*words[: self._words_played(answer)], "… (cut off)"]))
+
+    def _words_played(self, answer: TimedAnswer) -> int:
+        """How many words of an answer were begun to be played; estimated where the server does not tell when."""
+        played = self._caller.speaker.place(answer.request_id)
+        ends = self._caller.word_ends.get(answer.request_id)
+        return round(played / _WORD_MS) if ends is None else bisect_right(ends, played) + 1
 
     async def _hear_nothing(self, seconds: float) -> None:
         caller = self._caller

@@ -21,7 +21,8 @@ _JUDGE: Final = (
     "the one word yes or no. Then give the reason in one short sentence."
 )
 _PLAY: Final = (
-    "You play a person who calls an assistant by telephone. Stay in this role.\n"
+    "You play a person who calls an assistant by telephone. Stay in this role: you ask, and the assistant helps you. "
+    "You never answer questions of your own, and never offer help.\n"
     "Who you are: {who}\nWhat you want: {goal}\n"
     "Say only what this person says next, in one or two short spoken sentences, without stage directions. "
     "When you have what you want, or it is hopeless, say only: GOODBYE"
@@ -72,7 +73,7 @@ class ChatModel:
         messages = [_message("system", _PLAY.format(who=persona.who, goal=persona.goal))]
         messages += [_message("assistant" if who == "caller" else "user", what) for who, what in talk]
         if not talk or talk[-1][0] == "caller":
-            messages.append(_message("user", "(The assistant is silent.)" if talk else "(The assistant has answered.)"))
+            messages.append(_message("user", "(The assistant is silent.)" if talk else "Hello, how can I help you?"))
         said = (await self._ask(messages, 120)).strip()
         return None if _GOODBYE in said.lower() or not said else said
 

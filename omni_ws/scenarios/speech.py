@@ -97,6 +97,8 @@ class Speech:
         self._folder = folder or user_cache_folder() / "speech"
         self._voices: dict[str, VoiceProcess] = {}
         self._rendering = asyncio.Lock()
+        #: What was said or is about to be, so that no file is read while a call goes on.
+        self._known: dict[Path, Samples] = {}
         #: How many texts were rendered, and not found in the cache.
         self.rendered = 0
 
@@ -108,13 +110,14 @@ class Speech:
     async def of(self, voice: CallersVoice, text: str) -> Samples:
         """Return speech at 16 kHz. Raises NoSpeech."""
         file = self._file(voice, text)
+        if (known := self._known.get(file)) is not None:
+            return known
         async with self._rendering:
             if not file.exists():
-                samples = await self._render(voice, text)
-                await asyncio.to_thread(_keep, file, samples)
+                await asyncio.to_thread(_keep, file, await self._render(voice, text))
                 self.rendered += 1
-        samples = await asyncio.to_thread(np.load, file)
-        return np.asarray(samples, np.float32)
+        self._known[file] = samples = np.asarray(await asyncio.to_thread(np.load, file), np.float32)
+        return samples
 
     def _file(self, voice: CallersVoice, text: str) -> Path:
         key = "\n".join((voice.text, voice.release, text))
