@@ -287,7 +287,7 @@ class ScenarioCall:
             return True
         if answer.calls and not answer.texts and not answer.audio and expected.tool is None:
             return True  # what is said comes with the result
-        if not self._was_cut(answer) or expected.cut:
+        if not self._was_cut(answer) or expected.is_about_cut:
             return False
         began = next(
             (one.tick for one in self._caller.seen if one.kind == "response" and one.name == answer.request_id), 0
@@ -417,7 +417,7 @@ class ScenarioCall:
         problems: list[str] = []
         first = self._first_sound(answer)
         waited = None if first is None or self._ended is None else max(0, (first - self._ended) * PIECE_MS)
-        if waited is not None and not expected.cut:
+        if waited is not None and not self._was_cut(answer):
             self.report.first_sounds.append(waited)
             bound = expected.within_ms if expected.within_ms is not None else self._within_ms
             if self._tools.times and bound is not None and waited > bound:

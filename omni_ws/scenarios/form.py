@@ -85,6 +85,12 @@ class Expected(_Strict, frozen=True, kw_only=True):
     none: Annotated[float, Meta(gt=0, le=600)] | None = None
     sounding_during_tool: SoundingMeanwhile | None = None
 
+    @property
+    def is_about_cut(self) -> bool:
+        """Whether an answer that the caller cut may be the one that is meant."""
+        asked = (self.cut, self.stopped_within_ms, self.kept, self.kept_at_most_words)
+        return any(one is not None for one in asked)
+
 
 # Steps
 

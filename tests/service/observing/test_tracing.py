@@ -47,7 +47,8 @@ class Spans:
     def stages(self, request: ReadableSpan) -> list[ReadableSpan]:
         assert request.context is not None
         number = request.context.span_id
-        return [span for span in self.all if span.parent is not None and span.parent.span_id == number]
+        children = [span for span in self.all if span.parent is not None and span.parent.span_id == number]
+        return [span for span in children if span.name != "turn"]
 
 
 @contextmanager
@@ -74,6 +75,12 @@ async def test_a_request_is_a_span_with_its_stages() -> None:
     assert (attributes["omni_ws.origin"], attributes["omni_ws.finish_reason"]) == ("websocket", "stop")
     assert (request.kind, request.parent, request.status.status_code) == (SpanKind.SERVER, None, StatusCode.UNSET)
     assert {event.name for event in request.events} == {"policy_fired", "input_ended", "first_output"}
+    assert (attributes["gen_ai.operation.name"], attributes["gen_ai.provider.name"]) == ("chat", "omni_ws")
+    assert attributes["gen_ai.response.id"] == final["request_id"]
+    assert attributes["gen_ai.conversation.id"] == client.created["session_id"]
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert attributes["gen_ai.usage.output_tokens"] == final["usage"]["output_tokens"]
+    assert not {"gen_ai.response.model", "gen_ai.usage.cache_read.input_tokens"} & attributes.keys(), "neither is known"
     stages = spans.stages(request)
     assert [span.name for span in stages] == ["input", "queue", "engine"]
     times = [time for span in stages for time in (span.start_time, span.end_time)]
@@ -168,10 +175,10 @@ def test_a_server_without_tracing_never_imports_it() -> None:
         "import asyncio, sys\n"
         "from omni_ws.config.model import ServerConfig\n"
         "from omni_ws.engine.fake import EchoEngine\n"
-        "from omni_ws.server import create_app, tracing\n"
+        "from omni_ws.server import create_app, exporting_to_otlp\n"
         "async def run():\n"
-        "    create_app(EchoEngine(), ServerConfig())\n"
-        "    async with tracing(ServerConfig()) as spans: assert spans is None\n"
+        "    app = create_app(EchoEngine(), ServerConfig())\n"
+        "    async with exporting_to_otlp(app): pass\n"
         "asyncio.run(run()); assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SEC)
