@@ -370,7 +370,7 @@ class LiveCaller:
                 self.speaker.ducked = True
             case "dismissed":
                 self.speaker.ducked = False
-            case "started" | "confirmed":
+            case "started" | "confirmed" if self.wire.is_interruptible:
                 self.speaker.ducked = False
                 self._silence()
                 if (place := self.speaker.position) is not None:

@@ -23,6 +23,8 @@ class Wire(ABC):
     #: Of a recording (docs/recording.md).
     kind: ClassVar[str]
     sound: MicrophoneFormat
+    #: The settings of turn detection.
+    turns: dict[str, Any]
 
     @abstractmethod
     def opening(self, created: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +61,11 @@ class Wire(ABC):
     def asks_kept(self, answer: str) -> dict[str, Any] | None:
         """Return the message that asks what the history keeps of an answer; None where there is no such thing."""
         return None
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether speech over an answer stops it, and the loudspeaker with it."""
+        return self.turns.get("interrupt_response", True) is not False
 
     cancel: ClassVar[dict[str, Any]]
 

@@ -232,7 +232,8 @@ class CallersRoom(_Strict, frozen=True, kw_only=True):
 class Bounds(_Strict, frozen=True, kw_only=True):
     """Bounds of medians."""
 
-    within_ms: _Ms
+    within_ms: _Ms | None = None
+    decided_within_audio_ms: _Ms | None = None
 
 
 class WholeCall(_Strict, frozen=True, kw_only=True):

@@ -96,15 +96,19 @@ class ScenarioResult:
         return [value for run in self.runs for value in run.report.first_sounds]
 
     def judge(self, *, times: bool) -> None:
-        """Check what is expected of all runs together."""
+        """Check what is expected of all runs together. Bounds in audio count without ``times``, too."""
         bound = self.scenario.scenario.expect.median
-        if bound is not None and times and self.first_sounds:
-            middle = median(self.first_sounds)
-            if middle > bound.within_ms:
-                place = f"{self.file}:{self.scenario.line}"
-                self.reasons.append(
-                    f"{place}: the median of the first sounds is {middle:.0f} ms, not within {bound.within_ms:g}"
-                )
+        if bound is None:
+            return
+        decided = [value for run in self.runs for value in run.report.decided_audio]
+        if times:
+            self._compare("first sounds", "ms", self.first_sounds, bound.within_ms)
+        self._compare("ends of turns", "ms of audio", decided, bound.decided_within_audio_ms)
+
+    def _compare(self, what: str, unit: str, found: Sequence[float], most: float | None) -> None:
+        if most is not None and found and (middle := median(found)) > most:
+            place = f"{self.file}:{self.scenario.line}"
+            self.reasons.append(f"{place}: the median of the {what} is {middle:.0f} {unit}, not within {most:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
