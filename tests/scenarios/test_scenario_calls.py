@@ -231,6 +231,21 @@ async def test_what_the_history_keeps_is_asked_for(folder: Path, most: int, prob
     )
 
 
+@pytest.mark.virtual_clock
+async def test_an_answer_that_speech_may_not_interrupt_plays_to_its_end(folder: Path) -> None:
+    steps = "type: Tell me a story.\ninterrupt: {sound: said.wav, after_ms: 1500}\nhear: {cut: false, said: lighthouse}"
+    more = "  session: {turn_detection: {duck: false, interrupt_response: false}}\n"
+    found = await results(engine_that(*STORY, heard=HEARD), file_of(folder, steps, more))
+    assert_verdict(found, None)
+
+
+@pytest.mark.virtual_clock
+async def test_an_answer_that_goes_on_after_a_cough_was_not_cut(folder: Path) -> None:
+    steps = "type: Tell me a story.\ninterrupt: {sound: said.wav, after_ms: 1500}\nhear: {cut: false, said: lighthouse}"
+    found = await results(engine_that(*STORY, heard=()), file_of(folder, steps, CUTS))
+    assert_verdict(found, None)
+
+
 class AsksTheWeather(HearingEngine):
     """Calls a tool, says something after a while, and tells the result."""
 
@@ -362,12 +377,17 @@ async def test_settings_that_the_server_refuses_fail_with_the_line_of_the_scenar
         ("{said: Rome}", ":3: said .*, without 'Rome'"),
         ("{median: {within_ms: 5000}}", None),
         ("{median: {within_ms: 0}}", r":3: the median of the first sounds is \d+ ms, not within 0"),
+        ("{median: {decided_within_audio_ms: 5000}}", None),
+        (
+            "{median: {decided_within_audio_ms: 0}}",
+            r":3: the median of the ends of turns is \d+ ms of audio, not",
+        ),
     ],
 )
 async def test_the_whole_call_is_compared(folder: Path, expect: str, problem: str | None) -> None:
-    steps = "type: Where?\nhear: {}\ntype: Where?\nhear: {}"
+    steps = "type: Where?\nhear: {}\nsound: said.wav\nhear: {}"
     file = file_of(folder, steps, f"  repeat: 2\n  expect: {expect}\n")
-    found = await results(engine_that(takes(0.1), *PARIS), file)
+    found = await results(engine_that(takes(0.1), *PARIS, heard=HEARD), file)
     assert_verdict(found, problem)
     assert [run.seed for run in found.runs] == [0, 1]
 
