@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -152,7 +152,7 @@ class LiveCaller:
         if refused := next((one for one in self.seen if one.kind in ("refused", "closed")), None):
             await self.__aexit__(None, None, None)
             raise SettingsRefused(refused.text)
-        self._tasks.append(asyncio.create_task(self._live(), name="caller's clock"))
+        self._begin(self._live(), "caller's clock")
         return self
 
     async def __aexit__(
@@ -173,7 +173,17 @@ class LiveCaller:
         target = path.partition("?")[0] if self._connections else path
         self._note(OpenedLine(at=self._at, connection=self._connections, target=target, last_output=place))
         self._connections += 1
-        self._tasks.append(asyncio.create_task(self._listen(connection), name="caller's ears"))
+        self._begin(self._listen(connection), "caller's ears")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._note_end)
+        self._tasks.append(task)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """End the conversation where a task broke: nobody waits for what will not come."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._close(f"{type(error).__name__} {error}")
 
     async def lose_network(self, seconds: float) -> None:
         """Break the connection, talk on meanwhile, and resume the session. Raises OSError if that is not possible."""
@@ -330,15 +340,23 @@ class LiveCaller:
                 if self._recorded is not None and isinstance(text, str):
                     told = without_secrets(text.encode()).decode()
                     self._note(SentLine(at=self._at, connection=self._connections - 1, text=told))
-                self.reader.heard(self.now, text)
-                for kind, fields in self.wire.read(text):
+                try:
+                    self.reader.heard(self.now, text)
+                    told_of = [*self.wire.read(text)]
+                except (KeyError, TypeError, AttributeError) as error:
+                    self._close(f"a message that cannot be read ({error!r}): {text[:200]!r}")
+                    return
+                for kind, fields in told_of:
                     await self._take(kind, fields)
         except ConnectionClosed:
             pass
         if self._is_offline:
             return  # it will be resumed
-        self.closed = f"{connection.close_code} {connection.close_reason}"
-        self.seen.append(Seen(self.now, "closed", text=self.closed))
+        self._close(f"{connection.close_code} {connection.close_reason}")
+
+    def _close(self, why: str) -> None:
+        self.closed = why
+        self.seen.append(Seen(self.now, "closed", text=why))
         self._ticked.set()
         self._greeted.set()
         self._configured.set()

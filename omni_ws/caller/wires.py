@@ -237,9 +237,9 @@ class RealtimeWire(Wire):
             case "session.updated":
                 yield "configured", {}
             case "input_audio_buffer.speech_started":
-                yield "started", {"name": event["item_id"], "audio_ms": event["audio_start_ms"]}
+                yield "started", {"name": event["item_id"], "audio_ms": event.get("audio_start_ms")}
             case "input_audio_buffer.speech_stopped":
-                yield "stopped", {"name": event["item_id"], "audio_ms": event["audio_end_ms"]}
+                yield "stopped", {"name": event["item_id"], "audio_ms": event.get("audio_end_ms")}
             case "conversation.item.retrieved":
                 yield "kept", {"name": event["item"]["id"], "fields": event["item"]}
             case "conversation.item.input_audio_transcription.completed":

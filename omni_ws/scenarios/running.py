@@ -209,7 +209,8 @@ async def _run(
         if needs_judge(scenario) and options.tools.judge is None:
             raise NotHere("needs: a judge (--judge)")
         session = merged(file.session, scenario.scenario.session)
-        result.wire = wire_of(scenario, session, protocol=asked, path=options.path)
+        path = options.path if options.realtime_only or asked == "native" else None
+        result.wire = wire_of(scenario, session, protocol=asked, path=path)
         language = session.get("input_audio", {}).get("language", "en")
         await _call(file, scenario, result, target, options, str(language).partition("-")[0])
     except NotHere as reason:

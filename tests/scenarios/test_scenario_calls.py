@@ -15,6 +15,7 @@ from support.capable_engine import HearingEngine, said, takes, tool_call
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
 from support.openai_realtime_names import openai_names
+from websockets.asyncio.server import ServerConnection, serve
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.answers import decoded
@@ -31,8 +32,8 @@ from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech
 from omni_ws.wire.recording import ReceivedLine
 
 RATE = 24_000
-#: Eight seconds of sound.
-LONG = [*(AudioOutput(np.full(RATE // 10, 0.1, np.float32), RATE) for _ in range(80))]
+#: Four seconds of sound.
+LONG = [*(AudioOutput(np.full(RATE // 10, 0.1, np.float32), RATE) for _ in range(40))]
 SHORT = LONG[:5]
 DONE = Finished(FinishReason.STOP, Usage())
 STORY = [said("Once upon a time there was a lighthouse."), *LONG, DONE]
@@ -215,7 +216,7 @@ async def test_an_answer_is_interrupted_after_so_much_of_it(
 @pytest.mark.parametrize(("most", "problem"), [(9, None), (1, r":7: the history keeps \d words: .*, not at most 1")])
 async def test_what_the_history_keeps_is_asked_for(folder: Path, most: int, problem: str | None) -> None:
     steps = (
-        "type: Tell me a story.\ninterrupt: {sound: said.wav, after_ms: 4000}\n"
+        "type: Tell me a story.\ninterrupt: {sound: said.wav, after_ms: 2500}\n"
         f"hear: {{cut: true, kept_at_most_words: {most}}}"
     )
     engine = engine_that(*STORY, heard=(TranscriptOutput("Stop."), said("Sure."), *SHORT, DONE))
@@ -439,6 +440,32 @@ async def test_another_server_of_the_realtime_api_gets_documented_events_alone(f
     names = {f"client.{event['type']}.{name}" for event in sent for name in event if name != "type"}
     assert names - known == set()
     assert {f"session.{name}" for name in sent[0]["session"]} - known == set()
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ('{"type": "session.updated", "session": {"audio": 1}}', "a message that cannot be read .*'audio'|.*audio"),
+        ('{"type": "error", "error": {"code": "no", "message": "not today"}}', "does not take the session: not today"),
+        (None, "does not take the session: 1000"),
+    ],
+)
+async def test_a_server_that_answers_otherwise_is_told(folder: Path, message: str | None, problem: str) -> None:
+    async def answer(connection: ServerConnection) -> None:
+        await connection.send('{"type": "session.created", "session": {}}')
+        await connection.recv()
+        if message is not None:
+            await connection.send(message)
+            await connection.wait_closed()
+
+    tools = CallTools(speech=CallersSpeech(), ears=Ears(), patience_ms=5000)
+    options = RunOptions(tools=tools, voice=CallersVoice("hibari"), model_of={}.__getitem__, realtime_only=True)
+    file = file_of(folder, "pause: 1")
+    async with serve(answer, "127.0.0.1", 0) as server:
+        target = Target.parse(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        (found,) = [one async for one in run_all([(file, file.scenarios[0])], target, options)]
+    tools.ears.close()
+    assert_verdict(found, f":3: .*{problem}")
 
 
 async def test_a_voice_that_is_not_there_is_told() -> None:
