@@ -19,9 +19,9 @@ from typing import Final
 from benchmarks.speech.corpus import Clip, played_music, recordings, typing
 from benchmarks.speech.degraded import far, noisy, telephone
 from benchmarks.speech.hearing import Heard, hear
-from benchmarks.speech.word_errors import WordErrors, spoken_words, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
 from omni_ws.audio.pcm import Samples
+from omni_ws.caller.word_errors import WordErrors, spoken_words, total, word_errors
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.asr.whisper_model import PINNED

@@ -27,8 +27,8 @@ from support.engine_answers import streamed
 from benchmarks.asr import new_engine
 from benchmarks.speech.corpus import Clip, telephone_prompts
 from benchmarks.speech.hearing import Heard, hear, whole_request
-from benchmarks.speech.word_errors import WordErrors, compared, total
 from omni_ws.audio.pcm import as_samples, resampled
+from omni_ws.caller.word_errors import WordErrors, compared, total
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.core.json_values import language_name

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.lossy_link import NAMESPACE, SERVER, LossyLink, Network, lossy_link
 from benchmarks.network_caller import WAYS
 from benchmarks.speech.hearing import hear
-from benchmarks.speech.word_errors import word_errors
 from omni_ws.audio.pcm import SampleLayout, Samples, decode_mu_law, resampled, samples_from_bytes
+from omni_ws.caller.word_errors import word_errors
 from omni_ws.config.model import ServerConfig, StreamingInputConfig, TelephonyConfig
 from omni_ws.core.chunks import AudioEncoding
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine

@@ -28,8 +28,8 @@ from benchmarks.asr import DEFAULT, RECOGNISERS
 from benchmarks.asr import running as running_recogniser
 from benchmarks.server_process import scheduled_seconds
 from benchmarks.speech.hearing import hear, whole_request
-from benchmarks.speech.word_errors import WordErrors, total, word_errors
 from omni_ws.audio.pcm import Samples, as_samples
+from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.engine.asr.recogniser import SAMPLE_RATE

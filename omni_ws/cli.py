@@ -28,6 +28,7 @@ _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
     "serve": (None, "run the server (serve --help, serve --help-all)"),
     "readout-vectors": ("omni_ws.tools.readout_vectors", "compute readout vectors from example prompts"),
     "replay": ("omni_ws.replay.command", "replay recorded sessions and compare the answers"),
+    "test": ("omni_ws.scenarios.command", "let simulated callers talk to a server, and check what they hear"),
     "bench": ("omni_ws.bench.command", "load a running server and print how soon it answers"),
     "weights": ("omni_ws.tools.weights", "list, fetch and check weights of models"),
 }

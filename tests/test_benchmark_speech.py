@@ -14,7 +14,7 @@ from support.speech_clips import clip_samples
 
 from benchmarks.speech.debian import DebianSource, files_of
 from benchmarks.speech.degraded import far, noisy, telephone
-from benchmarks.speech.word_errors import WordErrors, total, word_errors
+from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
 from benchmarks.voices import sentences
 from omni_ws.audio.pcm import Samples

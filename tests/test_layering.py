@@ -47,6 +47,7 @@ FLOORS = {
     "omni_ws.tools": 6,
     "omni_ws.caller": 6,
     "omni_ws.replay": 6,
+    "omni_ws.scenarios": 6,
     "omni_ws.bench": 6,
     "omni_ws.profiler": 6,
 }

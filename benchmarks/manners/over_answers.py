@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.manners.stimuli import RATE, Stimulus
-from benchmarks.manners.talker import Talker
 from omni_ws.audio.pcm import Samples
+from omni_ws.caller.live_caller import LiveCaller
 from omni_ws.caller.script import PIECE_MS
 
 #: The rules tell nothing longer, and nothing with a question in it, behind which "yeah" would be an answer.
@@ -46,7 +46,7 @@ class Over:
         return self.stopped or self.ducked_at is not None or self.gap_ms > 0
 
 
-async def begin_answer(talker: Talker, question: str = STORY, *, heard_ms: float = _BEFORE_MS) -> str | None:
+async def begin_answer(talker: LiveCaller, question: str = STORY, *, heard_ms: float = _BEFORE_MS) -> str | None:
     """Let a long answer begin, and hear some of it. Returns its name; None where none came."""
     await talker.cancel()
     await talker.until(lambda: talker.speaker.idle, 2000)
@@ -58,16 +58,16 @@ async def begin_answer(talker: Talker, question: str = STORY, *, heard_ms: float
     return place[0] if begun and place is not None else None
 
 
-def final_of(talker: Talker, answer: str) -> str | None:
+def final_of(talker: LiveCaller, answer: str) -> str | None:
     """Why an answer ended; None: it has had no final."""
     return next((one.text for one in talker.seen if one.kind == "final" and one.name == answer), None)
 
 
-def is_over(talker: Talker, answer: str) -> bool:
+def is_over(talker: LiveCaller, answer: str) -> bool:
     return final_of(talker, answer) is not None
 
 
-def was_stopped(talker: Talker, answer: str, since: int) -> bool:
+def was_stopped(talker: LiveCaller, answer: str, since: int) -> bool:
     """Whether an answer was ended before its last sound, since a tick, and not only held."""
     final = final_of(talker, answer)
     if final is None:
@@ -79,7 +79,7 @@ def was_stopped(talker: Talker, answer: str, since: int) -> bool:
     return bool(dropped) and not talker.speaker.heard_ms(dropped[-1] + 1, talker.now, [answer])
 
 
-async def say_over(talker: Talker, stimuli: Sequence[Stimulus], *, is_meant: bool) -> list[Over]:
+async def say_over(talker: LiveCaller, stimuli: Sequence[Stimulus], *, is_meant: bool) -> list[Over]:
     """Say each over an answer, one after the other; a new answer is asked for where the last one ended.
 
     ``is_meant``: they are interruptions, so no answer is expected to go on.
@@ -99,7 +99,7 @@ async def say_over(talker: Talker, stimuli: Sequence[Stimulus], *, is_meant: boo
     return found
 
 
-async def _running(talker: Talker) -> str | None:
+async def _running(talker: LiveCaller) -> str | None:
     """The answer that plays, or a new one."""
     place = talker.speaker.position
     if place is not None and _goes_on(talker, place[0]):
@@ -109,12 +109,12 @@ async def _running(talker: Talker) -> str | None:
     return await begin_answer(talker)
 
 
-def _goes_on(talker: Talker, answer: str) -> bool:
+def _goes_on(talker: LiveCaller, answer: str) -> bool:
     """Whether more of an answer is to be heard; natively, whether more of it is to come."""
     return not talker.speaker.idle and not (talker.wire.reports and is_over(talker, answer))
 
 
-async def _over(talker: Talker, answer: str, stimulus: Stimulus, *, is_meant: bool) -> Over | None:
+async def _over(talker: LiveCaller, answer: str, stimulus: Stimulus, *, is_meant: bool) -> Over | None:
     said = talker.say(stimulus.samples)
     onset = said + int(stimulus.onset_ms / PIECE_MS)
     end = said + int(stimulus.end_ms / PIECE_MS)
@@ -155,7 +155,7 @@ def _since(onset: int, tick: int | None) -> float | None:
     return None if tick is None else (tick - onset) * PIECE_MS
 
 
-def _others(talker: Talker, answer: str, since: int) -> float:
+def _others(talker: LiveCaller, answer: str, since: int) -> float:
     """How much of other answers was heard."""
     others = {one.answer for one in talker.speaker.played} - {answer}
     return talker.speaker.heard_ms(since, talker.now, others)
@@ -178,7 +178,7 @@ class Through:
     minutes: float
 
 
-async def answer_through(talker: Talker, name: str, sound: Samples | None, *, seconds: float) -> Through:
+async def answer_through(talker: LiveCaller, name: str, sound: Samples | None, *, seconds: float) -> Through:
     """Let an answer be told while ``sound`` (or nothing but the loudspeaker's echo) is heard, for these seconds."""
     answer = await begin_answer(talker, heard_ms=300 if sound is None else _BEFORE_MS)
     begun = talker.now

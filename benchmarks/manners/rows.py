@@ -20,9 +20,10 @@ from benchmarks.manners.stimuli import (
     surroundings,
     television,
 )
-from benchmarks.manners.talker import Echo, NativeWire, RealtimeWire, Refused, Talker, Wire
 from benchmarks.manners.turns import Said, hear_alone, say_sentence
+from omni_ws.caller.live_caller import Echo, LiveCaller, SettingsRefused
 from omni_ws.caller.script import Target
+from omni_ws.caller.wires import NativeWire, RealtimeWire, Wire
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -96,18 +97,20 @@ class Bench:
         return RealtimeWire(turns, config or {})
 
     @asynccontextmanager
-    async def talker(self, *, echo: Echo | None = None, config: dict[str, Any] | None = None) -> AsyncIterator[Talker]:
+    async def talker(
+        self, *, echo: Echo | None = None, config: dict[str, Any] | None = None
+    ) -> AsyncIterator[LiveCaller]:
         """A conversation; it counts as closed if the server ends it."""
         while True:
             wire = self.wire(echo=echo is not None, config=config)
             try:
-                async with Talker(self.target, wire, echo=echo, slower=self.slower) as talker:
+                async with LiveCaller(self.target, wire, echo=echo, slower=self.slower) as talker:
                     self.conversations += 1
                     yield talker
                 if talker.closed is not None:
                     self.closed.append(talker.closed)
                 return
-            except Refused as error:
+            except SettingsRefused as error:
                 unknown = next((name for name in ("duck", "echo") if name in str(error)), None)
                 if unknown is None or unknown in self.refused:
                     raise
@@ -281,7 +284,7 @@ async def dictations(bench: Bench) -> list[Figure]:
 async def television_on(bench: Bench) -> list[Figure]:
     """News at -35 dBFS or babble at -38 dBFS: over an answer, and behind a question.
 
-    Before the answer the talker says a sentence, from which the server learns the level of the talker's voice.
+    Before the answer the talker says a sentence, from which the server learns the level of the caller's voice.
     """
     numbers = bench.some(range(8), 2)
     greeting = bench.plan.wholes[0].make()

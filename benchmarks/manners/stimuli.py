@@ -21,11 +21,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.speech.degraded import pink_noise
 from benchmarks.speech.rendered import Rendering, keep
 from benchmarks.speech.wordless import keyboard, music, quiet_room, silence
 from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.caller.script import frame_levels, loud_part
+from omni_ws.caller.sounds import pink_noise
 from omni_ws.config.values import user_cache_folder
 from omni_ws.engine.tts.hibari import Hibari
 from omni_ws.engine.tts.kokoro import Kokoro

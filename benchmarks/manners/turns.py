@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.manners.stimuli import RATE, Stimulus
-from benchmarks.manners.talker import Talker
-from benchmarks.speech.word_errors import spoken_words
 from omni_ws.audio.pcm import Samples
+from omni_ws.caller.live_caller import LiveCaller
 from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.word_errors import spoken_words
 
 #: How long after the true end a turn, and its answer, are waited for.
 _END_MS: Final = 6000
@@ -35,7 +35,7 @@ class Said:
 
 
 async def say_sentence(
-    talker: Talker, stimulus: Stimulus, *, beside: Samples | None = None, words: bool = False
+    talker: LiveCaller, stimulus: Stimulus, *, beside: Samples | None = None, words: bool = False
 ) -> Said:
     """Say something to a session that rests, and wait for the end of the turn and for the first sound of the answer.
 
@@ -81,11 +81,11 @@ def _is_early(audio_ms: float | None, tick: int, end: int) -> bool:
     return (tick * PIECE_MS if audio_ms is None else audio_ms) < end * PIECE_MS - _EARLY_MS
 
 
-def _transcripts(talker: Talker, since: int) -> tuple[str, ...]:
+def _transcripts(talker: LiveCaller, since: int) -> tuple[str, ...]:
     return tuple(one.text for one in talker.since(since, "transcript") if one.text.strip())
 
 
-def _missing(talker: Talker, stimulus: Stimulus, since: int) -> tuple[str, ...]:
+def _missing(talker: LiveCaller, stimulus: Stimulus, since: int) -> tuple[str, ...]:
     """The groups of which the transcripts have nothing, behind the group before.
 
     A group of digits may be heard as one number or run into the next: its first letters or digits count.
@@ -106,7 +106,7 @@ def _is_in(group: str, heard: str) -> bool:
 # Sounds without speech
 
 
-async def hear_alone(talker: Talker, name: str, sound: Samples, *, seconds: float) -> tuple[int, int]:
+async def hear_alone(talker: LiveCaller, name: str, sound: Samples, *, seconds: float) -> tuple[int, int]:
     """Turns and answers while this is heard and nothing said."""
     begun = talker.now
     talker.sound(sound[: int(seconds * RATE)])

@@ -14,9 +14,10 @@ from support.scripted_upstream import ScriptedUpstream, delta, finish, streams, 
 from benchmarks.manners.over_answers import final_of, is_over
 from benchmarks.manners.rows import Bench, Figure, share
 from benchmarks.manners.stimuli import RATE, Plan, Stimulus, render, spoken
-from benchmarks.manners.talker import NativeWire, Talker
 from benchmarks.server_process import free_port, running, wait_until_ready
+from omni_ws.caller.live_caller import LiveCaller
 from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.wires import NativeWire
 from omni_ws.transport.http.exchange import HttpExchange
 
 _ASKED: Final = "What is the weather in Rome?"
@@ -127,7 +128,7 @@ async def _wait_for_tool(bench: Bench, seconds: float, *, asks_after: float | No
         )
 
 
-def _heard_whole(talker: Talker, word: str) -> bool:
+def _heard_whole(talker: LiveCaller, word: str) -> bool:
     """Whether the answer with a word was played to its end."""
     return any(final_of(talker, name) in ("stop", "completed") for name, text in talker.texts.items() if word in text)
 

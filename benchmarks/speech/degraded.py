@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import Samples, decode_mu_law, encode_mu_law, pcm16_from_samples, resampled
+from omni_ws.caller.sounds import pink_noise
 
 _RATE: Final = 16_000
 #: Seconds until the echo of the room is 60 dB weaker.
@@ -37,14 +38,6 @@ def noisy(speech: Samples, *, seed: int = 1) -> Samples:
     """The speech in noise that is strongest in the bass, as that of a car or a fan."""
     noise = pink_noise(len(speech), np.random.default_rng(seed))
     return _with_noise(speech.astype(np.float64), noise, NOISY_SNR_DB)
-
-
-def pink_noise(length: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """Noise with equal power in every octave from 50 Hz on."""
-    spectrum = np.fft.rfft(random.normal(0, 1, length))
-    frequencies = np.fft.rfftfreq(length, 1 / _RATE)
-    noise: NDArray[np.float64] = np.fft.irfft(spectrum / np.sqrt(np.maximum(frequencies, 50.0)), length)
-    return noise
 
 
 def _convolved(signal: NDArray[np.float64], response: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,13 +8,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.speech.degraded import pink_noise
 from omni_ws.audio.pcm import Samples
+from omni_ws.caller.sounds import room_noise
 
 _RATE: Final = 16_000
 #: Full scale is 1.
 _WHITE: Final = 10 ** (-30 / 20)
-_ROOM: Final = 10 ** (-70 / 20)
 #: The loudest of a keyboard and of music.
 _PEAK: Final = 0.3
 _BEAT_SEC: Final = 0.5
@@ -30,8 +29,7 @@ def silence(seconds: float) -> Samples:
 
 def quiet_room(seconds: float) -> Samples:
     """The hiss of a microphone in a quiet room, at -70 dBFS."""
-    noise = pink_noise(int(seconds * _RATE), np.random.default_rng(3))
-    return np.asarray(noise * _ROOM / np.sqrt(np.mean(noise**2)), np.float32)
+    return room_noise(seconds, -70.0, seed=3)
 
 
 def white_noise(seconds: float) -> Samples:

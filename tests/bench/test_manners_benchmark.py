@@ -11,14 +11,15 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
 
-from benchmarks.manners.loudspeaker import RATE, TICK, Loudspeaker
 from benchmarks.manners.over_answers import say_over
 from benchmarks.manners.rows import Bench, quantiles, share
 from benchmarks.manners.stimuli import Plan, Stimulus, groups_of
-from benchmarks.manners.talker import Echo, NativeWire, RealtimeWire, Refused, Talker, Wire
 from benchmarks.manners.turns import say_sentence
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
+from omni_ws.caller.live_caller import Echo, LiveCaller, SettingsRefused
+from omni_ws.caller.loudspeaker import RATE, TICK, Loudspeaker
 from omni_ws.caller.script import Target
+from omni_ws.caller.wires import NativeWire, RealtimeWire, Wire
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
 
@@ -119,7 +120,7 @@ def wire(kind: str) -> Wire:
 @pytest.mark.parametrize("kind", ["native", "default"])
 async def test_words_over_an_answer_stop_it_and_are_answered(kind: str) -> None:
     engine = HearingEngine(STORY, heard=[TranscriptOutput("What time is it?"), *STORY])
-    async with bench(engine, kind) as found, Talker(found.target, wire(kind)) as talker:
+    async with bench(engine, kind) as found, LiveCaller(found.target, wire(kind)) as talker:
         (over,) = await say_over(talker, [SAID], is_meant=True)
     assert (over.stopped, over.answered, over.transcript) == (True, True, "What time is it?")
     assert over.silent_at is not None
@@ -128,7 +129,7 @@ async def test_words_over_an_answer_stop_it_and_are_answered(kind: str) -> None:
 
 @pytest.mark.virtual_clock
 async def test_a_cough_over_an_answer_makes_a_gap_and_loses_nothing() -> None:
-    async with bench(HearingEngine(STORY)) as found, Talker(found.target, wire("native")) as talker:
+    async with bench(HearingEngine(STORY)) as found, LiveCaller(found.target, wire("native")) as talker:
         (over,) = await say_over(talker, [SAID], is_meant=False)
     assert (over.stopped, over.answered, over.transcript) == (False, False, "")
     assert (over.lost_ms, over.repeated_ms) == (0, 0)
@@ -142,7 +143,7 @@ async def test_a_turn_that_ends_in_a_pause_is_a_cut() -> None:
         "paused", np.concatenate([SAID.samples, pause, SAID.samples]), 0, 1832, ((416, 1416),), ("my number", "seven")
     )
     engine = HearingEngine(STORY, heard=[TranscriptOutput("My number is."), *STORY])
-    async with bench(engine) as found, Talker(found.target, wire("native")) as talker:
+    async with bench(engine) as found, LiveCaller(found.target, wire("native")) as talker:
         said = await say_sentence(talker, whole, words=True)
     assert (said.cuts, said.cut_in_ms > 0, said.lost) == (1, True, ("seven",))
     assert said.ended_at is not None
@@ -152,7 +153,7 @@ async def test_a_turn_that_ends_in_a_pause_is_a_cut() -> None:
 @pytest.mark.virtual_clock
 async def test_an_echo_comes_as_loud_and_as_late_as_it_is_told() -> None:
     async with bench(HearingEngine(STORY)) as found:
-        talker = Talker(found.target, wire("native"), echo=Echo(-20.0, 100))
+        talker = LiveCaller(found.target, wire("native"), echo=Echo(-20.0, 100))
         played = np.concatenate([np.full(TICK, 20_000, np.int16), np.zeros(9 * TICK, np.int16)])
         heard = np.concatenate(
             [talker._heard_again(played[n : n + TICK], Echo(-20.0, 100)) for n in range(0, 10 * TICK, TICK)]
@@ -164,6 +165,6 @@ async def test_an_echo_comes_as_loud_and_as_late_as_it_is_told() -> None:
 @pytest.mark.virtual_clock
 async def test_a_server_that_does_not_take_a_setting_is_told_by_its_refusal() -> None:
     async with bench(HearingEngine(STORY)) as found:
-        with pytest.raises(Refused, match="task"):
-            async with Talker(found.target, NativeWire({"type": "server_vad"}, {"task": "sing"})):
+        with pytest.raises(SettingsRefused, match="task"):
+            async with LiveCaller(found.target, NativeWire({"type": "server_vad"}, {"task": "sing"})):
                 pass

@@ -82,6 +82,14 @@ class Loudspeaker:
     def idle(self) -> bool:
         return not self._waiting
 
+    def holds(self, answer: str) -> bool:
+        """Whether sound of an answer is still to be played."""
+        return any(piece.answer == answer for piece in self._waiting)
+
+    def place(self, answer: str) -> float:
+        """Up to where an answer was played, in milliseconds."""
+        return self._places.get(answer, 0) * 1000 / RATE
+
     @property
     def next_answer(self) -> str | None:
         """The answer whose sound comes next; None where nothing does."""

@@ -1,0 +1,575 @@
+"""One call: a caller does the steps of a scenario, or plays a persona, and each answer is checked."""
+
+from __future__ import annotations
+
+import mimetypes
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
+from omni_ws.caller.answers import TimedAnswer
+from omni_ws.caller.live_caller import LiveCaller, Recorded
+from omni_ws.caller.loudspeaker import RATE as PLAYED_RATE
+from omni_ws.caller.loudspeaker import TICK as PLAYED_TICK
+from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.sounds import MIC_RATE
+from omni_ws.caller.word_errors import word_errors
+from omni_ws.core.chunks import StartTrigger
+from omni_ws.scenarios.checks import heard_problem, plain, says, shown, tool_problem
+from omni_ws.scenarios.form import (
+    EndCall,
+    Expected,
+    GiveResult,
+    HearAnswer,
+    Interrupt,
+    Interruption,
+    Judged,
+    LoseNetwork,
+    Persona,
+    Phrase,
+    PlaySound,
+    SayText,
+    ShowPicture,
+    StaySilent,
+    Step,
+    ToolCalled,
+    TypeText,
+    listed,
+)
+from omni_ws.scenarios.judge import ChatModel
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech, recording
+
+#: How long the transcript of an answer, or what the history keeps of it, may come after the answer.
+_LATE_MS: Final = 10_000
+#: What is put around the sound of an answer for a recogniser, in seconds, one after the other until it hears all.
+_SILENCES: Final = (0.3, 1.0)
+#: Of a word, where the server does not tell when words are spoken.
+_WORD_MS: Final = 400
+
+
+class StepFailed(Exception):
+    """What was expected did not come about; ``problems`` are sentences."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass
+class CallReport:
+    """What was found out in a call."""
+
+    #: From the end of what was said to the first sound of the answer, in ms.
+    first_sounds: list[float] = field(default_factory=list)
+    #: How much audio the server had heard after the end of each turn until it took it for over, in ms, where it tells.
+    decided_audio: list[float] = field(default_factory=list)
+    #: The checks that this server gives nothing for.
+    skipped: list[str] = field(default_factory=list)
+    #: What judges said.
+    reasons: list[str] = field(default_factory=list)
+    #: Who said what, in the order in which they began; beside it, when that was.
+    talk: list[tuple[str, str]] = field(default_factory=list)
+    answers: int = 0
+    _ticks: list[float] = field(default_factory=list)
+
+    def add(self, tick: float, who: str, what: str) -> None:
+        """Add to the talk what began at a tick."""
+        place = bisect_right(self._ticks, tick)
+        self._ticks.insert(place, tick)
+        self.talk.insert(place, (who, what))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTools:
+    """What all calls share. ``times``: whether bounds of time count. ``patience_ms`` is the longest wait for a sign."""
+
+    speech: CallersSpeech
+    ears: Ears
+    judge: ChatModel | None = None
+    times: bool = True
+    patience_ms: float = 30_000
+
+
+class ScenarioCall:
+    """A caller at work. ``recorded`` has what was said and played in this call."""
+
+    def __init__(
+        self,
+        caller: LiveCaller,
+        tools: CallTools,
+        recorded: Recorded,
+        *,
+        folder: Path,
+        voice: CallersVoice,
+        within_ms: float | None,
+        language: str = "en",
+    ) -> None:
+        self._caller = caller
+        self._tools = tools
+        self._recorded = recorded
+        self._folder = folder
+        self._voice = voice
+        self._within_ms = within_ms
+        self._language = language
+        self.report = CallReport()
+        #: The place of the next answer to be heard, and of the first that can be to what was said last.
+        self._next = self._of_speech = 0
+        #: When the last speech began and was over, in ticks; None before it.
+        self._began: int | None = None
+        self._ended: int | None = None
+        #: The errors that were looked at.
+        self._errors = 0
+        #: The calls of tools that have their result, and when the last was called and had its result.
+        self._given: set[str] = set()
+        self._tool_ran: tuple[int, int] | None = None
+        #: The answers that the caller talked over, by their ids: all of these were heard.
+        self._interrupted: set[str] = set()
+
+    @property
+    def _answers(self) -> Sequence[TimedAnswer]:
+        return self._caller.reader.found.answers
+
+    # Steps
+
+    async def take(self, step: Step) -> bool:
+        """Do a step; return False at the end of the call. Raises StepFailed, and NoSpeech."""
+        caller = self._caller
+        match step:
+            case SayText(say=text, voice=voice):
+                await self._speak(await self._said(text, voice), text)
+            case PlaySound(sound=file, text=text):
+                await self._speak(recording(self._folder / file), text or f"({file})")
+            case Interrupt(interrupt=how):
+                await self._interrupt(how)
+            case TypeText(type=text):
+                self._leave()
+                self._of_speech = len(self._answers)
+                self._began = self._ended = caller.now
+                self.report.add(caller.now, "caller", text)
+                await caller.type(text)
+            case StaySilent(pause=seconds):
+                await caller.wait(seconds * 1000)
+            case ShowPicture(show=file):
+                kind = mimetypes.guess_type(file)[0] or "image/png"
+                await caller.show(kind, (self._folder / file).read_bytes())
+            case LoseNetwork(lose_network=seconds):
+                await caller.lose_network(seconds)
+            case GiveResult():
+                await self._give(step)
+            case HearAnswer(hear=expected):
+                await self._hear(expected)
+            case EndCall():
+                return False
+        if caller.closed is not None:
+            raise StepFailed(f"the server ended the call: {caller.closed}")
+        return True
+
+    async def _said(self, text: str, voice: str | None) -> Samples:
+        return await self._tools.speech.of(self._voice if voice is None else CallersVoice.parse(voice), text)
+
+    async def _speak(self, samples: Samples, text: str) -> None:
+        self._leave()
+        self._of_speech = len(self._answers)
+        await self._utter(samples, text)
+
+    async def _utter(self, samples: Samples, text: str) -> None:
+        begin, end = end_of_speech(samples)
+        said = self._caller.say(samples)
+        self._began, self._ended = said + begin, said + end
+        self.report.add(said, "caller", text)
+        await self._caller.until(lambda: self._caller.now >= said + end, (end + 1) * PIECE_MS)
+
+    def _leave(self) -> None:
+        """Wait no more for answers that are over."""
+        while self._next < len(self._answers) and self._is_over(self._answers[self._next]):
+            self._note(self._answers[self._next])
+            self._next += 1
+
+    async def _interrupt(self, how: Interruption) -> None:
+        samples = (
+            recording(self._folder / (how.sound or "")) if how.say is None else await self._said(how.say, how.voice)
+        )
+        caller = self._caller
+
+        def target() -> TimedAnswer | None:
+            running = (one for one in self._answers[self._next :] if not self._is_skipped(one, Expected()))
+            return next(running, None)
+
+        def is_time() -> bool:
+            answer = target()
+            return answer is not None and (self._heard_enough(answer, how) or self._is_over(answer))
+
+        await self._until(is_time)
+        answer = target()
+        assert answer is not None
+        if not self._heard_enough(answer, how):
+            played = caller.speaker.place(answer.request_id)
+            raise StepFailed(f"the answer was over after {played:.0f} ms, before it could be interrupted")
+        self._next = self._answers.index(answer)
+        self._interrupted.add(answer.request_id)
+        self._of_speech = len(self._answers)
+        await self._utter(samples, how.say or f"({how.sound})")
+
+    def _heard_enough(self, answer: TimedAnswer, how: Interruption) -> bool:
+        played = self._caller.speaker.place(answer.request_id)
+        if how.after_ms is not None:
+            return played > 0 and played >= how.after_ms
+        assert how.after_words is not None
+        return played > 0 and self._words_played(answer) > how.after_words
+
+    async def _give(self, step: GiveResult) -> None:
+        wanted, caller = step.tool_result, self._caller
+
+        def call() -> tuple[int, str, str] | None:
+            """The tick of a call of this tool without a result, its id, and its arguments once they are whole."""
+            for seen in caller.seen:
+                if seen.kind != "call" or seen.name in self._given or seen.text != wanted.name:
+                    continue
+                arguments = self._arguments(seen.name)
+                return None if arguments is None else (seen.tick, seen.name, arguments)
+            return None
+
+        await self._until(lambda: call() is not None, f"the tool {wanted.name} was not called")
+        found = call()
+        assert found is not None
+        tick, call_id, arguments = found
+        self._given.add(call_id)
+        problem = tool_problem(ToolCalled(name=wanted.name, arguments=wanted.arguments), wanted.name, arguments)
+        if problem is not None:
+            raise StepFailed(problem)
+        await caller.until(lambda: caller.now >= tick + wanted.after_ms / PIECE_MS, wanted.after_ms + PIECE_MS)
+        self._tool_ran = (tick, caller.now)
+        self._ended = caller.now
+        self.report.add(caller.now, "tool result", wanted.result)
+        await caller.give(call_id, wanted.result)
+
+    def _arguments(self, call_id: str) -> str | None:
+        for answer in self._answers:
+            for one in answer.calls.values():
+                if one.id == call_id:
+                    return one.arguments if answer.finish_reason is not None or _is_whole(one.arguments) else None
+        return None
+
+    # Answers
+
+    def _is_filler(self, answer: TimedAnswer) -> bool:
+        return any(
+            seen.kind == "response" and seen.name == answer.request_id and seen.text == StartTrigger.FILLER
+            for seen in self._caller.seen
+        )
+
+    def _is_over(self, answer: TimedAnswer) -> bool:
+        has_ended = answer.finish_reason is not None or bool(answer.errors)
+        return has_ended and not self._caller.speaker.holds(answer.request_id)
+
+    def _was_cut(self, answer: TimedAnswer) -> bool:
+        dropped = max((tick for tick, name in self._caller.silenced if name == answer.request_id), default=None)
+        if answer.finish_reason == "cancelled" or dropped is None:
+            return answer.finish_reason == "cancelled"
+        # An answer that was held goes on after its sound was dropped.
+        return not any(one.tick > dropped for one in self._caller.speaker.played if one.answer == answer.request_id)
+
+    def _is_skipped(self, answer: TimedAnswer, expected: Expected) -> bool:
+        """Whether this is no answer to be heard: a filler, nothing at all, or withdrawn as the caller went on."""
+        if self._is_filler(answer):
+            return True
+        if answer.request_id in self._interrupted:
+            return False
+        if not self._is_over(answer) or answer.errors:
+            return False
+        if not answer.outputs:
+            return True
+        if answer.calls and not answer.texts and not answer.audio and expected.tool is None:
+            return True  # what is said comes with the result
+        if not self._was_cut(answer) or expected.is_about_cut:
+            return False
+        began = next(
+            (one.tick for one in self._caller.seen if one.kind == "response" and one.name == answer.request_id), 0
+        )
+        unheard = not self._caller.speaker.place(answer.request_id) and bool(answer.audio or not answer.texts)
+        return unheard or (self._ended is not None and began < self._ended)
+
+    def _found(self, expected: Expected) -> int | None:
+        """The place of the next answer that is over; None while there is none."""
+        for place in range(self._next, len(self._answers)):
+            answer = self._answers[place]
+            if self._is_skipped(answer, expected):
+                continue
+            return place if self._is_over(answer) else None
+        return None
+
+    async def _until(self, is_so: Callable[[], bool], missing: str = "no answer") -> None:
+        """Wait until something is so, as long as there are signs of life. Raises StepFailed."""
+        caller = self._caller
+        before, quiet_since = self._signs(), caller.now
+
+        def waited() -> bool:
+            nonlocal before, quiet_since
+            if (signs := self._signs()) != before:
+                before, quiet_since = signs, caller.now
+            return is_so() or (caller.now - quiet_since) * PIECE_MS > self._tools.patience_ms
+
+        while not await caller.until(waited, self._tools.patience_ms):
+            if caller.closed is not None:
+                raise StepFailed(f"the server ended the call: {caller.closed}")
+        if not is_so():
+            raise StepFailed(f"{missing} for {self._tools.patience_ms / 1000:g} s")
+
+    def _signs(self) -> tuple[int, int, float]:
+        """What changes while the server does something."""
+        place = self._caller.speaker.position
+        outputs = self._answers[-1].outputs if self._answers else 0
+        return len(self._caller.seen), outputs, 0.0 if place is None else place[1]
+
+    def _error_codes(self) -> list[str]:
+        codes = [code for answer in self._answers for code in answer.error_codes]
+        return [*codes, *self._caller.reader.found.errors]
+
+    async def _hear(self, expected: Expected) -> None:
+        if expected.none is not None:
+            await self._hear_nothing(expected.none)
+            return
+        if expected.error is not None:
+            await self._until(lambda: len(self._error_codes()) > self._errors, f"no error {expected.error}")
+            codes = self._error_codes()[self._errors :]
+            self._errors += len(codes)
+            if expected.error not in codes:
+                raise StepFailed(f"the error {', '.join(codes)} instead of {expected.error}")
+            return
+        await self._until(
+            lambda: self._found(expected) is not None or len(self._error_codes()) > self._errors, self._missing()
+        )
+        if codes := self._error_codes()[self._errors :]:
+            self._errors += len(codes)
+            raise StepFailed(f"the error {', '.join(codes)}")
+        place = self._found(expected)
+        assert place is not None
+        for answer in self._answers[self._next : place + 1]:
+            self._note(answer)
+        self._next = place + 1
+        problems = await self._problems(self._answers[place], place, expected)
+        if problems:
+            raise StepFailed(*problems)
+
+    def _missing(self) -> str:
+        running = [answer.text for answer in self._answers[self._next :] if answer.text]
+        return f"no end of the answer {shown(running[0])}" if running else "no answer"
+
+    def _note(self, answer: TimedAnswer) -> None:
+        """Add an answer to the talk."""
+        if self._is_filler(answer) or not answer.outputs:
+            return
+        first = self._first_sound(answer)
+        at = self._caller.now if first is None else first
+        for call in answer.calls.values():
+            self.report.add(at, "tool call", f"{call.name}({call.arguments})")
+        if answer.text and not self._was_cut(answer):
+            self.report.add(at, "server", answer.text)
+        elif answer.text:
+            words = answer.text.split()
+            self.report.add(at, "server", " ".join([*words[: self._words_played(answer)], "… (cut off)"]))
+
+    def _words_played(self, answer: TimedAnswer) -> int:
+        """How many words of an answer were begun to be played; estimated where the server does not tell when."""
+        played = self._caller.speaker.place(answer.request_id)
+        ends = self._caller.word_ends.get(answer.request_id)
+        return round(played / _WORD_MS) if ends is None else bisect_right(ends, played) + 1
+
+    async def _hear_nothing(self, seconds: float) -> None:
+        caller = self._caller
+        began, outputs = caller.now, sum(one.outputs for one in self._answers)
+        await caller.wait(seconds * 1000)
+        if any(caller.speaker.sounding(began, caller.now)) or sum(one.outputs for one in self._answers) > outputs:
+            said = self._answers[-1].text if self._answers else ""
+            raise StepFailed(f"something was said within {seconds:g} s: {shown(said)}")
+
+    # Checks
+
+    async def _problems(self, answer: TimedAnswer, place: int, expected: Expected) -> list[str]:
+        """Everything about an answer that is not as expected."""
+        problems = [*self._time_problems(answer, expected), *self._cut_problems(answer, expected)]
+        problems += await self.phrase_problems(expected.said, expected.not_said, answer.text)
+        if expected.tool is not None and (problem := _tool_problem(expected.tool, answer)) is not None:
+            problems.append(problem)
+        if expected.heard is not None:
+            await self._caller.until(lambda: bool(self._transcript(place)), _LATE_MS)
+            if (problem := heard_problem(expected.heard, self._transcript(place), self._language)) is not None:
+                problems.append(problem)
+        if expected.language is not None:
+            problems += self._language_problems(answer, expected.language)
+        if expected.words_spoken_match is not None:
+            problems += await self._spoken_problems(answer, expected.words_spoken_match)
+        if expected.kept is not None or expected.kept_at_most_words is not None:
+            problems += await self._kept_problems(answer, expected)
+        return problems
+
+    def _transcript(self, place: int) -> str:
+        first = min(self._of_speech, place)
+        return " ".join(one.heard.strip() for one in self._answers[first : place + 1] if one.heard.strip())
+
+    def _time_problems(self, answer: TimedAnswer, expected: Expected) -> list[str]:
+        problems: list[str] = []
+        first = self._first_sound(answer)
+        waited = None if first is None or self._ended is None else max(0, (first - self._ended) * PIECE_MS)
+        if waited is not None and not self._was_cut(answer):
+            self.report.first_sounds.append(waited)
+            bound = expected.within_ms if expected.within_ms is not None else self._within_ms
+            if self._tools.times and bound is not None and waited > bound:
+                problems.append(f"the answer came after {waited} ms, not within {bound:g}")
+        decided = self._caller.times.get(answer.request_id, {}).get("turn_decided_audio_ms")
+        if decided is not None:
+            self.report.decided_audio.append(decided)
+        if (most := expected.decided_within_audio_ms) is not None:
+            if decided is None:
+                self.report.skipped.append("decided_within_audio_ms: the server does not tell it")
+            elif decided > most:
+                problems.append(f"the turn was decided {decided} ms of audio after the speech, not within {most:g}")
+        if expected.sounding_during_tool is not None and self._tools.times:
+            bounds = expected.sounding_during_tool
+            problems += self._silence_problems(bounds.within_ms, bounds.then_every_ms)
+        return problems
+
+    def _first_sound(self, answer: TimedAnswer) -> int | None:
+        played = (one.tick for one in self._caller.speaker.played if one.answer == answer.request_id)
+        first = next(played, None)
+        return first if first is not None or answer.first_text_at is None else int(answer.first_text_at)
+
+    def _silence_problems(self, within_ms: float, every_ms: float | None) -> list[str]:
+        if self._tool_ran is None:
+            return ["no tool has run"]
+        begin, end = self._tool_ran
+        sounding = self._caller.speaker.sounding(begin, end)
+        first = sounding.index(True) if True in sounding else len(sounding)
+        if first * PIECE_MS > within_ms:
+            return [f"nothing was said for {first * PIECE_MS} ms after the tool was called, not within {within_ms:g}"]
+        gap = self._caller.speaker.longest_gap_ms(begin + first, end)
+        if every_ms is not None and gap > every_ms:
+            return [f"nothing was said for {gap} ms while the tool ran, more than {every_ms:g}"]
+        return []
+
+    def _cut_problems(self, answer: TimedAnswer, expected: Expected) -> list[str]:
+        problems: list[str] = []
+        was_cut = self._was_cut(answer)
+        if expected.cut is not None and was_cut != expected.cut:
+            problems.append(f"the answer was {'cut' if was_cut else 'not cut'}: {shown(answer.text)}")
+        if expected.stopped_within_ms is not None and self._tools.times:
+            last = max((one.tick for one in self._caller.speaker.played if one.answer == answer.request_id), default=0)
+            if self._began is None or not was_cut:
+                problems.append("the answer was not stopped by the caller")
+            elif (ms := max(0, (last + 1 - self._began) * PIECE_MS)) > expected.stopped_within_ms:
+                problems.append(
+                    f"the answer stopped {ms} ms after the caller began, not within {expected.stopped_within_ms:g}"
+                )
+        return problems
+
+    async def phrase_problems(
+        self, said: Phrase | list[Phrase] | None, not_said: Phrase | list[Phrase] | None, text: str
+    ) -> list[str]:
+        """What was not said of what should be, and what was said of what should not."""
+        problems: list[str] = []
+        for phrases, wanted in ((listed(said), True), (listed(not_said), False)):
+            for phrase in phrases:
+                if isinstance(phrase, Judged):
+                    is_so, reason = await self._judged(phrase.judge)
+                    if is_so != wanted:
+                        problems.append(f"the judge says {'yes' if is_so else 'no'} to {phrase.judge!r}: {reason}")
+                elif says(text, phrase) != wanted:
+                    problems.append(f"said {shown(text)}, {'without' if wanted else 'with'} {phrase!r}")
+        return problems
+
+    async def _judged(self, question: str) -> tuple[bool, str]:
+        assert self._tools.judge is not None, "a scenario with a judge is not run without one"
+        verdict = await self._tools.judge.judge(question, self.report.talk)
+        self.report.reasons.append(f"{question} — {verdict.reason}")
+        return verdict.is_yes, verdict.reason
+
+    def _language_problems(self, answer: TimedAnswer, wanted: str) -> list[str]:
+        found = self._caller.languages.get(answer.request_id)
+        if found is None:
+            self.report.skipped.append("language: the server does not tell it")
+            return []
+        same = found == wanted or found.partition("-")[0] == wanted
+        return [] if same else [f"the speech was taken for {found}, not {wanted}"]
+
+    def heard_sound(self, answer: TimedAnswer) -> Samples:
+        """What was played of an answer, at 16 kHz, as it sounded."""
+        ticks = [one.tick for one in self._caller.speaker.played if one.answer == answer.request_id]
+        if not ticks:
+            return np.zeros(0, np.float32)
+        size = 2 * PLAYED_TICK
+        sound = bytes(self._recorded.played[ticks[0] * size : (ticks[-1] + 1) * size])
+        return resampled(samples_from_bytes(sound, SampleLayout.S16), PLAYED_RATE, MIC_RATE)
+
+    async def _spoken_problems(self, answer: TimedAnswer, most: float) -> list[str]:
+        sound = self.heard_sound(answer)
+        # Small recognisers sometimes write a sentence twice, which silence around the sound changes.
+        for silence in _SILENCES:
+            heard = await self._tools.ears.words(np.pad(sound, int(silence * MIC_RATE)))
+            errors = word_errors(answer.text, heard)
+            if errors.rate <= most:
+                return []
+        differences = ", ".join(errors.differences[:5])
+        return [f"the sound of {shown(answer.text)} has {errors.rate:.0%} of the words wrong ({differences})"]
+
+    async def _kept_problems(self, answer: TimedAnswer, expected: Expected) -> list[str]:
+        kept = await self._caller.keeps(answer.request_id, _LATE_MS)
+        if kept is None:
+            self.report.skipped.append("kept: the server does not tell it (protocol: realtime does)")
+            return []
+        problems: list[str] = []
+        if expected.kept is not None and plain(kept) != plain(expected.kept):
+            problems.append(f"the history keeps {shown(kept)} instead of {expected.kept!r}")
+        words = len(kept.split())
+        if expected.kept_at_most_words is not None and words > expected.kept_at_most_words:
+            problems.append(
+                f"the history keeps {words} words: {shown(kept)}, not at most {expected.kept_at_most_words}"
+            )
+        return problems
+
+    # The whole call
+
+    async def play(self, persona: Persona, model: ChatModel) -> None:
+        """Let a language model play the caller. Raises NoJudge, NoSpeech and StepFailed."""
+        for _ in range(persona.turns):
+            said = await model.play(persona, self.report.talk)
+            if said is None:
+                return
+            await self.take(SayText(say=said))
+            await self.take(HearAnswer(hear=Expected()))
+
+    def finish(self) -> None:
+        """Count the answers, and add those to the talk that nobody waited for. Raises StepFailed for an error."""
+        for answer in self._answers[self._next :]:
+            self._note(answer)
+        self._next = len(self._answers)
+        self.report.answers = sum(not self._is_skipped(one, Expected()) for one in self._answers)
+
+    @property
+    def errors(self) -> list[str]:
+        """The codes of all errors of the call, and of those that no step looked at."""
+        return self._error_codes()
+
+    @property
+    def unseen_errors(self) -> list[str]:
+        return self._error_codes()[self._errors :]
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        return isinstance(orjson.loads(arguments), Mapping)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _tool_problem(wanted: ToolCalled, answer: TimedAnswer) -> str | None:
+    """Why no call of an answer is the one that is expected."""
+    found: list[Any] = [tool_problem(wanted, call.name, call.arguments) for call in answer.calls.values()]
+    if None in found:
+        return None
+    return found[0] if found else f"no tool was called; said {shown(answer.text)}"

@@ -1,0 +1,297 @@
+"""The command ``omni-ws test``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+import orjson
+
+from omni_ws.caller.script import Target
+from omni_ws.scenarios.call import CallTools
+from omni_ws.scenarios.form import MAX_REPEAT, FormError, PlacedScenario, ScenarioFile, read_file
+from omni_ws.scenarios.judge import ChatModel, NoJudge
+from omni_ws.scenarios.report import HEAD, as_json, junit, row, save, summary
+from omni_ws.scenarios.running import (
+    RunOptions,
+    ScenarioResult,
+    check_files,
+    run_all,
+    texts_of,
+    voice_of,
+)
+from omni_ws.scenarios.servers import NoServer, own_server
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
+from omni_ws.weights.cache import fetched_file
+
+PASSED: Final = 0
+FAILED: Final = 1
+#: The exit status for wrong usage, also for a file that does not have the form.
+USAGE_ERROR: Final = 2
+#: The exit status that shells report for a program that SIGINT ended.
+INTERRUPTED: Final = 130
+_QWEN: Final = "qwen"
+
+_Work: TypeAlias = list[tuple[ScenarioFile, PlacedScenario]]
+
+
+class _Unusable(Exception):
+    """The command cannot do what it was asked for."""
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Run the command; return 0 if all scenarios passed, 1 if one failed, 2 for a bad file or command line."""
+    options = _parser().parse_args(arguments)
+    try:
+        files = read_files(options.files)
+        work = _chosen(files, options.only)
+        if options.check:
+            print(f"{len(work)} scenarios in {len(files)} files are well-formed")
+            return PASSED
+        return asyncio.run(_interruptible(_Command(options, environ, work)))
+    except FormError as error:
+        problems = error.problems
+    except (_Unusable, NoSpeech, NoServer, NoJudge) as error:
+        problems = [f"omni-ws test: error: {error}"]
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return USAGE_ERROR
+
+
+def read_files(paths: Sequence[Path]) -> list[ScenarioFile]:
+    """Read all files. Raises FormError with the problems of all of them."""
+    files: list[ScenarioFile] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            files.append(read_file(path))
+        except FormError as error:
+            problems += error.problems
+    if problems:
+        raise FormError(problems)
+    return files
+
+
+def _chosen(files: Sequence[ScenarioFile], only: Sequence[str]) -> _Work:
+    """Return the scenarios with one of these names or tags; all without any."""
+    every = [(file, one) for file in files for one in file.scenarios]
+    if not only:
+        return every
+    known = {name for _, one in every for name in (one.scenario.name, *one.scenario.tags)}
+    if unknown := [name for name in only if name not in known]:
+        raise _Unusable(f"--only {unknown[0]}: no scenario has this name or tag")
+    return [(file, one) for file, one in every if {one.scenario.name, *one.scenario.tags} & {*only}]
+
+
+async def _interruptible(command: _Command) -> int:
+    """Run the command; SIGINT and SIGTERM end it with all of its processes."""
+    running = asyncio.ensure_future(command.run())
+    loop = asyncio.get_running_loop()
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if _handles(loop, number, running)]
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return INTERRUPTED
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+def _handles(loop: asyncio.AbstractEventLoop, number: int, running: asyncio.Future[int]) -> bool:
+    try:
+        loop.add_signal_handler(number, running.cancel)
+    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not POSIX
+        return False
+    return True
+
+
+def _speaks(file: ScenarioFile, one: PlacedScenario) -> bool:
+    return any(True for _ in texts_of(file, one, CallersVoice("hibari")))
+
+
+class _Command:
+    """One use of the command."""
+
+    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str], work: _Work) -> None:
+        self._options = options
+        self._key = options.api_key or environ.get("OMNI_WS_API_KEY")
+        self._model_key = environ.get("OPENAI_API_KEY")
+        self._work = work
+        self._models: dict[str, ChatModel] = {}
+        self._results: list[ScenarioResult] = []
+
+    async def run(self) -> int:
+        options, began = self._options, time.monotonic()
+        target, path = self._target()
+        speech, ears = CallersSpeech(), Ears()
+        async with AsyncExitStack() as stack:
+            stack.callback(ears.close)
+            stack.push_async_callback(speech.close)
+            voice = await self._prepare(speech)
+            await self._start_models(stack)
+            tools = CallTools(
+                speech=speech,
+                ears=ears,
+                judge=None if options.judge is None else self._models[options.judge],
+                times=not options.no_times,
+                patience_ms=options.patience * 1000,
+            )
+            how = RunOptions(
+                tools=tools,
+                voice=voice,
+                model_of=self._models.__getitem__,
+                realtime_only=options.realtime is not None,
+                path=path,
+                repeat=options.repeat,
+                seed=options.seed,
+                jobs=options.jobs,
+            )
+            if options.format == "table":
+                print(HEAD, flush=True)
+            async for server, work in self._servers(target):
+                async for result in run_all(work, server, how):
+                    self._take(result)
+        return self._end(time.monotonic() - began)
+
+    def _target(self) -> tuple[Target | None, str | None]:
+        """Return the server that is given, and the path of its front end if that is given, too."""
+        options = self._options
+        url = options.url if options.realtime is None else options.realtime
+        if url is None:
+            return None, None
+        if options.url is not None and options.realtime is not None:
+            raise _Unusable("--url is not allowed with --realtime")
+        parts = urlsplit(url)
+        try:
+            target = Target.parse(f"{parts.scheme}://{parts.netloc}", api_key=self._key)
+        except ValueError as error:
+            raise _Unusable(str(error)) from None
+        if options.realtime is None:
+            return target, parts.path if parts.path not in ("", "/") else None
+        path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
+        return target, f"{path}?{parts.query or 'model=gpt-realtime'}"
+
+    async def _prepare(self, speech: CallersSpeech) -> CallersVoice:
+        """Render all speech, and check all recordings, before any call."""
+        problems = [problem for file, one in self._work for problem in check_files(file, one)]
+        if problems:
+            raise FormError(problems)
+        # Nobody needs a voice who only types.
+        spoken = [one for one in self._work if one[1].scenario.persona is not None or _speaks(*one)]
+        named = all(file.voice or one.scenario.voice for file, one in spoken)
+        voice = CallersVoice("hibari") if named else best_voice()
+        if not named:
+            print(f"callers speak with {voice.text}", file=sys.stderr, flush=True)
+        for file, one in self._work:
+            voice_of(file, one.scenario, voice)
+            await speech.render(texts_of(file, one, voice))
+        if speech.rendered:
+            print(f"{speech.rendered} texts rendered", file=sys.stderr, flush=True)
+        return voice
+
+    async def _start_models(self, stack: AsyncExitStack) -> None:
+        """Connect the language models that judge and play callers; the project's own one gets a process."""
+        wanted = [one.scenario.persona.llm for _, one in self._work if one.scenario.persona is not None]
+        if self._options.judge is not None:
+            wanted.append(self._options.judge)
+        for name in dict.fromkeys(wanted):
+            url = name
+            if name == _QWEN:
+                file = fetched_file(_QWEN)
+                if file is None:
+                    raise _Unusable("qwen is not here: `omni-ws weights fetch qwen` fetches it")
+                settings = {"llm": f"gguf:{file}", "asr": "none", "tts": "none"}
+                url = f"http://{await stack.enter_async_context(own_server(settings))}/v1"
+            self._models[name] = ChatModel(url, self._model_key)
+
+    async def _servers(self, target: Target | None) -> AsyncIterator[tuple[Target, _Work]]:
+        """Yield each server with the scenarios that it is for; servers of our own run one after the other."""
+        if target is not None:
+            yield target, self._work
+            return
+        groups: dict[bytes, _Work] = {}
+        for file, one in self._work:
+            groups.setdefault(orjson.dumps(file.server, option=orjson.OPT_SORT_KEYS), []).append((file, one))
+        for work in groups.values():
+            async with own_server(work[0][0].server, shlex.split(self._options.serve_args)) as authority:
+                yield Target.parse(f"ws://{authority}", api_key=self._key), work
+
+    def _take(self, result: ScenarioResult) -> None:
+        """Report a scenario that is over, and let go of what it sounded like."""
+        self._results.append(result)
+        if self._options.format == "table":
+            print(row(result), flush=True)
+        for run in result.runs:
+            if self._options.save is not None and (run.verdict == "failed" or self._options.save_all):
+                save(run, self._options.save)
+            run.recorded.clear()
+
+    def _end(self, seconds: float) -> int:
+        if self._options.format == "json":
+            print(orjson.dumps(as_json(self._results)).decode())
+        else:
+            print(summary(self._results, seconds))
+        if self._options.junit is not None:
+            self._options.junit.write_bytes(junit(self._results))
+        return FAILED if any(one.verdict == "failed" for one in self._results) else PASSED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omni-ws test",
+        description="Let callers talk to a server as files of scenarios tell, and check what they hear. "
+        "The exit status is 0 if none failed, 1 if one did, 2 if a file or an option is wrong.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE.yaml", help="scenarios (docs/testing.md)")
+    add("--check", action="store_true", help="only check the form of the files")
+    add("--url", help="address of a server of the native protocol [a server is started]")
+    add("--realtime", metavar="URL", help="address of a server of the Realtime API")
+    add("--api-key", help="API key of the server [environment variable OMNI_WS_API_KEY]")
+    add("--serve-args", default="", metavar="ARGS", help="more arguments of the server that is started")
+    add("--only", action="append", default=[], metavar="NAME|TAG", help="only these scenarios; may be repeated")
+    add("--jobs", type=_count, default=4, metavar="N", help="calls at the same time [%(default)s]")
+    add("--repeat", type=_repeat, metavar="N", help="runs of each scenario [as the file says, or 1]")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the first run; the next has the next [%(default)s]")
+    add("--no-times", action="store_true", help="leave out bounds of time; those in ms of audio stay")
+    add("--patience", type=_seconds, default=30.0, metavar="SEC", help="longest wait for a sign of life [%(default)g]")
+    add("--judge", metavar="URL|qwen", help="language model that judges (chat completions; URL#MODEL names one)")
+    add("--format", choices=["table", "json"], default="table", help="form of the report [%(default)s]")
+    add("--junit", type=Path, metavar="FILE", help="write a report as JUnit's XML")
+    add("--save", type=Path, metavar="DIR", help="write sound, talk and frames of what failed")
+    add("--save-all", action="store_true", help="with --save: of everything")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return number
+
+
+def _repeat(text: str) -> int:
+    number = _count(text)
+    if number > MAX_REPEAT:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_REPEAT}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return number

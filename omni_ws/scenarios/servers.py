@@ -1,0 +1,88 @@
+"""A server of our own in a child process, which is gone when the block ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import orjson
+
+#: How long a server may take until it is ready: models are loaded meanwhile.
+_START_SEC: Final = 300.0
+_STOP_SEC: Final = 20.0
+_LOOK_SEC: Final = 0.1
+
+
+class NoServer(Exception):
+    """The server did not start."""
+
+
+def flags(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the flags of ``omni-ws serve`` for settings as in its configuration file."""
+    for name, value in settings.items():
+        flag = f"{prefix}.{name}" if prefix else f"--{name}"
+        if isinstance(value, Mapping):
+            yield from flags(value, flag)
+        elif isinstance(value, str):
+            yield f"{flag}={value}"
+        else:
+            yield f"{flag}={orjson.dumps(value).decode()}"
+
+
+@asynccontextmanager
+async def own_server(settings: Mapping[str, Any], more: Sequence[str] = ()) -> AsyncIterator[str]:
+    """Run ``omni-ws serve`` with these settings and flags during the block; yield its address. Raises NoServer."""
+    port = _free_port()
+    command = [sys.executable, "-m", "omni_ws", "serve", "--log-level=warning", *flags(settings), *more]
+    # Ctrl-C at the terminal is for the command, which ends the server itself.
+    process = await asyncio.create_subprocess_exec(
+        *command, f"--port={port}", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, process_group=0
+    )
+    try:
+        await _ready(process, port)
+        yield f"127.0.0.1:{port}"
+    finally:
+        await asyncio.shield(_end(process))
+
+
+async def _ready(process: asyncio.subprocess.Process, port: int) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _START_SEC
+    while not await asyncio.to_thread(_is_ready, port):
+        if process.returncode is not None:
+            raise NoServer(f"`omni-ws serve` ended with status {process.returncode}")
+        if loop.time() > end:
+            raise NoServer(f"`omni-ws serve` is not ready after {_START_SEC:g} s")
+        await asyncio.sleep(_LOOK_SEC)
+
+
+def _is_ready(port: int) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_SEC):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
