@@ -10,28 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from omni_ws.core.answer_times import MOMENTS
 from omni_ws.profiler import events
 
 #: A moment that a part of an engine marks.
 EngineMoment: TypeAlias = Literal["llm_asked", "first_token", "first_clause", "first_audio_made"]
-
-#: The moments by their names on the wire, in the order in which they follow one another in most answers.
-MOMENTS: Final = (
-    "speech_ended",
-    "input_ended",
-    "turn_decided",
-    "engine_started",
-    "transcript_guessed",
-    "transcript_settled",
-    "llm_asked",
-    "first_token",
-    "first_clause",
-    "first_audio_made",
-    "first_audio_sent",
-    "first_audio_played",
-    "last_audio_sent",
-    "interrupted",
-)
 
 #: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends.
 PARTS: Final = (

@@ -43,7 +43,7 @@ from omni_ws.scenarios.form import (
     listed,
 )
 from omni_ws.scenarios.judge import ChatModel
-from omni_ws.scenarios.speech import CallersVoice, Ears, Speech, end_of_speech, recording
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech, recording
 
 #: How long the transcript of an answer, or what the history keeps of it, may come after the answer.
 _LATE_MS: Final = 10_000
@@ -89,7 +89,7 @@ class CallReport:
 class CallTools:
     """What all calls share. ``times``: whether bounds of time count. ``patience_ms`` is the longest wait for a sign."""
 
-    speech: Speech
+    speech: CallersSpeech
     ears: Ears
     judge: ChatModel | None = None
     times: bool = True

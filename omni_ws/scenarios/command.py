@@ -31,7 +31,7 @@ from omni_ws.scenarios.running import (
     voice_of,
 )
 from omni_ws.scenarios.servers import NoServer, own_server
-from omni_ws.scenarios.speech import CallersVoice, Ears, NoSpeech, Speech, best_voice
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
 from omni_ws.weights.cache import fetched_file
 
 PASSED: Final = 0
@@ -117,6 +117,10 @@ def _handles(loop: asyncio.AbstractEventLoop, number: int, running: asyncio.Futu
     return True
 
 
+def _speaks(file: ScenarioFile, one: PlacedScenario) -> bool:
+    return any(True for _ in texts_of(file, one, CallersVoice("hibari")))
+
+
 class _Command:
     """One use of the command."""
 
@@ -131,7 +135,7 @@ class _Command:
     async def run(self) -> int:
         options, began = self._options, time.monotonic()
         target, path = self._target()
-        speech, ears = Speech(), Ears()
+        speech, ears = CallersSpeech(), Ears()
         async with AsyncExitStack() as stack:
             stack.callback(ears.close)
             stack.push_async_callback(speech.close)
@@ -179,13 +183,15 @@ class _Command:
         path = parts.path if parts.path not in ("", "/") else "/v1/realtime"
         return target, f"{path}?{parts.query or 'model=gpt-realtime'}"
 
-    async def _prepare(self, speech: Speech) -> CallersVoice:
+    async def _prepare(self, speech: CallersSpeech) -> CallersVoice:
         """Render all speech, and check all recordings, before any call."""
         problems = [problem for file, one in self._work for problem in check_files(file, one)]
         if problems:
             raise FormError(problems)
-        named = all(file.voice or one.scenario.voice for file, one in self._work)
-        voice = CallersVoice("espeak-ng") if named else best_voice()
+        # Nobody needs a voice who only types.
+        spoken = [one for one in self._work if one[1].scenario.persona is not None or _speaks(*one)]
+        named = all(file.voice or one.scenario.voice for file, one in spoken)
+        voice = CallersVoice("hibari") if named else best_voice()
         if not named:
             print(f"callers speak with {voice.text}", file=sys.stderr, flush=True)
         for file, one in self._work:

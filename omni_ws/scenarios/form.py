@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from omni_ws.installing import install_command
+
 #: The largest file.
 MAX_BYTES: Final = 1 << 20
 #: The most mappings and lists inside each other.
@@ -382,7 +384,7 @@ class _Reading:
         try:
             import yaml
         except ImportError:
-            raise FormError([f"{self._path}: needs PyYAML: pip install 'omni_ws[scenarios]'"]) from None
+            raise FormError([f"scenarios need PyYAML: {install_command('scenarios')}"]) from None
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
@@ -393,7 +395,8 @@ class _Reading:
             value = self._node(next(events), events, ())
             next(events)  # the end of the document
             if not isinstance(event := next(events), yaml.StreamEndEvent):
-                raise self.refusal(event.start_mark.line + 1, "a second document")
+                mark = event.start_mark
+                raise self.refusal(1 if mark is None else mark.line + 1, "a second document")
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise self.refusal(1 if mark is None else mark.line + 1, f"not YAML: {error.problem}") from None

@@ -35,7 +35,7 @@ class NoJudge(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """The answer of a judge, and its words."""
 
     is_yes: bool
@@ -58,7 +58,7 @@ class ChatModel:
         self._model = parts.fragment or None
         self._base = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
-    async def judge(self, question: str, talk: Sequence[tuple[str, str]]) -> Verdict:
+    async def judge(self, question: str, talk: Sequence[tuple[str, str]]) -> Judgement:
         """Ask a question about a conversation. Raises NoJudge if the answer is neither yes nor no."""
         told = "\n".join(f"{who}: {what}" for who, what in talk)
         said = await self._ask([_message("system", _JUDGE), _message("user", f"{told}\n\nQuestion: {question}")], 100)
@@ -66,7 +66,7 @@ class ChatModel:
         first = next(iter("".join(one if one.isalpha() else " " for one in word).split()), "")
         if first not in ("yes", "no"):
             raise NoJudge(f"the judge said neither yes nor no: {said.strip()[:200]!r}")
-        return Verdict(first == "yes", said.strip())
+        return Judgement(first == "yes", said.strip())
 
     async def play(self, persona: Persona, talk: Sequence[tuple[str, str]]) -> str | None:
         """Return what the caller says next; None if it hangs up."""

@@ -100,7 +100,8 @@ def junit(results: Sequence[ScenarioResult]) -> bytes:
         suite.set("errors", "0")
         suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
 
 
 def _case(suite: ElementTree.Element, run: RunResult) -> ElementTree.Element:

@@ -56,7 +56,7 @@ def _native(session: Mapping[str, Any], room: CallersRoom, path: str | None) -> 
     turns = {**_NATIVE_TURNS, **session.get("turn_detection", {})}
     rest = {name: value for name, value in session.items() if name != "turn_detection"}
     config = merged(rest, {"input_audio": heard, "output_audio": _PCM16})
-    return NativeWire(turns, config, sound, **({} if path is None else {"path": path}))
+    return NativeWire(turns, config, sound, path or NativeWire.path)
 
 
 def _realtime(session: Mapping[str, Any], room: CallersRoom, path: str | None) -> Wire:
@@ -81,7 +81,7 @@ def _realtime(session: Mapping[str, Any], room: CallersRoom, path: str | None) -
                 raise NotHere(f"needs: native (session.{name})")
     is_telephone = room.band == "telephone"
     sound = MicrophoneFormat(8000, is_mu_law=True) if is_telephone else MicrophoneFormat(_REALTIME_RATE)
-    return RealtimeWire(turns, config, output, sound, **({} if path is None else {"path": path}))
+    return RealtimeWire(turns, config, output, sound, path or RealtimeWire.path)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, mixed_down, resampled, samples_from_bytes
+from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, as_samples, mixed_down, resampled, samples_from_bytes
 from omni_ws.caller.script import frame_levels, loud_part
 from omni_ws.caller.sounds import MIC_RATE, MIC_TICK
 from omni_ws.client.audio import UnreadableAudio, read_wav
@@ -90,7 +90,7 @@ def best_voice() -> CallersVoice:
     raise NoSpeech("no voice for callers: `omni-ws weights fetch hibari` fetches one, or install espeak-ng")
 
 
-class Speech:
+class CallersSpeech:
     """What callers say. Voices start when something is not in the cache yet."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -136,10 +136,7 @@ class Speech:
             rate = MIC_RATE
             async for output in speaker.say(text, voice=voice.name):
                 rate = output.sample_rate
-                samples = output.samples
-                parts.append(
-                    samples if samples.dtype == np.float32 else samples_from_bytes(samples.tobytes(), SampleLayout.S16)
-                )
+                parts.append(as_samples(output.samples))
         except (EngineFailed, InvalidValue) as error:
             raise NoSpeech(f"no voice {voice.text}: {error.message}") from None
         samples = resampled(np.concatenate([NO_SAMPLES, *parts]), rate, MIC_RATE)
@@ -156,13 +153,14 @@ class Speech:
 
 
 def _trimmed(samples: Samples) -> Samples:
-    """Speech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
+    """CallersSpeech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
     levels = frame_levels(samples, MIC_TICK)
     first, end = loud_part(levels)
     loud = levels[levels > 0.05 * levels.max()]
     begin = max(0, (first - _BEFORE) * MIC_TICK)
     gain = 10 ** (LEVEL_DB / 20) / np.sqrt(np.mean(loud**2))
-    return np.clip(samples[begin : (end + _BEHIND) * MIC_TICK] * np.float32(gain), -1, 1)
+    speech = samples[begin : (end + _BEHIND) * MIC_TICK] * np.float32(gain)
+    return np.asarray(np.clip(speech, -1, 1), np.float32)
 
 
 def _keep(file: Path, samples: Samples) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
+from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
 from omni_ws.wire.frames import HEADER
 
 FORMAT: Final = "omni_ws"
@@ -195,9 +196,11 @@ _HARMLESS: Final = frozenset(
         *("input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy", "after_start"),
         *("input_audio", "output_audio", "modalities", "overlap", "task", "alignment", "alignment_window_ms"),
         *("out_of_order", "resume_token", "dropped_requests", "turn_id"),
+        *MOMENTS,
+        *BESIDE_MOMENTS,
     }
 )
-_OBJECTS: Final = frozenset({"error", "usage", "input_audio", "output_audio"})
+_OBJECTS: Final = frozenset({"error", "usage", "times", "input_audio", "output_audio"})
 
 
 def without_secrets(data: bytes) -> bytes:

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from omni_ws.engine.turn_times import MOMENTS, PARTS, TurnTimes
+from omni_ws.core.answer_times import MOMENTS
+from omni_ws.engine.turn_times import PARTS, TurnTimes
 
 #: Of an ordinary spoken turn, in seconds.
 WHOLE = {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from support.capable_engine import HearingEngine, said, takes, tool_call
 from support.inline_workers import InlineWorkers, loud
 from support.live_server import live_server
+from support.openai_realtime_names import openai_names
 
+from omni_ws.audio.pcm import Samples
+from omni_ws.caller.answers import decoded
 from omni_ws.caller.script import Target
 from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.core.chunks import FinishReason, Hearing, Modality, Usage
@@ -20,9 +25,10 @@ from omni_ws.engine.base import AudioOutput, Finished, TranscriptOutput
 from omni_ws.errors import EngineFailed
 from omni_ws.scenarios.call import CallTools
 from omni_ws.scenarios.form import ScenarioFile, parse
-from omni_ws.scenarios.judge import ChatModel
+from omni_ws.scenarios.judge import ChatModel, NoJudge
 from omni_ws.scenarios.running import RunOptions, ScenarioResult, run_all
-from omni_ws.scenarios.speech import CallersVoice, Ears, NoSpeech, Speech
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, recording
+from omni_ws.wire.recording import ReceivedLine
 
 RATE = 24_000
 #: Eight seconds of sound.
@@ -30,6 +36,8 @@ LONG = [*(AudioOutput(np.full(RATE // 10, 0.1, np.float32), RATE) for _ in range
 SHORT = LONG[:5]
 DONE = Finished(FinishReason.STOP, Usage())
 STORY = [said("Once upon a time there was a lighthouse."), *LONG, DONE]
+#: A picture of one pixel.
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
@@ -74,14 +82,12 @@ async def all_results(
 ) -> list[ScenarioResult]:
     times = how.pop("times", True)
     ears = ears or WrittenDown("")
-    tools = CallTools(speech=Speech(), ears=ears, judge=judge, times=times, patience_ms=5000)
-
-    def no_model(name: str) -> ChatModel:
-        raise AssertionError(name)
+    speech, player = how.pop("speech", None) or CallersSpeech(), how.pop("player", None)
+    tools = CallTools(speech=speech, ears=ears, judge=judge, times=times, patience_ms=5000)
 
     async with live_server(engine, expect_errors=True, streaming_input={"resume_grace_sec": 20}) as server:
         server.app.sessions.speech_workers = InlineWorkers()
-        options = RunOptions(tools=tools, voice=CallersVoice("hibari"), model_of=no_model, **how)
+        options = RunOptions(tools=tools, voice=CallersVoice("hibari"), model_of={"model": player}.__getitem__, **how)
         work = [(file, one) for one in file.scenarios]
         found = [one async for one in run_all(work, Target.parse(f"ws://127.0.0.1:{server.port}"), options)]
     ears.close()
@@ -225,6 +231,21 @@ async def test_what_the_history_keeps_is_asked_for(folder: Path, most: int, prob
     )
 
 
+@pytest.mark.virtual_clock
+async def test_an_answer_that_speech_may_not_interrupt_plays_to_its_end(folder: Path) -> None:
+    steps = "type: Tell me a story.\ninterrupt: {sound: said.wav, after_ms: 1500}\nhear: {cut: false, said: lighthouse}"
+    more = "  session: {turn_detection: {duck: false, interrupt_response: false}}\n"
+    found = await results(engine_that(*STORY, heard=HEARD), file_of(folder, steps, more))
+    assert_verdict(found, None)
+
+
+@pytest.mark.virtual_clock
+async def test_an_answer_that_goes_on_after_a_cough_was_not_cut(folder: Path) -> None:
+    steps = "type: Tell me a story.\ninterrupt: {sound: said.wav, after_ms: 1500}\nhear: {cut: false, said: lighthouse}"
+    found = await results(engine_that(*STORY, heard=()), file_of(folder, steps, CUTS))
+    assert_verdict(found, None)
+
+
 class AsksTheWeather(HearingEngine):
     """Calls a tool, says something after a while, and tells the result."""
 
@@ -356,12 +377,17 @@ async def test_settings_that_the_server_refuses_fail_with_the_line_of_the_scenar
         ("{said: Rome}", ":3: said .*, without 'Rome'"),
         ("{median: {within_ms: 5000}}", None),
         ("{median: {within_ms: 0}}", r":3: the median of the first sounds is \d+ ms, not within 0"),
+        ("{median: {decided_within_audio_ms: 5000}}", None),
+        (
+            "{median: {decided_within_audio_ms: 0}}",
+            r":3: the median of the ends of turns is \d+ ms of audio, not",
+        ),
     ],
 )
 async def test_the_whole_call_is_compared(folder: Path, expect: str, problem: str | None) -> None:
-    steps = "type: Where?\nhear: {}\ntype: Where?\nhear: {}"
+    steps = "type: Where?\nhear: {}\nsound: said.wav\nhear: {}"
     file = file_of(folder, steps, f"  repeat: 2\n  expect: {expect}\n")
-    found = await results(engine_that(takes(0.1), *PARIS), file)
+    found = await results(engine_that(takes(0.1), *PARIS, heard=HEARD), file)
     assert_verdict(found, problem)
     assert [run.seed for run in found.runs] == [0, 1]
 
@@ -382,15 +408,90 @@ async def test_equal_seeds_send_equal_sound(folder: Path) -> None:
 @pytest.mark.virtual_clock
 async def test_a_telephone_sends_8_khz_in_mu_law(folder: Path) -> None:
     file = file_of(folder, "sound: said.wav\nhear: {said: Paris}", "  room: {band: telephone}\n")
-    engine = engine_that(*PARIS, heard=HEARD)
-    assert_verdict(await results(engine, file), None)
-    formats = {chunk.format for taken in engine.inputs for chunk in taken}
-    assert {(one.encoding.value, one.sample_rate) for one in formats if one is not None} <= {
-        ("pcmu", 8000),
-        ("pcm16", 16_000),
-    }
+    found = await results(engine_that(*PARIS, heard=HEARD), file)
+    assert_verdict(found, None)
+    sent = [orjson.loads(line.text or "") for line in found.runs[0].recorded.lines if isinstance(line, ReceivedLine)]
+    assert sent[0]["input_audio"] == {"format": "pcmu", "sample_rate": 8000, "channels": 1}
+    assert {len(decoded(frame["payload"])) for frame in sent if frame["type"] == "input_chunk"} == {160}
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize(("protocol", "most"), [("native", 0), ("native", 2000), ("realtime", 0), ("realtime", 2000)])
+async def test_the_audio_until_the_turn_was_decided_is_bounded(folder: Path, protocol: str, most: int) -> None:
+    steps = f"sound: said.wav\nhear: {{decided_within_audio_ms: {most}}}"
+    file = file_of(folder, steps, f"  protocol: {protocol}\n")
+    found = await results(engine_that(*PARIS, heard=HEARD), file, times=False)
+    problem = r":6: the turn was decided \d+ ms of audio after the speech, not within 0"
+    assert_verdict(found, None if most else problem)
+    assert found.runs[0].report.skipped == []
+
+
+@pytest.mark.virtual_clock
+async def test_another_server_of_the_realtime_api_gets_documented_events_alone(folder: Path) -> None:
+    steps = "show: dot.png\ntype: How is it?\ntool_result: {name: weather, result: '18'}\nhear: {said: 18 degrees}"
+    (folder / "dot.png").write_bytes(base64.b64decode(DOT))
+    more = f"  session: {{tools: [{WEATHER}], voice: alloy, instructions: Be kind., modalities: [audio]}}\n"
+    found = await results(AsksTheWeather("{}"), file_of(folder, steps, more), realtime_only=True)
+    assert found.verdict == "passed", found.first_reason
+    known = openai_names()
+    sent = [orjson.loads(line.text or "") for line in found.runs[0].recorded.lines if isinstance(line, ReceivedLine)]
+    assert {"session.update", "conversation.item.create", "response.create"} < {event["type"] for event in sent}
+    names = {f"client.{event['type']}.{name}" for event in sent for name in event if name != "type"}
+    assert names - known == set()
+    assert {f"session.{name}" for name in sent[0]["session"]} - known == set()
 
 
 async def test_a_voice_that_is_not_there_is_told() -> None:
     with pytest.raises(NoSpeech, match="voices are hibari"):
         CallersVoice.parse("somebody")
+
+
+JUDGED = "type: Where?\nhear: {said: [{judge: Was it right?}], not_said: {judge: Was it rude?}}"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "problem"),
+    [
+        ("Yes, it was.", r":6: the judge says yes to 'Was it rude\?': Yes, it was\."),
+        ("**No**", r":6: the judge says no to 'Was it right\?': \*\*No\*\*"),
+        ("Perhaps.", r":3: the judge said neither yes nor no: 'Perhaps\.'"),
+    ],
+)
+async def test_a_judge_says_yes_or_no(folder: Path, verdict: str, problem: str) -> None:
+    async with live_server(HearingEngine([said(verdict), DONE])) as model:
+        judge = ChatModel(f"http://127.0.0.1:{model.port}/v1")
+        found = await results(engine_that(said("Paris."), DONE), file_of(folder, JUDGED), judge=judge)
+    assert_verdict(found, problem)
+
+
+async def test_a_judge_that_is_not_there_is_told(folder: Path) -> None:
+    judge = ChatModel("http://127.0.0.1:9/v1#one")
+    found = await results(engine_that(said("Paris."), DONE), file_of(folder, JUDGED), judge=judge)
+    assert_verdict(found, ":3: http://127.0.0.1:9/v1 cannot be reached")
+    with pytest.raises(NoJudge, match="is not the URL of a language model"):
+        ChatModel("somewhere")
+
+
+class Plays(HearingEngine):
+    """A caller who asks once, and hangs up."""
+
+    def steps(self, request: Any, taken: list[Any]) -> Any:
+        return [said("Goodbye." if b"assistant" in repr(request).encode() and self.inputs[1:] else "Hello."), DONE]
+
+
+async def test_a_language_model_plays_the_caller(folder: Path) -> None:
+    text = "session: {turn_detection: {type: server_vad}}\nscenarios:\n- name: one\n"
+    text += "  persona: {who: A pupil, goal: The capital of France, turns: 3, llm: model}\n  expect: {said: Paris}\n"
+    file = parse(text.encode(), folder / "calls.yaml")
+    async with live_server(Plays()) as model:
+        player = ChatModel(f"http://127.0.0.1:{model.port}/v1")
+        found = await results(engine_that(*PARIS, heard=HEARD), file, speech=SaidAloud(folder), player=player)
+    assert_verdict(found, None)
+    assert found.runs[0].report.talk == [("caller", "Hello."), ("server", "The capital of France is Paris.")]
+
+
+class SaidAloud(CallersSpeech):
+    """Says everything by the same recording."""
+
+    async def of(self, voice: CallersVoice, text: str) -> Samples:
+        return recording(self._folder / "said.wav")

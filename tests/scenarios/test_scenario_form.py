@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -174,3 +175,12 @@ def test_a_phrase_in_slashes_is_a_regular_expression() -> None:
     assert found is not None
     assert found.search("PARIS")
     assert pattern_of("and/or") is None
+
+
+def test_the_examples_of_the_documentation_are_read() -> None:
+    text = (Path(__file__).parents[2] / "docs/testing.md").read_text(encoding="utf-8")
+    whole, steps = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(parse(whole.encode(), FILE).scenarios[0].steps) == 5
+    assert (
+        len(parse(f"scenarios:\n- name: a\n  caller:\n{indent(steps, '  ')}".encode(), FILE).scenarios[0].steps) == 11
+    )

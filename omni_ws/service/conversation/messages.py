@@ -100,7 +100,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 128
 #: Bytes of a token with its log-probability.
 LOGPROB_BYTES: Final = 128
 #: Bytes of a moment in a final's times.
-_MOMENT_BYTES: Final = 64
+MOMENT_BYTES: Final = 64
 #: Bytes of an exception besides its message.
 ERROR_OVERHEAD_BYTES: Final = 512
 
@@ -113,7 +113,7 @@ def message_cost(message: ServerMessage) -> int:
             size += LOGPROB_BYTES * sum(1 + len(one.top) for one in message.logprobs)
         return size
     if isinstance(message, FinalChunk):
-        size = MESSAGE_OVERHEAD_BYTES + _MOMENT_BYTES * len(message.times)
+        size = MESSAGE_OVERHEAD_BYTES + MOMENT_BYTES * len(message.times)
         return size + sum(4 * (len(one.title) + len(one.url)) for one in message.citations)
     if isinstance(message, RequestWarning):
         message = message.error

@@ -17,6 +17,7 @@ from support.native_client import Answer, NativeClient, native_client
 from support.part_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngine
 from support.raw_http import post
 
+from omni_ws.core.answer_times import MOMENTS
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     AudioOutput,
@@ -29,7 +30,7 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.turn_times import MOMENTS, PARTS
+from omni_ws.engine.turn_times import PARTS
 from omni_ws.service.observing.observer import Observer
 
 pytestmark = pytest.mark.virtual_clock

@@ -25,7 +25,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import ShuttingDown
-from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES
+from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES, MOMENT_BYTES
 
 KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
 ALICE, BOB = (ApiKey(name=name, key_sha256=digest(name)) for name in ("alice", "bob"))
@@ -384,8 +384,8 @@ async def test_takeover_needs_no_place_of_its_own() -> None:
 
 @pytest.mark.parametrize("past", [0, 1])
 async def test_journal_at_its_limit_and_one_past(past: int) -> None:
-    """Three outputs of 1000 bytes each, and the final."""
-    content = MESSAGE_OVERHEAD_BYTES * 2 + 3 * (MESSAGE_OVERHEAD_BYTES + 4 * 250)
+    """Three outputs of 1000 bytes each, and the final, in which three moments are known."""
+    content = MESSAGE_OVERHEAD_BYTES * 2 + 3 * MOMENT_BYTES + 3 * (MESSAGE_OVERHEAD_BYTES + 4 * 250)
     engine = ScriptedEngine([TextOutput("x" * 250)] * 3)
     fields = {**KEEPS, "max_output_bytes": content - past}
     async with live_server(engine, streaming_input=fields) as server, native_client(server) as client:

@@ -232,7 +232,7 @@ def named_by_order(events: list[Event]) -> list[Any]:
     def named(value: Any) -> Any:
         match value:
             case dict():
-                return {key: named(one) for key, one in value.items() if key not in ("created", "expires_at")}
+                return {key: named(one) for key, one in value.items() if key not in ("created", "expires_at", "times")}
             case list() | tuple():
                 return [named(one) for one in value]
             case str() if re.fullmatch(r"(item|resp|conv|sess|call)_\w+", value):
