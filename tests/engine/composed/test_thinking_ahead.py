@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from support.engine_answers import BOTH, IMAGE, Answer, collect, open_input, request_of, streamed
@@ -49,8 +50,9 @@ class Talk:
         self.engine.on_speculation = lambda outcome: self.outcomes.append(outcome.value)
         self.input = open_input()
         self.result = Answer()
-        source = self.input if earlier is None else ContinuedInput(earlier, self.input)
-        self.request = request_of(source, **({"modalities": BOTH} if tts else {}), **fields)
+        self.request = request_of(self.input, **({"modalities": BOTH} if tts else {}), **fields)
+        if earlier is not None:
+            self.request = replace(self.request, input=ContinuedInput(earlier, self.input))
         self.answering = asyncio.create_task(collect(self.engine, self.request, self.result))
 
     async def say(self, *chunks: InputChunk) -> None:
