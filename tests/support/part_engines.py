@@ -111,10 +111,17 @@ class WordEngine(ActingEngine):
         self.wrong_guess: str | None = None
         self.language: str | None = None
         self.guessed_language: str | None = None
+        #: Whether it drains after guesses, as one does not that tells them in a callback.
+        self.drains_guesses = True
         #: Raised after the next chunk of audio.
         self.failure: Exception | None = None
         #: Held back at the end of each input.
         self.gate: asyncio.Event | None = None
+
+    async def _guess(self, guess: TranscriptGuess, out: OutputWriter) -> None:
+        out.write(guess)
+        if self.drains_guesses:
+            await out.drain()
 
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         said: list[str] = []
@@ -124,14 +131,13 @@ class WordEngine(ActingEngine):
                 raise self.failure
             position += WORD_MS
             if guessed:
-                out.write(TranscriptGuess(""))
-                await out.drain()
+                await self._guess(TranscriptGuess(""), out)
                 guessed = False
             if chunk == PAUSE:
                 if request.options.transcript_guesses:
                     language = self.guessed_language or self.language
-                    out.write(TranscriptGuess(separator + (self.wrong_guess or " ".join(said)), language))
-                    await out.drain()
+                    guess = TranscriptGuess(separator + (self.wrong_guess or " ".join(said)), language)
+                    await self._guess(guess, out)
                     guessed = True
                 continue
             said += chunk.payload.decode().split()

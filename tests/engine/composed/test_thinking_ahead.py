@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from support.engine_answers import BOTH, IMAGE, Answer, collect, open_input, request_of, streamed
@@ -25,6 +26,7 @@ from omni_ws.engine.composed import ahead_stage
 from omni_ws.engine.composed.ahead_stage import MAX_KEPT_BYTES, MOST_TRIES
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import MOST_AHEAD, AheadLoad
+from omni_ws.engine.continued_input import ContinuedInput, EarlierParts
 from omni_ws.errors import EngineFailed, InvalidValue
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -33,7 +35,14 @@ pytestmark = pytest.mark.usefixtures("no_task_left")
 class Talk:
     """A composition that thinks ahead, and one request to it."""
 
-    def __init__(self, llm: RetortEngine | None = None, *, tts: ToneEngine | None = None, **fields: object) -> None:
+    def __init__(
+        self,
+        llm: RetortEngine | None = None,
+        *,
+        tts: ToneEngine | None = None,
+        earlier: EarlierParts | None = None,
+        **fields: object,
+    ) -> None:
         self.asr = WordEngine()
         self.llm = llm or RetortEngine()
         self.engine = ComposedEngine(self.llm, asr=self.asr, tts=tts, think_ahead=True)
@@ -42,6 +51,8 @@ class Talk:
         self.input = open_input()
         self.result = Answer()
         self.request = request_of(self.input, **({"modalities": BOTH} if tts else {}), **fields)
+        if earlier is not None:
+            self.request = replace(self.request, input=ContinuedInput(earlier, self.input))
         self.answering = asyncio.create_task(collect(self.engine, self.request, self.result))
 
     async def say(self, *chunks: InputChunk) -> None:
@@ -73,6 +84,31 @@ async def test_the_answer_is_there_when_the_turn_ends() -> None:
     )
     assert talk.outcomes == ["used"]
     assert [request.request_id for request in talk.llm.requests] == ["req_1", "req_1-ahead1"]
+
+
+class Earlier(EarlierParts):
+    """A turn before, whose speech is transcribed when the test says so."""
+
+    known = False
+
+    async def chunks(self) -> tuple[InputChunk, ...]:
+        assert self.known
+        return (typed("please"),)
+
+
+async def test_a_guess_follows_earlier_parts_that_were_just_written_down() -> None:
+    """Also where it is told in a callback, which cannot wait for them: with the next audio."""
+    earlier = Earlier()
+    talk = Talk(earlier=earlier)
+    talk.asr.drains_guesses = False
+    await talk.say(speech("go"))
+    earlier.known = True
+    await talk.say(PAUSE)
+    assert talk.llm.read == ""
+    await talk.say(PAUSE)
+    assert talk.llm.read == "please go"
+    result = await talk.end()
+    assert (result.text, talk.outcomes[-1]) == ("You said please go", "used")
 
 
 async def test_speech_is_made_ahead_too() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import numpy as np
 import pytest
-from support.engine_answers import request_of
+from support.engine_answers import open_input, request_of
 
 from omni_ws.core.chunks import Task, Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, OutputWriter
@@ -59,7 +59,10 @@ class Written(OutputWriter):
 
 
 def request() -> GenerationRequest:
-    return request_of(slowly(), task=Task.SPEECH)
+    """One whose text comes from a model: no client is sending it."""
+    source = open_input()
+    source.close()
+    return request_of(source, task=Task.SPEECH)
 
 
 @pytest.mark.parametrize("audio", [sound(100, 150, 50, 400), sound(100, 20, 100, 0), sound(0, 200)])
