@@ -203,7 +203,8 @@ def said(at: float, ms: int, number: int, start_ms: int = 0, request: str = "req
 
 def level(samples: Any, begin_ms: float, end_ms: float) -> float:
     part = samples[int(begin_ms * RATE / 1000) : int(end_ms * RATE / 1000)]
-    return round(20 * np.log10(max(1e-6, float(np.sqrt(np.mean(np.square(part, dtype=np.float64))))) / 0.5), 1)
+    loud = float(np.sqrt(np.mean(np.square(part, dtype=np.float64))))
+    return round(20 * float(np.log10(max(1e-6, loud) / 0.5)), 1)
 
 
 def test_a_client_that_lowers_its_sound_is_heard_lower(tmp_path: Path) -> None:
