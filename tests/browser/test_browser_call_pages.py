@@ -302,6 +302,9 @@ async def test_a_key_is_asked_for(tmp_path: Path) -> None:
         demo_page(tapped=False, sample_rate=None, expect_problems=True) as demo,
     ):
         await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
+        await demo.page.get_by_role("button", name="Not now").click()
+        await demo.message("Recorded calls are shown only to operators")
+        await demo.page.get_by_role("button", name="Try again").click()
         for key in ("wrong", "caller-key"):
             await demo.page.locator("#key-dialog[open]").wait_for()
             await demo.page.locator("#key").fill(key)
@@ -372,6 +375,22 @@ async def test_the_demo_page_says_that_it_is_recorded(tmp_path: Path) -> None:
     async with live_server(ToneEngine()) as server, demo_page(tapped=False) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         assert not await demo.page.locator("#recorded").is_visible()
+
+
+async def test_what_fails_is_said(server: LiveServer) -> None:
+    """The sound, the download and a fork, each by the sentence of the server."""
+    call = {**await described(server, "sess_talk"), "can_fork": True}
+    refused = {"error": {"code": "engine_overloaded", "message": "the disk is full"}}
+    async with demo_page(tapped=False, sample_rate=None, expect_problems=True) as demo:
+        await demo.page.route("**/sess_talk/call.json", lambda route: route.fulfill(json=call))
+        for name in ("sound.wav", "fork"):
+            await demo.page.route(f"**/sess_talk/{name}", lambda route: route.fulfill(status=503, json=refused))
+        await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
+        await demo.message("The sound cannot be had: the disk is full")
+        await demo.page.locator("#fork").click()
+        await demo.page.get_by_role("button", name="Ask again").click()
+        await demo.page.locator("#fork-problem", has_text="the disk is full").wait_for()
+        await demo.page.locator("#fork-go:not([disabled])").wait_for()
 
 
 async def states(demo: DemoPage, port: int) -> AsyncIterator[str]:
