@@ -18,6 +18,8 @@ _TURN_FIELDS: Final = frozenset(
     {"type", "threshold", "prefix_padding_ms", "silence_duration_ms", "eagerness", "interrupt_response"}
 )
 _TYPES: Final = frozenset({"server_vad", "semantic_vad"})
+#: Those that it does not have: there they are always false.
+_NATIVE_ALONE: Final = frozenset({"duck", "interrupt_resume", "backchannel"})
 
 
 class NotHere(Exception):
@@ -94,6 +96,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns(turns: Mapping[str, Any]) -> dict[str, Any]:
+    turns = {name: value for name, value in turns.items() if value is not False or name not in _NATIVE_ALONE}
     for name in turns:
         if name not in _TURN_FIELDS:
             raise NotHere(f"needs: native (session.turn_detection.{name})")
