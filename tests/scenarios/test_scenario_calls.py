@@ -459,7 +459,9 @@ async def test_a_server_that_answers_otherwise_is_told(folder: Path, message: st
             await connection.wait_closed()
 
     tools = CallTools(speech=CallersSpeech(), ears=Ears(), patience_ms=5000)
-    options = RunOptions(tools=tools, voice=CallersVoice("hibari"), model_of={}.__getitem__, realtime_only=True)
+    models: dict[str, ChatModel] = {}
+    voice = CallersVoice("hibari")
+    options = RunOptions(tools=tools, voice=voice, model_of=models.__getitem__, realtime_only=True)
     file = file_of(folder, "pause: 1")
     async with serve(answer, "127.0.0.1", 0) as server:
         target = Target.parse(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
