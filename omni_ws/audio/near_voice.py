@@ -68,7 +68,7 @@ class NearVoice:
         #: The loudest sound from afar since the turn's last near one.
         self._beside = SILENT_DB
         #: The mean power below which the turn is soft, 0 if the voice was not known as it began; the power of
-        #: the windows that opened it and of its windows of speech, and their number.
+        #: the windows that opened the turn and of its windows of speech, and their number.
         self._soft_power = 0.0
         self._power, self._count = 0.0, 0
         self._span: deque[float] = deque(maxlen=_SPAN)
@@ -98,8 +98,8 @@ class NearVoice:
         if self._turn is None:
             self._turn, self._background = loudness, None
             self._soft_power = 0.0 if self.level is None else 10 ** ((self.level - SOFT_DB) / 10)
-            # They are its loudest: without them, a voice over an answer would be judged by what an echo canceller
-            # leaves of the rest.
+            # The windows that opened the turn are its loudest. Without them, a voice over an answer would be judged by
+            # what an echo canceller leaves of the rest.
             opening = list(self._span)[-1 - _OPENING : -1]
             self._power, self._count = sum(opening), len(opening)
         if probability < 0.5:
