@@ -81,7 +81,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "httpx": "omni_ws.engine.remote",
     "mcp": "omni_ws.service.mcp.client",
     "mcp_types": "omni_ws.service.mcp.client",
-    "httpx2": "omni_ws.service.mcp.client",
+    "httpx2": "omni_ws.service.mcp",
     "httpcore": "omni_ws.transport.http.media_fetch",
     "cryptography": "omni_ws.tools.lan_certificate",
     "segno": "omni_ws.tools.lan",

@@ -245,16 +245,15 @@ class RemoteLlmEngine:
         without = replace(
             request, tools=(), tool_choice=None, instructions=request.instructions.replace(rule, "").rstrip()
         )
-        if self._refuses_tools:
+        if self._refuses_tools():
             return await self._answer(without, prompt, answer, out)
         try:
             return await self._answer(request, prompt, answer, out)
         except OmniError:
-            if answer.begun or not self._refuses_tools:
+            if answer.begun or not self._refuses_tools():
                 raise
             return await self._answer(without, prompt, answer, out)
 
-    @property
     def _refuses_tools(self) -> bool:
         return any(one.refuses_tools for one in self.upstreams)
 

@@ -26,7 +26,7 @@ FIND = {"type": "function", "name": "find", "description": "Finds.", "parameters
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
 SPEECH = AudioOutput(np.full(24_000, 0.25, np.float32), 24_000)
 #: What an item of a response does not have yet when it begins.
-EMPTY = {"message": {"content": []}, "function_call": {"arguments": ""}}
+EMPTY: dict[str, dict[str, Any]] = {"message": {"content": []}, "function_call": {"arguments": ""}}
 #: How the same tool is told in the chat API.
 CHAT_FIND = {"type": "function", "function": {name: value for name, value in FIND.items() if name != "type"}}
 

@@ -154,13 +154,14 @@ async def test_an_item_after_another_names_it() -> None:
 
 async def test_an_id_is_given_once() -> None:
     async with live_server(CapableEngine()) as server, realtime_client(server) as client:
-        for kind, fields in (
-            ("message", {"role": "user", "content": []}),
-            ("function_call", {"call_id": "c1", "name": "look", "arguments": "{}"}),
-            ("function_call_output", {"call_id": "c1", "output": "hot"}),
-        ):
-            item = {"type": kind, "id": kind, **fields}
-            assert (await create(client, **item))["item"]["id"] == kind
+        items: list[dict[str, Any]] = [
+            {"type": "message", "role": "user", "content": []},
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "hot"},
+        ]
+        for item in items:
+            item["id"] = f"mine_{item['type']}"
+            assert (await create(client, **item))["item"]["id"] == item["id"]
             error = await failed(client, "conversation.item.create", item=item)
             assert error["code"] == "item_create_duplicate_item_id"
 
