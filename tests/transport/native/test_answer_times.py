@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from support.event_stream import DONE, events_of
 from support.inline_workers import MS, InlineWorkers, loud, quiet
@@ -17,6 +18,7 @@ from support.native_client import Answer, NativeClient, native_client
 from support.part_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngine
 from support.raw_http import post
 
+from omni_ws.client import Final, connect
 from omni_ws.core.answer_times import MOMENTS
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
@@ -32,6 +34,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.turn_times import PARTS
 from omni_ws.service.observing.observer import Observer
+from omni_ws.wire.recording import without_content
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -401,7 +404,7 @@ async def test_typed_text_is_counted_from_its_end() -> None:
         assert times["first_token"] == near(times["llm_asked"] + THINKS_MS)
         await asyncio.sleep(2)
         await talker.client.barrier()
-        assert talker.mouth_to_ear == (0, 0), "nobody spoke"
+        assert talker.mouth_to_ear[0] == 0, "nobody spoke"
         assert talker.part("playing")[0] == 1
 
 
@@ -485,3 +488,18 @@ async def test_http_has_times_on_request(path: str, stream: bool) -> None:
             assert times["input_ended"] == 0
             assert times["first_token"] == near(times["llm_asked"] + THINKS_MS)
             assert not {"speech_ended", "turn_decided", "first_audio_sent"} & set(times)
+
+
+async def test_the_clients_of_the_library_have_them() -> None:
+    async with live_server(composed()) as server, connect(server.websocket_url) as session:
+        await session.send_text("go forward", end=True)
+        (final,) = [event async for event in session.response() if isinstance(event, Final)]
+        assert final.times["input_ended"] == 0
+        assert final.times["first_token"] == near(final.times["llm_asked"] + THINKS_MS)
+
+
+def test_a_recording_without_content_keeps_them() -> None:
+    frame = {"type": "output_chunk", "final": True, "times": {"first_token": 240, "discarded_ms": 3, "a secret": 1}}
+    kept = orjson.loads(without_content(orjson.dumps(frame)) or b"")
+    assert kept["times"] == {"first_token": 240, "discarded_ms": 3, "a secret": kept["times"]["a secret"]}
+    assert set(kept["times"]["a secret"]) == {"size", "sha256"}
