@@ -53,6 +53,7 @@ class Metrics:
         self.before_reading: list[Callable[[], None]] = []
         self._sessions()
         self._requests()
+        self._turns()
         self._input()
         self._output()
         self._server()
@@ -108,6 +109,14 @@ class Metrics:
             WAITS,
             "stage",
         )
+        self.interrupt_seconds = self._histogram(
+            "interrupt_seconds",
+            "From a cancel, a barge-in or an interrupting request until the engine has stopped.",
+            SHORT,
+            "by",
+        )
+
+    def _turns(self) -> None:
         self.turn_part_seconds = self._histogram(
             "turn_part_seconds",
             "What answers waited for, one part after the other: `turn_decision` from the end of the speech until the "
@@ -137,12 +146,6 @@ class Metrics:
         )
         self.discarded_tokens = self._counter(
             "discarded_tokens", "Tokens of such answers, where the engine tells how many there were."
-        )
-        self.interrupt_seconds = self._histogram(
-            "interrupt_seconds",
-            "From a cancel, a barge-in or an interrupting request until the engine has stopped.",
-            SHORT,
-            "by",
         )
 
     def _input(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -26,7 +27,7 @@ WHOLE = {
 }
 
 
-def times_of(*, awaits_transcript: bool = True, **moments: float) -> TurnTimes:
+def times_of(moments: Mapping[str, float], *, awaits_transcript: bool = True) -> TurnTimes:
     times = TurnTimes()
     for name, when in moments.items():
         assert name in MOMENTS
@@ -40,7 +41,7 @@ def told(times: TurnTimes) -> dict[str, int]:
 
 
 def test_an_ordinary_turn() -> None:
-    times = times_of(**WHOLE)
+    times = times_of(WHOLE)
     assert told(times) == {
         "turn_decision": 300,
         "queue": 0,
@@ -69,7 +70,7 @@ def test_an_ordinary_turn() -> None:
 
 def test_what_was_ready_before_it_was_waited_for_took_no_time() -> None:
     begun_at_a_pause = {"llm_asked": 10.1, "first_token": 10.2, "first_clause": 10.22, "first_audio_made": 10.35}
-    times = times_of(**{**WHOLE, **begun_at_a_pause, "transcript_settled": 10.31, "first_audio_sent": 10.36})
+    times = times_of({**WHOLE, **begun_at_a_pause, "transcript_settled": 10.31, "first_audio_sent": 10.36})
     assert told(times) == {
         "turn_decision": 300,
         "queue": 0,
@@ -83,21 +84,21 @@ def test_what_was_ready_before_it_was_waited_for_took_no_time() -> None:
 
 
 def test_an_llm_that_hears_by_itself_waits_for_no_transcript() -> None:
-    times = times_of(awaits_transcript=False, **{**WHOLE, "transcript_settled": 11.5})
+    times = times_of({**WHOLE, "transcript_settled": 11.5}, awaits_transcript=False)
     assert "recognition" not in told(times)
     assert told(times)["llm_first_token"] == 300
     assert times.in_ms()["transcript_settled"] == 1500
 
 
 def test_a_part_whose_end_is_not_known_is_in_the_next() -> None:
-    times = times_of(**{name: when for name, when in WHOLE.items() if name not in ("first_token", "first_clause")})
+    times = times_of({name: when for name, when in WHOLE.items() if name not in ("first_token", "first_clause")})
     assert "llm_first_token" not in told(times)
     assert told(times)["voice"] == 400
 
 
 def test_without_speech_the_end_of_the_input_counts() -> None:
     spoken = ("speech_ended", "turn_decided", "transcript_settled")
-    times = times_of(**{name: when for name, when in WHOLE.items() if name not in spoken})
+    times = times_of({name: when for name, when in WHOLE.items() if name not in spoken})
     assert times.origin == 10.3
     assert times.mouth_to_ear is None
     assert next(iter(told(times))) == "queue"
@@ -105,12 +106,18 @@ def test_without_speech_the_end_of_the_input_counts() -> None:
 
 
 def test_without_an_end_nothing_is_told() -> None:
-    times = times_of(first_token=1.0, first_audio_sent=2.0)
+    times = times_of({"first_token": 1.0, "first_audio_sent": 2.0})
+    assert (times.in_ms(), times.parts(), times.mouth_to_ear) == ({}, [], None)
+
+
+def test_a_request_that_came_from_another_server_tells_nothing() -> None:
+    times = times_of(WHOLE)
+    times.moved = True
     assert (times.in_ms(), times.parts(), times.mouth_to_ear) == ({}, [], None)
 
 
 def test_counts_are_told_where_there_are_any() -> None:
-    times = times_of(speech_ended=1.0)
+    times = times_of({"speech_ended": 1.0})
     assert times.in_ms() == {"speech_ended": 0}
     times.turn_decided_audio_ms = 0
     times.discard(0.25, 0)
@@ -125,7 +132,7 @@ def test_parts_join_and_sum_up_whatever_is_known_in_whatever_order() -> None:
     names = [name for name in MOMENTS if name != "speech_ended"]
     for _ in range(2000):
         known = {name: 10 + 2 * generator.random() - 0.5 for name in names if generator.random() < 0.7}
-        times = times_of(speech_ended=10.0, awaits_transcript=generator.random() < 0.5, **known)
+        times = times_of({"speech_ended": 10.0, **known}, awaits_transcript=generator.random() < 0.5)
         parts = times.parts()
         assert all(one.ended == other.began for one, other in itertools.pairwise(parts))
         assert all(part.seconds >= 0 for part in parts)
