@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support.part_engines import ActingEngine
 
-from omni_ws.audio.pcm import Samples, resampled
+from omni_ws.audio.pcm import SampleLayout, Samples, resampled, samples_from_bytes
 from omni_ws.calls.files import describe
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
@@ -71,7 +71,7 @@ def tracks(lines: CallLines) -> tuple[Samples, Samples, int]:
         rate = file.getframerate()
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, 2)
         assert (file.getnchannels(), file.getnframes()) == (2, len(samples))
-    left, right = (samples[:, side].astype(np.float32) / 32768 for side in (0, 1))
+    left, right = (samples_from_bytes(samples[:, side].tobytes(), SampleLayout.S16) for side in (0, 1))
     return left, right, rate
 
 

@@ -150,7 +150,7 @@ class CallRoutes(FrontEnd):
     async def zip(self, exchange: HttpExchange) -> None:
         """Respond with all of a call as a zip file."""
         lines = await self._find(exchange)
-        name = f'attachment; filename="{lines.header.id}.zip"'
+        name = f'attachment; filename="{exchange.path_parameters["id"]}.zip"'
         async with self._sound(lines) if lines.header.payloads else nullcontext() as sound:
 
             def write(target: BinaryIO) -> None:
