@@ -60,6 +60,7 @@ class TurnTimes:
         "awaits_transcript",
         "discarded_sec",
         "discarded_tokens",
+        "moved",
         "turn_decided_audio_ms",
     )
 
@@ -82,6 +83,8 @@ class TurnTimes:
         self.turn_decided_audio_ms: int | None = None
         #: Whether the answer waits for the transcript. An LLM that hears by itself does not.
         self.awaits_transcript = False
+        #: Whether another server has begun the request: what is marked here is not the whole, and is not told.
+        self.moved = False
         #: Answers that were begun at a pause and not used: how long they were worked on, and their tokens so far.
         self.discarded_sec = 0.0
         self.discarded_tokens = 0
@@ -109,12 +112,14 @@ class TurnTimes:
     @property
     def origin(self) -> float | None:
         """The moment from which the others are counted: the end of the speech or, without speech, of the input."""
+        if self.moved:
+            return None
         return self.input_ended if self.speech_ended is None else self.speech_ended
 
     @property
     def mouth_to_ear(self) -> float | None:
         """The seconds from the end of the speech to the first sound that was played; None without either."""
-        if self.speech_ended is None or self.first_audio_played is None:
+        if self.speech_ended is None or self.first_audio_played is None or self.moved:
             return None
         return self.first_audio_played - self.speech_ended
 

@@ -109,6 +109,12 @@ def test_without_an_end_nothing_is_told() -> None:
     assert (times.in_ms(), times.parts(), times.mouth_to_ear) == ({}, [], None)
 
 
+def test_a_request_that_came_from_another_server_tells_nothing() -> None:
+    times = times_of(**WHOLE)
+    times.moved = True
+    assert (times.in_ms(), times.parts(), times.mouth_to_ear) == ({}, [], None)
+
+
 def test_counts_are_told_where_there_are_any() -> None:
     times = times_of(speech_ended=1.0)
     assert times.in_ms() == {"speech_ended": 0}

@@ -469,7 +469,7 @@ class Request:
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
         self.warnings = [one.restored() for one in saved.warnings]
-        self.given, self.restored = [*saved.given], True
+        self.given, self.restored, self.timeline.times.moved = [*saved.given], True, True
         if saved.trigger is not None:
             self._set_state(RequestState.WAITING)
             self.started = GenerationStarted(saved.trigger, saved.started_by, ())

@@ -164,6 +164,9 @@ RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded | Answe
 MAX_UNPLAYED: Final = 4
 
 
+_NONE: Final[dict[str, RequestTimeline]] = {}
+
+
 class SessionTimeline:
     """The time at which a session opened, and its requests so far."""
 
@@ -176,11 +179,13 @@ class SessionTimeline:
         #: Requests that were opened, refused ones included.
         self.request_count = 0
         #: Requests without a final, or on which the engine still works; in the order of their opening.
-        self.unfinished: dict[str, RequestTimeline] = {}
+        self.unfinished: dict[str, RequestTimeline] = _NONE  # an idle session has no dict of its own
 
     def add(self, request: RequestTimeline) -> None:
         """Add a request that was opened."""
         self.request_count += 1
+        if self.unfinished is _NONE:
+            self.unfinished = {}
         self.unfinished[request.request_id] = request
 
     def speaks(self, request: RequestTimeline) -> None:

@@ -348,7 +348,7 @@ def named_by_order(messages: list[ServerMessage]) -> list[Any]:
         if isinstance(message, OmniError):
             found.append((message.code, named(dict(vars(message)))))
         elif isinstance(message, FinalChunk):
-            found.append(named(dataclasses.asdict(message)))
+            found.append(named(dataclasses.asdict(dataclasses.replace(message, times={}))))  # none after a move
         elif isinstance(message, RequestWarning):
             found.append(message.error.code)
         else:
