@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import wave
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
@@ -269,6 +272,40 @@ async def test_the_wave_shows_both_sides_and_is_pressed(server: LiveServer) -> N
         assert abs(await now_ms(demo) - length / 2) < length / box["width"]
 
 
+async def test_the_wave_is_read_in_whatever_pieces_it_comes(server: LiveServer) -> None:
+    """And what is no WAV file of 16-bit samples has none."""
+    frames = 4800
+    samples = np.zeros((frames, 2), "<i2")
+    samples[: frames // 2, 0], samples[frames // 2 :, 1] = 16384, -8192
+    whole = io.BytesIO()
+    with wave.open(whole, "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(samples.tobytes())
+    other = whole.getvalue()[:34] + b"\x08" + whole.getvalue()[35:]  # 8 bits a sample
+    read = """async ([bytes, size]) => {
+      const { peaksOf } = await import("/browser/calls/wave.js");
+      const all = Uint8Array.from(bytes);
+      let place = 0;
+      const pieces = new ReadableStream({
+        pull(controller) {
+          if (place >= all.length) return controller.close();
+          controller.enqueue(all.slice(place, (place += size)));
+        },
+      });
+      const peaks = await peaksOf(new Response(pieces));
+      const quarters = (side) => [0.1, 0.4, 0.6, 0.9].map((share) => side[Math.floor(share * side.length)]);
+      return peaks && peaks.map(quarters);
+    }"""
+    async with call_page(server, "sess_talk") as demo:
+        for size in (7, 4096, 1 << 20):
+            found = await demo.page.evaluate(read, [list(whole.getvalue()), size])
+            assert found == [[0.5, 0.5, 0, 0], [0, 0, 0.25, 0.25]], size
+        for odd in (other, b"no sound at all" * 10):
+            assert await demo.page.evaluate(read, [list(odd), 4096]) is None
+
+
 async def test_a_call_without_payloads_says_so(server: LiveServer) -> None:
     async with call_page(server, "sess_empty") as demo:
         await demo.message("Only the structure of this call was recorded")
@@ -302,6 +339,9 @@ async def test_a_key_is_asked_for(tmp_path: Path) -> None:
         demo_page(tapped=False, sample_rate=None, expect_problems=True) as demo,
     ):
         await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
+        await demo.page.get_by_role("button", name="Not now").click()
+        await demo.message("Recorded calls are shown only to operators")
+        await demo.page.get_by_role("button", name="Try again").click()
         for key in ("wrong", "caller-key"):
             await demo.page.locator("#key-dialog[open]").wait_for()
             await demo.page.locator("#key").fill(key)
@@ -372,6 +412,22 @@ async def test_the_demo_page_says_that_it_is_recorded(tmp_path: Path) -> None:
     async with live_server(ToneEngine()) as server, demo_page(tapped=False) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         assert not await demo.page.locator("#recorded").is_visible()
+
+
+async def test_what_fails_is_said(server: LiveServer) -> None:
+    """The sound, the download and a fork, each by the sentence of the server."""
+    call = {**await described(server, "sess_talk"), "can_fork": True}
+    refused = {"error": {"code": "engine_overloaded", "message": "the disk is full"}}
+    async with demo_page(tapped=False, sample_rate=None, expect_problems=True) as demo:
+        await demo.page.route("**/sess_talk/call.json", lambda route: route.fulfill(json=call))
+        for name in ("sound.wav", "fork"):
+            await demo.page.route(f"**/sess_talk/{name}", lambda route: route.fulfill(status=503, json=refused))
+        await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
+        await demo.message("The sound cannot be had: the disk is full")
+        await demo.page.locator("#fork").click()
+        await demo.page.get_by_role("button", name="Ask again").click()
+        await demo.page.locator("#fork-problem", has_text="the disk is full").wait_for()
+        await demo.page.locator("#fork-go:not([disabled])").wait_for()
 
 
 async def states(demo: DemoPage, port: int) -> AsyncIterator[str]:
