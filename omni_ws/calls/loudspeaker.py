@@ -18,6 +18,13 @@ from numpy.typing import NDArray
 
 #: Differences below this are delays of the network and of timers, and no pauses.
 TOLERANCE_MS: Final = 10.0
+#: Longer than delays of the network: this is a pause, whatever comes after it.
+PAUSE_MS: Final = 250.0
+#: How long sound may be on its way to the client, which may have nothing to play by then.
+ON_ITS_WAY_MS: Final = 100.0
+#: How many reports have to be late before that is a pause; and for how long speech, where the pause is a shorter one.
+_LATE_REPORTS: Final = 5
+_LATE_MS: Final = 2000.0
 #: How far ahead a report or a piece of speech with less delay is looked for: over longer times clocks differ.
 LOOK_AHEAD_MS: Final = 10_000.0
 #: A microphone whose clock is fast gets ahead little by little: of sound that is ahead by less than this, a part is
@@ -99,10 +106,11 @@ class Streak:
             begins = max(sent_at, cursor)
             if origins:
                 told = max(origins[index] + start_ms, sent_at)
-                if not found or abs(told - cursor) > TOLERANCE_MS:
-                    begins = told if not found else max(told, cursor)
-                else:
-                    begins = cursor
+                # Where sound was there to go on with, reports that say otherwise were delayed, if it is not by much.
+                dry = sent_at > cursor - ON_ITS_WAY_MS
+                known = dry or index + _LATE_REPORTS < len(origins)
+                waits = known and told - cursor > (TOLERANCE_MS if dry else PAUSE_MS)
+                begins = told if not found or waits else cursor
             ends = min(begins + lasts_ms, begins + max(0.0, stop_ms - start_ms))
             if stop_ms == math.inf or not origins:
                 ends = min(ends, self.cut_at)
@@ -250,6 +258,14 @@ class Microphone:
         index = min(int(np.searchsorted(self._ends, audio_ms)), len(pieces) - 1)
         return float(pieces[index].end_ms - self._ends[index] + audio_ms)
 
+    @staticmethod
+    def _sure(at: NDArray[np.float64], lasts: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return for each piece whether enough of its stretch follows to tell a pause from a delay."""
+        stops = np.append(np.flatnonzero(np.diff(at) - lasts[1:] > PAUSE_MS), len(at) - 1)
+        following = stops[np.searchsorted(stops, np.arange(len(at)))]
+        sure: NDArray[np.bool_] = at[following] - at > _LATE_MS
+        return sure
+
     def _placed(self) -> Iterator[SoundPiece]:
         at, lasts, refs = (np.array(column) for column in (self._at, self._lasts, self._refs))
         if not self._in_order:
@@ -257,10 +273,10 @@ class Microphone:
             at, lasts, refs = np.maximum.accumulate(at[first]), lasts[first], refs[first]
         ends = self._ends = np.cumsum(lasts)
         offsets = least_ahead(at, at - ends)
-        cursor = 0.0
-        for offset, end, lasting, ref in zip(offsets, ends, lasts, refs, strict=True):
+        cursor, sure = 0.0, self._sure(at, lasts)
+        for index, (offset, end, lasting, ref) in enumerate(zip(offsets, ends, lasts, refs, strict=True)):
             begins, skipped = offset + end - lasting, 0.0
-            if begins < cursor + TOLERANCE_MS:
+            if begins < cursor + (TOLERANCE_MS if sure[index] or not index else PAUSE_MS):
                 if TOLERANCE_MS < cursor - begins < FASTER_MS:
                     skipped = lasting * SKIPPED
                 begins = cursor

@@ -54,6 +54,29 @@ def test_the_report_with_the_least_delay_tells_when_an_answer_began() -> None:
     assert spans(speaker.pieces()) == [(1153, 4153)]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_jitter_of_the_network_moves_nothing(seed: int) -> None:
+    """Delays of 40 ms on average, with a long tail: a minute of an answer, and of speech."""
+    random = np.random.default_rng(seed)
+    speaker, microphone = Loudspeaker(), Microphone()
+    for index in range(600):
+        speaker.send("a", 1000 + 100 * index - (500 if index > 5 else 100 * index), 100, index)
+    at = 0.0
+    for played in range(200, 60_000, 200):
+        at = max(at, 1080 + played + random.exponential(40))
+        speaker.report("a", at, played)
+    begins, ends = spans(speaker.pieces())[0]
+    assert len(spans(speaker.pieces())) == 1
+    assert (begins, ends) == (pytest.approx(1080, abs=5), pytest.approx(61_080, abs=5))
+    at = 0.0
+    for index in range(3000):
+        at = max(at, 20 * (index + 1) + random.exponential(40))
+        microphone.add(at, 20, index)
+    late = [piece.start_ms - 20 * piece.ref for piece in microphone.pieces()]
+    assert min(late) > -1
+    assert max(late) < 15
+
+
 def test_a_report_at_the_end_of_what_was_sent_tells_nothing() -> None:
     speaker = Loudspeaker()
     speaker.send("a", 1000, 500, 0)
@@ -141,6 +164,14 @@ def test_speech_in_another_order_and_twice() -> None:
         microphone.add(1100, 20, index, index)
     assert [piece.ref for piece in microphone.pieces()] == [0, 1, 2, 3]
     assert spans(microphone.pieces()) == [(1020, 1100)]
+
+
+def test_a_short_word_at_the_begin_is_where_it_was_spoken() -> None:
+    microphone = Microphone()
+    microphone.add(200, 50, 0)
+    assert spans(microphone.pieces()) == [(150, 200)]
+    assert Microphone().pieces() == []
+    assert Microphone().time_of(10) is None
 
 
 def test_a_file_at_once_is_heard_from_its_arrival_on() -> None:
