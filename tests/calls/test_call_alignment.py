@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.audiosocket import PACKET, AsteriskCall, asterisk_call
-from support.call_sound import RATE, NoiseEngine, Truth, noise, only_call, pcm16, told, tracks
+from support.call_sound import RATE, NoiseEngine, Truth, as_samples, noise, only_call, pcm16, told, tracks
 from support.inline_workers import inline
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
@@ -60,8 +60,8 @@ class Speaker:
 
     async def stop(self, *, reports: bool) -> None:
         """Play no more, and note what was played."""
-        played = np.frombuffer(bytes(self._samples), "<i2")[: round(self.played_ms * RATE / 1000)]
-        self._truth.add(self._from - self._began, played.astype(np.float32) / 32768)
+        played = as_samples(bytes(self._samples))[: round(self.played_ms * RATE / 1000)]
+        self._truth.add(self._from - self._began, played)
         if reports:
             await self.report()
         self._request = None
@@ -242,7 +242,7 @@ async def _hear_by_asterisk(call: AsteriskCall, played: Truth, began: float) -> 
     """Hear what comes until the call ends; a frame plays when it comes."""
     while (received := await call.receive()) is not None:
         if received[0] == 0x10:
-            samples = np.frombuffer(received[1], "<i2").astype(np.float32) / 32768
+            samples = as_samples(received[1])
             played.add(call.times[-1] - began, samples, 8000)
 
 

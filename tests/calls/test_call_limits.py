@@ -113,7 +113,7 @@ def test_the_length_of_the_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     audio = pcm16(noise(1, 1 + more_ms / 1000, 8000))
     end = 1000.0 + more_ms
     line = SoundLine(at=end, by="user", format="pcm16", sample_rate=8000, audio=audio)
-    path.write_bytes(b"".join(map(encode_line, (HEADER, line, EndedLine(at=end)))))
+    path.write_bytes(encode_line(HEADER) + encode_line(line) + encode_line(EndedLine(at=end)))
     left, right, rate = tracks(CallLines(path))
     assert (len(left), len(right), rate) == (8000, 8000, 8000)
     assert describe(CallReading(CallLines(path)))["sound"] == {"duration_ms": 1000}

@@ -34,7 +34,7 @@ async def recorded_call(
     folder: Path, *, keys: tuple[ApiKey, ...] = (), key: str | None = None, **fields: Any
 ) -> AsyncIterator[tuple[LiveServer, str]]:
     """A server with one call in its folder, in which a script was typed, and its id."""
-    headers = {} if key is None else {"additional_headers": {"Authorization": f"Bearer {key}"}}
+    headers: dict[str, Any] = {"additional_headers": bearer(key)}
     async with live_server(NoiseEngine(1.0), keys=keys, record=folder, **fields) as server:
         async with native_client(server, **headers) as client:
             created = client.created
@@ -223,7 +223,7 @@ async def test_secrets_are_in_neither_frames_nor_zip(tmp_path: Path) -> None:
     ) as server:
         made = await raw_call(server.port, "POST", "/v1/realtime/client_secrets", {}, "Authorization: Bearer user-key")
         secret = made.json()["value"]
-        headers = {"additional_headers": {"Authorization": "Bearer user-key"}}
+        headers: dict[str, Any] = {"additional_headers": bearer("user-key")}
         async with native_client(server, **headers) as client:
             token = client.created["resume_token"]
             await client.send("session_config", tools=[server_tool])

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from support.call_sound import RATE, NoiseEngine, Truth, noise, only_call, pcm16, told, tracks
+from support.call_sound import RATE, NoiseEngine, Truth, as_samples, noise, only_call, pcm16, told, tracks
 from support.live_server import live_server
 from support.recordings import recordings
 from support.webrtc_client import webrtc_call
@@ -53,7 +52,7 @@ async def test_a_call_of_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await speaker.recv()
             audio = sent.pop(0)
             free = max(free, loop.time())
-            played.add(free, np.frombuffer(audio, "<i2").astype(np.float32) / 32768)
+            played.add(free, as_samples(audio))
             free += PACKET_SEC
 
     hearing = asyncio.create_task(hear())
@@ -105,7 +104,7 @@ async def test_a_real_call_has_both_sides_its_turns_and_its_events(tmp_path: Pat
     _, right, rate = tracks(only_call(folder))
     start = int(turn["answer"]["start_ms"] * rate / 1000)
     assert not right[: start - 1].any()
-    wanted = np.frombuffer(pcm16(noise(1, 1.0)), "<i2").astype(np.float32) / 32768
+    wanted = as_samples(pcm16(noise(1, 1.0)))
     heard, wanted = right[right != 0], wanted[wanted != 0]  # on a machine that has no time, there are pauses
     assert heard[: RATE - 960] == pytest.approx(wanted[: RATE - 960], abs=0.001)
     kinds = {entry.get("frame", {}).get("type") for entry in call["events"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ ONE, TWO = "Authorization: Bearer one", "Authorization: Bearer two"
 
 async def test_a_stored_session_is_heard_by_its_key_alone(tmp_path: Path) -> None:
     folder = tmp_path / "calls"
-    options = {"additional_headers": {"Authorization": "Bearer one"}}
+    options: dict[str, Any] = {"additional_headers": {"Authorization": "Bearer one"}}
     async with live_server(Talker("go forward"), keys=KEYS, record=folder) as server:
         async with live_client(inline(server), **options) as client:
             session = await client.start(store=True)
@@ -57,13 +58,15 @@ async def test_a_session_that_was_not_to_be_stored_has_no_content(tmp_path: Path
             session = await client.start()
             assert session["store"] is False
             await client.end()
+        folder = tmp_path / "calls"
+        await server.until(lambda: any(b'"event":"end"' in one.read_bytes() for one in recordings(folder)))
         found = await call(server.port, "GET", f"/v1/live/sessions/{session['id']}/content")
         assert found.status == 404
         assert "store" in found.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("recorded", [{}, {"record_payloads": False}, {"record_fraction": 0}])
-async def test_store_is_refused_where_nothing_is_kept(tmp_path: Path, recorded: dict[str, object]) -> None:
+async def test_store_is_refused_where_nothing_is_kept(tmp_path: Path, recorded: dict[str, Any]) -> None:
     fields = {"record": tmp_path / "calls", **recorded} if recorded else {}
     async with live_server(Talker("yes"), **fields) as server, live_client(inline(server)) as client:
         await client.send("session.start", session={"model": "gpt-live-1", "store": True})

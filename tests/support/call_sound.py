@@ -33,6 +33,10 @@ def pcm16(samples: Samples) -> bytes:
     return np.rint(samples * 32767).astype("<i2").tobytes()
 
 
+def as_samples(data: bytes) -> Samples:
+    return samples_from_bytes(data, SampleLayout.S16)
+
+
 class NoiseEngine(ActingEngine):
     """Answers each request with ``seconds`` of noise of its own, in pieces of 100 ms."""
 
@@ -71,7 +75,7 @@ def tracks(lines: CallLines) -> tuple[Samples, Samples, int]:
         rate = file.getframerate()
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, 2)
         assert (file.getnchannels(), file.getnframes()) == (2, len(samples))
-    left, right = (samples_from_bytes(samples[:, side].tobytes(), SampleLayout.S16) for side in (0, 1))
+    left, right = (as_samples(samples[:, side].tobytes()) for side in (0, 1))
     return left, right, rate
 
 
