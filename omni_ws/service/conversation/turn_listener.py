@@ -224,18 +224,17 @@ class TurnListener:
         self._echo: OwnEcho | None = None
         #: The audio that a worker thread is judging.
         self._piece: AudioPiece | None = None
-        #: The audio of which more slices are to be judged, and how much of it was, in milliseconds.
+        #: The audio of which more slices are to be judged, how much of it was, in milliseconds, and the bytes charged for
+        #: either of them, besides what is in the ring.
         self._unfinished: AudioPiece | None = None
         self._sliced_ms = 0.0
-        #: The bytes charged for either of them, besides what is in the ring.
         self._piece_bytes = 0
         #: The audio that is judged up to a pause about which the judge has been asked.
         self._asked: AudioPiece | None = None
         #: Judged audio that belongs to no request, or not yet.
         self._ring: AudioRing | None = None
-        #: The number of the last chunk that was judged.
+        #: The number of the last chunk that was judged, and the format of the last piece.
         self._last_id: int | None = None
-        #: The format of the last piece.
         self._source: AudioFormat | None = None
         #: The request that the speech in progress was admitted to. It may have ended since.
         self._turn: RequestInput | None = None
