@@ -224,8 +224,8 @@ class TurnListener:
         self._echo: OwnEcho | None = None
         #: The audio that a worker thread is judging.
         self._piece: AudioPiece | None = None
-        #: The audio of which more slices are to be judged, how much of it was, in milliseconds, and the bytes charged for
-        #: either of them, besides what is in the ring.
+        #: The audio of which more slices are to be judged, how much of it was, in milliseconds; and the bytes charged
+        #: for it and for ``_piece``, besides what is in the ring.
         self._unfinished: AudioPiece | None = None
         self._sliced_ms = 0.0
         self._piece_bytes = 0
