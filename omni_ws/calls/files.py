@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from omni_ws.calls.lines import CallLines
-from omni_ws.calls.loudspeaker import Streak
+from omni_ws.calls.played_sound import Streak
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import duration_ms
 from omni_ws.calls.story import CallTurn

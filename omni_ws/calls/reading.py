@@ -15,7 +15,7 @@ from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import parse_audio_format
 from omni_ws.calls.frames import FrameList
 from omni_ws.calls.lines import CallLines, Line, parsed, sound_in
-from omni_ws.calls.loudspeaker import Loudspeaker, Microphone
+from omni_ws.calls.played_sound import Microphone, PlayedSound
 from omni_ws.calls.story import Story
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
 from omni_ws.errors import OmniError
@@ -64,7 +64,7 @@ class CallReading:
         self.lines = lines
         self.header = lines.header
         self.microphone = Microphone()
-        self.loudspeaker = Loudspeaker()
+        self.loudspeaker = PlayedSound()
         self.story = Story()
         self.frames = FrameList()
         #: From when to when the client played lowered.

@@ -18,7 +18,7 @@ from omni_ws.audio.container import wav_header
 from omni_ws.audio.ducking import DUCKED, RAMP_SEC
 from omni_ws.audio.pcm import NO_SAMPLES, Samples, pcm16_from_samples
 from omni_ws.calls.lines import read_sound
-from omni_ws.calls.loudspeaker import SoundPiece
+from omni_ws.calls.played_sound import SoundPiece
 from omni_ws.calls.reading import CallReading
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import OmniError

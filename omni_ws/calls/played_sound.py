@@ -1,4 +1,4 @@
-"""Loudspeaker: when which sound of the server's answers was played, found from what was sent and what was reported.
+"""PlayedSound: when which sound of the server's answers was played, found from what was sent and what was reported.
 
 A client has one loudspeaker: it plays answers one after the other, each from when its sound arrives, and stops when it
 is cut. Reports say how far it was at a time. They arrive late, never early, so of several the one with the least delay
@@ -154,7 +154,7 @@ class Streak:
         return least_ahead(times, times - positions).tolist(), positions.tolist()
 
 
-class Loudspeaker:
+class PlayedSound:
     """Collects what is sent and reported, in the order of time; then ``pieces`` says what was heard."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from support.call_sound import RATE, pcm16, tracks
 
 from omni_ws.calls.files import describe
 from omni_ws.calls.lines import CallLines
-from omni_ws.calls.loudspeaker import LOOK_AHEAD_MS, Loudspeaker, Microphone, SoundPiece, least_ahead
+from omni_ws.calls.played_sound import LOOK_AHEAD_MS, Microphone, PlayedSound, SoundPiece, least_ahead
 from omni_ws.calls.reading import CallReading
 from omni_ws.wire.recording import EndedLine, HeaderLine, OpenedLine, ReceivedLine, RecordedLine, SentLine, encode_line
 
@@ -30,7 +30,7 @@ def spans(pieces: list[SoundPiece]) -> list[tuple[float, float]]:
 
 
 def test_answers_play_one_after_the_other() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     for index in range(10):
         speaker.send("a", 1000, 100, index)
     speaker.send("b", 1200, 500, 10)
@@ -39,7 +39,7 @@ def test_answers_play_one_after_the_other() -> None:
 
 
 def test_sound_that_is_late_leaves_a_pause() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 100, 0)
     speaker.send("a", 1400, 100, 1)
     speaker.send("a", 1410, 100, 2)
@@ -47,7 +47,7 @@ def test_sound_that_is_late_leaves_a_pause() -> None:
 
 
 def test_the_report_with_the_least_delay_tells_when_an_answer_began() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 3000, 0)
     for played, delay in ((200, 90), (400, 3), (600, 250), (800, 40)):
         speaker.report("a", 1150 + played + delay, played)
@@ -58,7 +58,7 @@ def test_the_report_with_the_least_delay_tells_when_an_answer_began() -> None:
 def test_jitter_of_the_network_moves_nothing(seed: int) -> None:
     """Delays of 40 ms on average, with a long tail: a minute of an answer, and of speech."""
     random = np.random.default_rng(seed)
-    speaker, microphone = Loudspeaker(), Microphone()
+    speaker, microphone = PlayedSound(), Microphone()
     for index in range(600):
         speaker.send("a", 1000 + 100 * index - (500 if index > 5 else 100 * index), 100, index)
     at = 0.0
@@ -78,14 +78,14 @@ def test_jitter_of_the_network_moves_nothing(seed: int) -> None:
 
 
 def test_a_report_at_the_end_of_what_was_sent_tells_nothing() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 500, 0)
     speaker.report("a", 1900, 500)  # 400 ms after it was over
     assert spans(speaker.pieces()) == [(1000, 1500)]
 
 
 def test_a_client_that_runs_dry_goes_on_later() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 1000, 0)
     speaker.report("a", 1500, 500)
     speaker.send("a", 2300, 1000, 1)
@@ -95,7 +95,7 @@ def test_a_client_that_runs_dry_goes_on_later() -> None:
 
 @pytest.mark.parametrize("reported", [None, 1180.0])
 def test_a_cut_ends_where_the_client_says_or_at_its_time(reported: float | None) -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 3000, 0)
     speaker.report("a", 1500, 500)
     speaker.silence(2200)
@@ -108,7 +108,7 @@ def test_a_cut_ends_where_the_client_says_or_at_its_time(reported: float | None)
 
 
 def test_an_answer_that_was_held_goes_on_where_it_was_heard() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 2000, 0, 0.0)
     speaker.report("a", 1500, 500)
     speaker.silence(1800)
@@ -120,7 +120,7 @@ def test_an_answer_that_was_held_goes_on_where_it_was_heard() -> None:
 
 
 def test_what_waits_behind_a_cut_answer_is_not_heard() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 2000, 0)
     speaker.send("b", 1100, 500, 1)
     speaker.silence(1500)
@@ -129,7 +129,7 @@ def test_what_waits_behind_a_cut_answer_is_not_heard() -> None:
 
 
 def test_a_cut_of_one_answer_lets_the_next_play() -> None:
-    speaker = Loudspeaker()
+    speaker = PlayedSound()
     speaker.send("a", 1000, 2000, 0)
     speaker.send("b", 1100, 500, 1)
     speaker.cut("a", 1500)
