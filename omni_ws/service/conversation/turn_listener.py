@@ -249,8 +249,7 @@ class TurnListener:
         #: When detection began, in milliseconds of the session's audio.
         self._offset_ms = 0
         #: How many cancels are in the queue, and the position (ms since detection began) of the last that took effect.
-        self._cancels = 0
-        self._cancelled_ms = 0.0
+        self._cancels, self._cancelled_ms = 0, 0.0
         #: Whether the open request is a turn that began before a restore: more speech or a silence ends it.
         self._may_go_on = False
         #: Whether a decoder may still buffer a part of the audio that it got.
