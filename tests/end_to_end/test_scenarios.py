@@ -36,7 +36,8 @@ def test_thirty_have_the_form_and_the_gate_is_of_five() -> None:
 async def test_the_gate(tmp_path: Path) -> None:
     fetched("whisper-tiny-en")
     fetched("hibari")
-    options = ("--only", "gate", "--no-times", "--jobs", str(min(2, os.cpu_count() or 1)), "--format", "json", "--save", str(tmp_path))
+    jobs = str(min(2, os.cpu_count() or 1))
+    options = ("--only", "gate", "--no-times", "--jobs", jobs, "--format", "json", "--save", str(tmp_path))
     ended = await run_command(sys.executable, "-m", "omni_ws", "test", *options, *map(str, FILES))
     assert ended.status == 0, ended.output + ended.errors
     assert {one["name"] for one in json.loads(ended.output)["scenarios"]} == GATE
