@@ -22,7 +22,7 @@ _JUDGE: Final = (
 )
 _PLAY: Final = (
     "You write what a caller says in a telephone call with an assistant. The caller asks, and never helps or answers "
-    "for the assistant. Write only the caller's next words, one or two short spoken sentences, without stage directions. "
+    "for the assistant. Write only the caller's next words, one or two short sentences, without stage directions. "
     "When the caller has what it wants, or it is hopeless, write only: GOODBYE"
 )
 _SO_FAR: Final = "The caller: {who}\nWhat the caller wants: {goal}\n\nThe call so far:\n{talk}\n\nThe caller says next:"
