@@ -14,10 +14,10 @@ from support.speech_clips import clip_samples
 
 from benchmarks.speech.debian import DebianSource, files_of
 from benchmarks.speech.degraded import far, noisy, telephone
-from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
 from benchmarks.voices import sentences
 from omni_ws.audio.pcm import Samples
+from omni_ws.caller.word_errors import WordErrors, total, word_errors
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.weights.sources import Fetching, WeightsError, read_lock
 

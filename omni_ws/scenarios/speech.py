@@ -128,8 +128,10 @@ class CallersSpeech:
         try:
             speaker = self._voices.get(voice.kind)
             if speaker is None:
-                speaker = self._voices[voice.kind] = VoiceProcess(_KINDS[voice.kind])
+                # What is said is kept before it is needed, however busy the machine is.
+                speaker = VoiceProcess(_KINDS[voice.kind], may_stutter=True)
                 await speaker.start()
+                self._voices[voice.kind] = speaker
                 if (pid := speaker.worker_pid) is not None:
                     with suppress(OSError):
                         os.setpriority(os.PRIO_PROCESS, pid, _NICE)

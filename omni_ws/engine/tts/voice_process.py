@@ -129,7 +129,8 @@ class VoiceProcess:
     ``speech_language`` the first voice of that language speaks, unless ``voice`` is one of it.
 
     For Kokoro's voices of other languages than English a ``reader``, a process of espeak-ng, tells the phonemes. By
-    default it is an own one, which starts when it is first needed.
+    default it is an own one, which starts when it is first needed. A voice that is slower than speech
+    is refused, unless it ``may_stutter``, as where nobody listens to it live.
     """
 
     hosts: tuple[str, ...] = ()
@@ -142,6 +143,7 @@ class VoiceProcess:
         default_voice: str | None = None,
         file: Path | None = None,
         reader: VoiceProcess | None = None,
+        may_stutter: bool = False,
     ) -> None:
         self.name = "synthesis"
         self.model = choice.value
@@ -154,6 +156,7 @@ class VoiceProcess:
         #: Whether the operator named the default voice.
         self.default_named = default_voice is not None
         self._file = file
+        self._may_stutter = may_stutter
         self._own_reader = VoiceProcess(VoiceChoice.ESPEAK) if choice is VoiceChoice.KOKORO and reader is None else None
         #: The process that reads other languages than English for this one; None if it reads all that it speaks.
         self.reader = reader or self._own_reader
@@ -255,7 +258,7 @@ class VoiceProcess:
             if self._choice is not VoiceChoice.AUTO:
                 raise EngineFailed(f"no voice {self._choice}: {self.reason}") from None
             return
-        if self.facts.pace > SLOWEST_PACE:
+        if self.facts.pace > SLOWEST_PACE and not self._may_stutter:
             pace = self.facts.pace
             await self.stop()
             raise EngineFailed(

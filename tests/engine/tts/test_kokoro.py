@@ -155,6 +155,11 @@ async def test_a_machine_that_is_too_slow_is_told(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(EngineFailed, match=refusal):
         await process.start()
     assert process.worker_pid is None
+    patient = VoiceProcess(VoiceChoice.KOKORO, may_stutter=True)
+    await patient.start()
+    assert patient.facts is not None
+    assert patient.facts.pace > 0
+    await patient.stop()
 
 
 async def test_a_start_without_weights_says_what_to_do(no_weights: None) -> None:

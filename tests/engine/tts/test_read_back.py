@@ -14,9 +14,9 @@ from support.engine_answers import outputs_to
 from support.real_models import fetched
 
 from benchmarks.speech.hearing import hear, whole_request
-from omni_ws.caller.word_errors import total, word_errors
 from benchmarks.voices import Sentence, read_back, sentences, sentences_by_language
 from omni_ws.audio.pcm import as_samples
+from omni_ws.caller.word_errors import total, word_errors
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality, Task
 from omni_ws.engine.base import AudioOutput
