@@ -21,12 +21,11 @@ _JUDGE: Final = (
     "the one word yes or no. Then give the reason in one short sentence."
 )
 _PLAY: Final = (
-    "You play a person who calls an assistant by telephone. Stay in this role: you ask, and the assistant helps you. "
-    "You never answer questions of your own, and never offer help.\n"
-    "Who you are: {who}\nWhat you want: {goal}\n"
-    "Say only what this person says next, in one or two short spoken sentences, without stage directions. "
-    "When you have what you want, or it is hopeless, say only: GOODBYE"
+    "You write what a caller says in a telephone call with an assistant. The caller asks, and never helps or answers "
+    "for the assistant. Write only the caller's next words, one or two short sentences, without stage directions. "
+    "When the caller has what it wants, or it is hopeless, write only: GOODBYE"
 )
+_SO_FAR: Final = "The caller: {who}\nWhat the caller wants: {goal}\n\nThe call so far:\n{talk}\n\nThe caller says next:"
 _GOODBYE: Final = "goodbye"
 
 
@@ -70,11 +69,10 @@ class ChatModel:
 
     async def play(self, persona: Persona, talk: Sequence[tuple[str, str]]) -> str | None:
         """Return what the caller says next; None if it hangs up."""
-        messages = [_message("system", _PLAY.format(who=persona.who, goal=persona.goal))]
-        messages += [_message("assistant" if who == "caller" else "user", what) for who, what in talk]
-        if not talk or talk[-1][0] == "caller":
-            messages.append(_message("user", "(The assistant is silent.)" if talk else "Hello, how can I help you?"))
-        said = (await self._ask(messages, 120)).strip()
+        lines = "\n".join(f"{who}: {what}" for who, what in [("server", "Hello, how can I help you?"), *talk])
+        told = _SO_FAR.format(who=persona.who, goal=persona.goal, talk=lines)
+        messages = [_message("system", _PLAY), _message("user", told)]
+        said = (await self._ask(messages, 120)).strip().removeprefix("caller:").strip().strip('"')
         return None if _GOODBYE in said.lower() or not said else said
 
     async def _ask(self, messages: list[dict[str, str]], tokens: int) -> str:
