@@ -191,8 +191,8 @@ class User:
                 case InputEnded():
                     self.requests[-1].ended = True
 
-    #: No onset is uncertain here.
-    onset = None
+    #: No onset is uncertain here, and nobody notes the times of an answer.
+    onset = receiving = None
 
     @property
     def spoken(self) -> User:
