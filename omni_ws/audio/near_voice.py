@@ -150,28 +150,33 @@ def _moved(level: float, to: float) -> float:
 
 #: The sound has fallen if it is so many decibels below the voice, whose level loses half of its power in so many
 #: milliseconds.
-FALL_DB: Final = 12.0
+FALL_DB: Final = 14.0
 _FALL_POWER: Final = 10 ** (-FALL_DB / 10)
 _HALF_AFTER_MS: Final = 1400.0
+#: The voice may pause once the sound has fallen for so long. Most gaps within words are shorter, and pauses are noticed
+#: no sooner with less, since the detector of speech lags (``python -m benchmarks words_known``).
+FALLEN_MS: Final = 120.0
 #: How much of the end of a chunk is measured.
 _MEASURED_MS: Final = 20
 
 
 class FallingVoice:
-    """Tells for each chunk of a turn, of 16-bit samples, whether it is much softer than the voice lately: it may pause.
+    """Tells for each chunk of a turn, of 16-bit samples, whether the voice may pause: it has been much softer for long.
 
-    It costs a few microseconds a chunk, and is often true within words, too.
+    It costs a few microseconds a chunk, and is sometimes true within words, too.
     """
 
     def __init__(self) -> None:
         self._power = 0.0
+        self._fallen_ms = 0.0
 
     def falls(self, payload: bytes, audio: AudioFormat) -> bool:
-        """Return whether the end of ``payload`` is soft. False for other encodings."""
+        """Return whether the ends of the chunks of FALLEN_MS up to ``payload`` are soft. False for other encodings."""
         if audio.encoding is not AudioEncoding.PCM16:
             return False
         measured = payload[len(payload) & 1 :][-2 * (audio.bytes_per_second * _MEASURED_MS // 2000) :]
         sound = np.frombuffer(measured, "<i2").astype(np.float32)
-        power = float(sound.dot(sound)) / max(1, len(sound))
-        self._power = max(power, self._power * 0.5 ** (audio.duration_ms(len(payload)) / _HALF_AFTER_MS))
-        return power < self._power * _FALL_POWER
+        power, length_ms = float(sound.dot(sound)) / max(1, len(sound)), audio.duration_ms(len(payload))
+        self._power = max(power, self._power * 0.5 ** (length_ms / _HALF_AFTER_MS))
+        self._fallen_ms = self._fallen_ms + length_ms if power < self._power * _FALL_POWER else 0.0
+        return self._fallen_ms >= FALLEN_MS

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_ws.audio.near_voice import FALL_DB, FAR_DB, SILENT_DB, SOFT_DB, FallingVoice, NearVoice, window_powers
+from omni_ws.audio.near_voice import (
+    FALL_DB,
+    FALLEN_MS,
+    FAR_DB,
+    SILENT_DB,
+    SOFT_DB,
+    FallingVoice,
+    NearVoice,
+    window_powers,
+)
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
@@ -152,16 +161,32 @@ def chunk(level: float, *, ms: int = 20) -> bytes:
     return np.full(16 * ms, round(32768 * 10 ** (level / 20)), "<i2").tobytes()
 
 
-@pytest.mark.parametrize(("below", "falls"), [(FALL_DB - 0.1, False), (FALL_DB + 0.1, True)])
+def fallen(voice: FallingVoice, level: float = -60, *, ms: int = int(FALLEN_MS)) -> bool:
+    """Whether the voice falls that was at this level for so long, in frames."""
+    return [voice.falls(chunk(level), MONO) for _ in range(ms // 20)][-1]
+
+
+@pytest.mark.parametrize(("below", "falls"), [(FALL_DB - 0.1, False), (FALL_DB + 0.3, True)])
 def test_a_voice_falls_that_is_so_much_softer(below: float, falls: bool) -> None:
+    """In FALLEN_MS the level of the voice itself loses a quarter of a decibel."""
     voice = FallingVoice()
     assert not voice.falls(chunk(-20), MONO)
-    assert voice.falls(chunk(-20 - below, ms=1), MONO) is falls
+    assert fallen(voice, -20 - below) is falls
+
+
+@pytest.mark.parametrize(("soft_ms", "falls"), [(100, False), (120, True)])
+def test_a_voice_falls_that_has_been_softer_for_so_long(soft_ms: int, falls: bool) -> None:
+    voice = FallingVoice()
+    voice.falls(chunk(-20), MONO)
+    assert fallen(voice, ms=soft_ms) is falls
+    assert not voice.falls(chunk(-20), MONO)
+    assert fallen(voice, ms=soft_ms) is falls
 
 
 def test_the_end_of_a_chunk_tells() -> None:
     voice = FallingVoice()
     assert not voice.falls(chunk(-40) + chunk(-20), MONO)
+    assert not fallen(voice, ms=100)
     assert voice.falls(chunk(-20) + chunk(-40), MONO)
 
 
@@ -170,8 +195,7 @@ def test_a_voice_that_stays_softer_falls_no_more(lasted: int, falls: bool) -> No
     """Half of its power is forgotten in 1.4 s: 3 dB."""
     voice = FallingVoice()
     voice.falls(chunk(-20), MONO)
-    for _ in range(lasted // 20):
-        voice.falls(chunk(-60), MONO)
+    fallen(voice, ms=lasted)
     assert voice.falls(chunk(-20 - FALL_DB - 3, ms=1), MONO) is falls
 
 
@@ -181,4 +205,5 @@ def test_what_cannot_be_measured_does_not_fall() -> None:
     assert not voice.falls(b"", MONO)
     assert not voice.falls(b"\0", MONO)
     assert not voice.falls(chunk(-20) + b"\0", MONO)
-    assert not voice.falls(bytes(320), AudioFormat(AudioEncoding.OPUS))
+    voice.falls(chunk(-20), MONO)
+    assert not voice.falls(bytes(32_000), AudioFormat(AudioEncoding.OPUS))

@@ -14,8 +14,8 @@ runs on the event loop. A piece that is longer goes on, slice by slice, before a
 
 *Pieces.* Waking a thread costs as much as judging several windows, so audio collects until a piece is worth it:
 ``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to end,
-as the voice falls or pauses, or an answer to be interrupted, and any amount when another item waits behind it or the
-queue is full. Less audio than that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other
+as the voice has fallen or pauses, or an answer to be interrupted, and any amount when another item waits behind it or
+the queue is full. Less audio than that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other
 sessions.
 
 *Latency.* Once a piece ends in silence, every window is judged as it completes. ``speech_stopped`` is therefore sent
