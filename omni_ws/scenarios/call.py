@@ -123,7 +123,7 @@ class ScenarioCall:
         #: When the last speech began and was over, in ticks; None before it.
         self._began: int | None = None
         self._ended: int | None = None
-        #: The errors that were looked at.
+        #: How many errors were looked at.
         self._errors = 0
         #: The calls of tools that have their result, and when the last was called and had its result.
         self._given: set[str] = set()
@@ -327,26 +327,34 @@ class ScenarioCall:
         outputs = self._answers[-1].outputs if self._answers else 0
         return len(self._caller.seen), outputs, 0.0 if place is None else place[1]
 
-    def _error_codes(self) -> list[str]:
+    @property
+    def errors(self) -> list[str]:
+        """The codes of all errors of the call."""
         codes = [code for answer in self._answers for code in answer.error_codes]
         return [*codes, *self._caller.reader.found.errors]
+
+    @property
+    def unseen_errors(self) -> list[str]:
+        """The codes of the errors that no step looked at."""
+        return self.errors[self._errors :]
+
+    def _take_errors(self) -> list[str]:
+        """Look at the errors that no step looked at."""
+        codes = self.unseen_errors
+        self._errors += len(codes)
+        return codes
 
     async def _hear(self, expected: Expected) -> None:
         if expected.none is not None:
             await self._hear_nothing(expected.none)
             return
         if expected.error is not None:
-            await self._until(lambda: len(self._error_codes()) > self._errors, f"no error {expected.error}")
-            codes = self._error_codes()[self._errors :]
-            self._errors += len(codes)
-            if expected.error not in codes:
+            await self._until(lambda: bool(self.unseen_errors), f"no error {expected.error}")
+            if expected.error not in (codes := self._take_errors()):
                 raise StepFailed(f"the error {', '.join(codes)} instead of {expected.error}")
             return
-        await self._until(
-            lambda: self._found(expected) is not None or len(self._error_codes()) > self._errors, self._missing()
-        )
-        if codes := self._error_codes()[self._errors :]:
-            self._errors += len(codes)
+        await self._until(lambda: self._found(expected) is not None or bool(self.unseen_errors), self._missing())
+        if codes := self._take_errors():
             raise StepFailed(f"the error {', '.join(codes)}")
         place = self._found(expected)
         assert place is not None
@@ -549,15 +557,6 @@ class ScenarioCall:
             self._note(answer)
         self._next = len(self._answers)
         self.report.answers = sum(not self._is_skipped(one, Expected()) for one in self._answers)
-
-    @property
-    def errors(self) -> list[str]:
-        """The codes of all errors of the call, and of those that no step looked at."""
-        return self._error_codes()
-
-    @property
-    def unseen_errors(self) -> list[str]:
-        return self._error_codes()[self._errors :]
 
 
 def _is_whole(arguments: str) -> bool:
