@@ -259,21 +259,23 @@ class ScenarioCall:
     # Answers
 
     def _is_filler(self, answer: TimedAnswer) -> bool:
-        return any(
-            seen.kind == "response" and seen.name == answer.request_id and seen.text == StartTrigger.FILLER
-            for seen in self._caller.seen
-        )
+        begun = self._caller.responses.get(answer.request_id)
+        return begun is not None and begun.text == StartTrigger.FILLER
 
     def _is_over(self, answer: TimedAnswer) -> bool:
         has_ended = answer.finish_reason is not None or bool(answer.errors)
         return has_ended and not self._caller.speaker.holds(answer.request_id)
 
     def _was_cut(self, answer: TimedAnswer) -> bool:
-        dropped = max((tick for tick, name in self._caller.silenced if name == answer.request_id), default=None)
-        if answer.finish_reason == "cancelled" or dropped is None:
-            return answer.finish_reason == "cancelled"
+        if answer.finish_reason == "cancelled":
+            return True
+        dropped = [tick for tick, name in self._caller.silenced if name == answer.request_id]
         # An answer that was held goes on after its sound was dropped.
-        return not any(one.tick > dropped for one in self._caller.speaker.played if one.answer == answer.request_id)
+        return bool(dropped) and all(tick <= dropped[-1] for tick in self._played(answer))
+
+    def _played(self, answer: TimedAnswer) -> list[int]:
+        """The ticks in which an answer was played."""
+        return [one.tick for one in self._caller.speaker.played if one.answer == answer.request_id]
 
     def _is_skipped(self, answer: TimedAnswer, expected: Expected) -> bool:
         """Whether this is no answer to be heard: a filler, nothing at all, or withdrawn as the caller went on."""
@@ -289,11 +291,9 @@ class ScenarioCall:
             return True  # what is said comes with the result
         if not self._was_cut(answer) or expected.is_about_cut:
             return False
-        began = next(
-            (one.tick for one in self._caller.seen if one.kind == "response" and one.name == answer.request_id), 0
-        )
+        begun = self._caller.responses.get(answer.request_id)
         unheard = not self._caller.speaker.place(answer.request_id) and bool(answer.audio or not answer.texts)
-        return unheard or (self._ended is not None and began < self._ended)
+        return unheard or (self._ended is not None and (begun is None or begun.tick < self._ended))
 
     def _found(self, expected: Expected) -> int | None:
         """The place of the next answer that is over; None while there is none."""
@@ -444,9 +444,9 @@ class ScenarioCall:
         return problems
 
     def _first_sound(self, answer: TimedAnswer) -> int | None:
-        played = (one.tick for one in self._caller.speaker.played if one.answer == answer.request_id)
-        first = next(played, None)
-        return first if first is not None or answer.first_text_at is None else int(answer.first_text_at)
+        if played := self._played(answer):
+            return played[0]
+        return None if answer.first_text_at is None else int(answer.first_text_at)
 
     def _silence_problems(self, within_ms: float, every_ms: float | None) -> list[str]:
         if self._tool_ran is None:
@@ -467,7 +467,7 @@ class ScenarioCall:
         if expected.cut is not None and was_cut != expected.cut:
             problems.append(f"the answer was {'cut' if was_cut else 'not cut'}: {shown(answer.text)}")
         if expected.stopped_within_ms is not None and self._tools.times:
-            last = max((one.tick for one in self._caller.speaker.played if one.answer == answer.request_id), default=0)
+            last = max(self._played(answer), default=0)
             if self._began is None or not was_cut:
                 problems.append("the answer was not stopped by the caller")
             elif (ms := max(0, (last + 1 - self._began) * PIECE_MS)) > expected.stopped_within_ms:
@@ -507,7 +507,7 @@ class ScenarioCall:
 
     def heard_sound(self, answer: TimedAnswer) -> Samples:
         """What was played of an answer, at 16 kHz, as it sounded."""
-        ticks = [one.tick for one in self._caller.speaker.played if one.answer == answer.request_id]
+        ticks = self._played(answer)
         if not ticks:
             return np.zeros(0, np.float32)
         size = 2 * PLAYED_TICK
