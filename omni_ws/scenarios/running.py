@@ -19,6 +19,7 @@ from omni_ws.scenarios.call import CallReport, CallTools, ScenarioCall, StepFail
 from omni_ws.scenarios.form import (
     HearAnswer,
     Interrupt,
+    Interruption,
     Judged,
     PlacedScenario,
     PlaySound,
@@ -146,20 +147,16 @@ def check_files(file: ScenarioFile, scenario: PlacedScenario) -> Iterator[str]:
     """Yield a problem for each recording and picture that cannot be read."""
     for placed in scenario.steps:
         match placed.step:
-            case PlaySound(sound=name):
-                names, is_sound = [name], True
-            case Interrupt(interrupt=how) if how.sound is not None:
-                names, is_sound = [how.sound], True
+            case PlaySound(sound=name) | Interrupt(interrupt=Interruption(sound=str(name))):
+                read: Callable[[Path], object] = recording
             case ShowPicture(show=name):
-                names, is_sound = [name], False
+                read = Path.read_bytes
             case _:
                 continue
-        for name in names:
-            path = file.path.parent / name
-            try:
-                _ = recording(path) if is_sound else path.read_bytes()
-            except (NoSpeech, OSError) as error:
-                yield f"{file.path}:{placed.line}: {error}"
+        try:
+            read(file.path.parent / name)
+        except (NoSpeech, OSError) as error:
+            yield f"{file.path}:{placed.line}: {error}"
 
 
 def needs_judge(scenario: PlacedScenario) -> bool:
