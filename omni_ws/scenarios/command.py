@@ -28,7 +28,6 @@ from omni_ws.scenarios.running import (
     check_files,
     run_all,
     texts_of,
-    voice_of,
 )
 from omni_ws.scenarios.servers import NoServer, own_server
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
@@ -195,7 +194,6 @@ class _Command:
         if not named:
             print(f"callers speak with {voice.text}", file=sys.stderr, flush=True)
         for file, one in self._work:
-            voice_of(file, one.scenario, voice)
             await speech.render(texts_of(file, one, voice))
         if speech.rendered:
             print(f"{speech.rendered} texts rendered", file=sys.stderr, flush=True)
