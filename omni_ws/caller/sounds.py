@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import Samples, encode_mu_law, pcm16_from_samples
-from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.script import PIECE_MS, frame_levels
 
 #: Of a microphone, in Hz, and its samples in a tick.
 MIC_RATE: Final = 16_000
@@ -27,6 +27,13 @@ def room_noise(seconds: float, level_db: float, *, seed: int) -> Samples:
     """Pink noise at a level in dBFS; equal arguments give equal noise."""
     noise = pink_noise(int(seconds * MIC_RATE), np.random.default_rng(seed))
     return np.asarray(noise * 10 ** (level_db / 20) / np.sqrt(np.mean(noise**2)), np.float32)
+
+
+def levelled(samples: Samples, dbfs: float) -> Samples:
+    """Speech with its loud frames at this mean power."""
+    levels = frame_levels(samples, MIC_TICK)
+    loud = levels[levels > 0.05 * levels.max()]
+    return np.asarray(samples * (10 ** (dbfs / 20) / np.sqrt(np.mean(loud**2))), np.float32)
 
 
 def mixed(sound: Samples, other: Samples, begin: int = 0) -> Samples:

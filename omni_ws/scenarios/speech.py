@@ -20,7 +20,7 @@ import numpy as np
 
 from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, as_samples, mixed_down, resampled, samples_from_bytes
 from omni_ws.caller.script import frame_levels, loud_part
-from omni_ws.caller.sounds import MIC_RATE, MIC_TICK
+from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, levelled
 from omni_ws.client.audio import UnreadableAudio, read_wav
 from omni_ws.config.model import VoiceChoice
 from omni_ws.config.values import user_cache_folder
@@ -155,14 +155,11 @@ class CallersSpeech:
 
 
 def _trimmed(samples: Samples) -> Samples:
-    """CallersSpeech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
-    levels = frame_levels(samples, MIC_TICK)
-    first, end = loud_part(levels)
-    loud = levels[levels > 0.05 * levels.max()]
+    """Speech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
+    first, end = loud_part(frame_levels(samples, MIC_TICK))
     begin = max(0, (first - _BEFORE) * MIC_TICK)
-    gain = 10 ** (LEVEL_DB / 20) / np.sqrt(np.mean(loud**2))
-    speech = samples[begin : (end + _BEHIND) * MIC_TICK] * np.float32(gain)
-    return np.asarray(np.clip(speech, -1, 1), np.float32)
+    speech = levelled(samples, LEVEL_DB)[begin : (end + _BEHIND) * MIC_TICK]
+    return np.clip(speech, -1, 1)
 
 
 def _keep(file: Path, samples: Samples) -> None:
