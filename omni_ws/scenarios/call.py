@@ -402,7 +402,10 @@ class ScenarioCall:
     async def _problems(self, answer: TimedAnswer, place: int, expected: Expected) -> list[str]:
         """Everything about an answer that is not as expected."""
         problems = [*self._time_problems(answer, expected), *self._cut_problems(answer, expected)]
-        problems += await self.phrase_problems(expected.said, expected.not_said, answer.text)
+        of_words = await self.phrase_problems(expected.said, expected.not_said, answer.text)
+        # The reason is often what the server took the caller's words for.
+        heard = self._transcript(place)
+        problems += [f"{one}; heard {shown(heard)}" if heard else one for one in of_words]
         if expected.tool is not None and (problem := _tool_problem(expected.tool, answer)) is not None:
             problems.append(problem)
         if expected.heard is not None:
