@@ -69,7 +69,7 @@ class MicrophoneFormat:
     """A microphone's ticks as they are sent: pcm16 at 8, 16 or 24 kHz, or G.711 µ-law, as a telephone has it."""
 
     def __init__(self, rate: int, *, is_mu_law: bool = False) -> None:
-        self.rate, self._is_mu_law = rate, is_mu_law
+        self.rate, self.is_mu_law = rate, is_mu_law
         ratio = {8000: (1, 2), 24_000: (3, 2)}.get(rate)
         self._resampler = None if ratio is None else TickResampler(*ratio)
 
@@ -77,4 +77,4 @@ class MicrophoneFormat:
         if self._resampler is not None:
             tick = np.clip(self._resampler.resample(tick), -1, 1)
         pcm16 = pcm16_from_samples(tick)
-        return encode_mu_law(pcm16) if self._is_mu_law else pcm16.tobytes()
+        return encode_mu_law(pcm16) if self.is_mu_law else pcm16.tobytes()

@@ -188,9 +188,10 @@ class RealtimeWire(Wire):
     _items: dict[str, str] = field(default_factory=dict)
 
     def opening(self, created: dict[str, Any]) -> dict[str, Any]:
-        is_telephone = self.sound.rate == 8000
         heard = {
-            "format": {"type": "audio/pcmu"} if is_telephone else {"type": "audio/pcm", "rate": self.sound.rate},
+            "format": {"type": "audio/pcmu"}
+            if self.sound.is_mu_law
+            else {"type": "audio/pcm", "rate": self.sound.rate},
             "transcription": {"model": "whisper-1"},
             "turn_detection": self.turns,
         }
