@@ -51,8 +51,9 @@ class Echo:
 class Seen:
     """A message of the server, and the tick at which it came.
 
-    ``kind`` is started, uncertain, confirmed, dismissed, stopped, response, final, transcript, call, refused or closed.
-    ``audio_ms`` is its place in the input. ``text`` of a response is what triggered it, if that is known.
+    ``kind`` is configured, refused, started, uncertain, confirmed, dismissed, stopped, response, call, transcript,
+    final or closed. ``audio_ms`` is its place in the input. ``text`` of a response is what triggered it, if that is
+    known.
     """
 
     tick: int

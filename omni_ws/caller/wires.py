@@ -14,7 +14,7 @@ from omni_ws.caller.sounds import MIC_RATE, MicrophoneFormat
 
 
 class Wire(ABC):
-    """A front end. ``read`` yields (kind, fields of ``live_caller.Seen``)."""
+    """How a caller configures a session of a front end, speaks to it, and reads its messages."""
 
     path: str
     reader: ClassVar[type[SessionReader]]
@@ -51,7 +51,8 @@ class Wire(ABC):
     def read(self, message: bytes | str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what a message tells.
 
-        Kind ``audio`` has ``name``, ``pcm`` and ``start_ms``; ``created``, ``times`` and ``kept`` have ``fields``.
+        Kind ``audio`` has ``name``, ``pcm`` and ``start_ms``; ``created``, ``acknowledged``, ``words``, ``times`` and
+        ``kept`` have ``fields``. All others have fields of ``live_caller.Seen``.
         """
 
     def resuming(self, reader: SessionReader) -> str | None:
