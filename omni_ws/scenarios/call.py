@@ -43,7 +43,7 @@ from omni_ws.scenarios.form import (
     listed,
 )
 from omni_ws.scenarios.judge import ChatModel
-from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech, recording
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech
 
 #: How long the transcript of an answer, or what the history keeps of it, may come after the answer.
 _LATE_MS: Final = 10_000
@@ -144,7 +144,7 @@ class ScenarioCall:
             case SayText(say=text, voice=voice):
                 await self._speak(await self._said(text, voice), text)
             case PlaySound(sound=file, text=text):
-                await self._speak(recording(self._folder / file), text or f"({file})")
+                await self._speak(self._tools.speech.recording(self._folder / file), text or f"({file})")
             case Interrupt(interrupt=how):
                 await self._interrupt(how)
             case TypeText(type=text):
@@ -192,9 +192,10 @@ class ScenarioCall:
             self._next += 1
 
     async def _interrupt(self, how: Interruption) -> None:
-        samples = (
-            recording(self._folder / (how.sound or "")) if how.say is None else await self._said(how.say, how.voice)
-        )
+        if how.say is not None:
+            samples = await self._said(how.say, how.voice)
+        else:
+            samples = self._tools.speech.recording(self._folder / (how.sound or ""))
         caller = self._caller
 
         def target() -> TimedAnswer | None:

@@ -185,7 +185,7 @@ class _Command:
 
     async def _prepare(self, speech: CallersSpeech) -> CallersVoice:
         """Render all speech, and check all recordings, before any call."""
-        problems = [problem for file, one in self._work for problem in check_files(file, one)]
+        problems = [problem for file, one in self._work for problem in check_files(file, one, speech)]
         if problems:
             raise FormError(problems)
         # Nobody needs a voice who only types.

@@ -31,7 +31,7 @@ from omni_ws.scenarios.form import (
 )
 from omni_ws.scenarios.judge import ChatModel, NoJudge
 from omni_ws.scenarios.sessions import NotHere, merged, wire_of
-from omni_ws.scenarios.speech import CallersVoice, NoSpeech, recording
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, NoSpeech
 
 Verdict: TypeAlias = Literal["passed", "failed", "skipped"]
 #: The noise of a room that has none of its own, in dBFS; and how long it is until it repeats itself.
@@ -143,12 +143,12 @@ def voice_of(file: ScenarioFile, scenario: Scenario, voice: CallersVoice) -> Cal
     return voice if named is None else CallersVoice.parse(named)
 
 
-def check_files(file: ScenarioFile, scenario: PlacedScenario) -> Iterator[str]:
-    """Yield a problem for each recording and picture that cannot be read."""
+def check_files(file: ScenarioFile, scenario: PlacedScenario, speech: CallersSpeech) -> Iterator[str]:
+    """Yield a problem for each recording and picture that cannot be read. ``speech`` keeps the recordings."""
     for placed in scenario.steps:
         match placed.step:
             case PlaySound(sound=name) | Interrupt(interrupt=Interruption(sound=str(name))):
-                read: Callable[[Path], object] = recording
+                read: Callable[[Path], object] = speech.recording
             case ShowPicture(show=name):
                 read = Path.read_bytes
             case _:

@@ -98,7 +98,8 @@ class CallersSpeech:
         self._voices: dict[str, VoiceProcess] = {}
         self._rendering = asyncio.Lock()
         #: What was said or is about to be, so that no file is read while a call goes on.
-        self._known: dict[Path, Samples] = {}
+        self._known: dict[tuple[CallersVoice, str], Samples] = {}
+        self._recordings: dict[Path, Samples] = {}
         #: How many texts were rendered, and not found in the cache.
         self.rendered = 0
 
@@ -109,15 +110,22 @@ class CallersSpeech:
 
     async def of(self, voice: CallersVoice, text: str) -> Samples:
         """Return speech at 16 kHz. Raises NoSpeech."""
-        file = self._file(voice, text)
-        if (known := self._known.get(file)) is not None:
+        if (known := self._known.get((voice, text))) is not None:
             return known
+        file = self._file(voice, text)
         async with self._rendering:
             if not file.exists():
                 await asyncio.to_thread(_keep, file, await self._render(voice, text))
                 self.rendered += 1
-        self._known[file] = samples = np.asarray(await asyncio.to_thread(np.load, file), np.float32)
+        samples = np.asarray(await asyncio.to_thread(np.load, file), np.float32)
+        self._known[voice, text] = samples
         return samples
+
+    def recording(self, path: Path) -> Samples:
+        """Return a recording at 16 kHz. Raises NoSpeech."""
+        if path not in self._recordings:
+            self._recordings[path] = recording(path)
+        return self._recordings[path]
 
     def _file(self, voice: CallersVoice, text: str) -> Path:
         key = "\n".join((voice.text, voice.release, text))
