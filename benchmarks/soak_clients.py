@@ -8,7 +8,6 @@ import json
 import random
 import socket
 import time
-import wave
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,6 +20,7 @@ from websockets.exceptions import WebSocketException
 
 from benchmarks.soak_server import KEY
 from omni_ws.caller.answers import NativeReader, TimedAnswer
+from omni_ws.client.audio import read_wav
 
 RECORDING: Final = Path(__file__).parents[1] / "tests" / "data" / "goforward.wav"
 HEARD: Final = "Go forward 10 meters."
@@ -120,8 +120,7 @@ class Talker:
             await self._say_recording()
 
     async def _say_recording(self) -> None:
-        with wave.open(str(RECORDING), "rb") as file:
-            audio = file.readframes(file.getnframes())
+        audio = read_wav(RECORDING).samples
         for start in range(0, len(audio), FRAME_BYTES):
             await self._send({"payload": b64encode(audio[start : start + FRAME_BYTES]).decode(), "modality": "audio"})
         await self._send({"payload": "", "modality": "audio", "end_of_input": True})

@@ -25,7 +25,7 @@ from benchmarks.speech.rendered import Rendering, keep
 from benchmarks.speech.wordless import keyboard, music, quiet_room, silence
 from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.caller.script import frame_levels, loud_part
-from omni_ws.caller.sounds import pink_noise
+from omni_ws.caller.sounds import MIC_TICK, levelled, pink_noise
 from omni_ws.config.values import user_cache_folder
 from omni_ws.engine.tts.hibari import Hibari
 from omni_ws.engine.tts.kokoro import Kokoro
@@ -39,7 +39,6 @@ SMALL: Final = "hibari"
 VOICES: Final = ("af_heart", "am_michael", "bf_emma", "bm_george", "af_nova", "am_puck", SMALL)
 #: Levels in dBFS: the mean power of the loud frames.
 LEVEL, QUIET, TELEVISION, BABBLE = -22.0, -30.0, -35.0, -38.0
-_FRAME: Final = RATE // 50
 _SEED: Final = 39
 #: What is kept of a rendering around its sound.
 _BEFORE_MS, _BEHIND_MS = 40, 60
@@ -112,15 +111,8 @@ def spoken(voice: str, text: str) -> Samples:
 # From speech to stimuli
 
 
-def levelled(samples: Samples, dbfs: float) -> Samples:
-    """The sound with its loud frames at this mean power."""
-    levels = frame_levels(samples, _FRAME)
-    loud = levels[levels > 0.05 * levels.max()]
-    return np.asarray(samples * (10 ** (dbfs / 20) / np.sqrt(np.mean(loud**2))), np.float32)
-
-
 def _range_ms(samples: Samples) -> tuple[float, float]:
-    first, last = loud_part(frame_levels(samples, _FRAME))
+    first, last = loud_part(frame_levels(samples, MIC_TICK))
     return first * 20.0, last * 20.0
 
 

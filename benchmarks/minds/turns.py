@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from benchmarks.embedded import SAMPLE_RATE, Clip, Report, percentile, speak
 from benchmarks.minds.__main__ import SENTENCES
 from benchmarks.minds.spoken import SPEECH_RATE, parser_of, read_aloud, serving
 from benchmarks.server_process import child_processes, cpu_seconds, proportional_gb
-from omni_ws.audio.pcm import resampled
+from omni_ws.audio.pcm import SampleLayout, pcm16_from_samples, resampled, samples_from_bytes
 
 TURNS: Final = 20
 #: Targets: seconds by the part of the turns; GB.
@@ -31,9 +29,9 @@ MAX_MEMORY: Final = 1.9
 
 
 def clip_of(file: str) -> Clip:
-    samples = np.frombuffer(Path(file).read_bytes(), "<i2").astype(np.float32) / np.float32(32768)
+    samples = samples_from_bytes(Path(file).read_bytes(), SampleLayout.S16)
     heard = resampled(samples, SPEECH_RATE, SAMPLE_RATE)
-    return Clip(Path(file).stem, np.rint(heard * 32767).astype("<i2").tobytes())
+    return Clip(Path(file).stem, pcm16_from_samples(heard).tobytes())
 
 
 async def measure(url: str, pid: int, clips: Sequence[Clip]) -> bool:

@@ -23,6 +23,7 @@ from omni_ws.bench.talker import (
     TypedQuestion,
     bench,
 )
+from omni_ws.caller.options import count
 from omni_ws.client import DEFAULT_URL, ConnectionFailed
 from omni_ws.client.audio import read_wav
 from omni_ws.client.connection import websocket_url
@@ -119,9 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", default=DEFAULT_URL, help="address of the server [%(default)s]")
     add("--api-key", metavar="KEY", help="API key [environment variable OMNI_WS_API_KEY]")
     add("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
-    add("--sessions", type=_count, default=4, metavar="N", help="talkers, each on its own connection [%(default)s]")
+    add("--sessions", type=count, default=4, metavar="N", help="talkers, each on its own connection [%(default)s]")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--turns", type=_count, metavar="N", help=f"questions of each talker [{DEFAULT_TURNS}]")
+    length.add_argument("--turns", type=count, metavar="N", help=f"questions of each talker [{DEFAULT_TURNS}]")
     length.add_argument("--seconds", type=_above_zero, metavar="SEC", help="instead: begin turns for so long")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--file", metavar="X.wav", help="say this recording, in real time, in pieces of 20 ms")
@@ -139,12 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--patience", type=_above_zero, default=30.0, metavar="SEC", help="how long an answer may take [%(default)g]")
     add("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number above 0")
-    return number
 
 
 def _seconds(text: str) -> float:

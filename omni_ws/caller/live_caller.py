@@ -51,8 +51,9 @@ class Echo:
 class Seen:
     """A message of the server, and the tick at which it came.
 
-    ``kind`` is started, uncertain, confirmed, dismissed, stopped, response, final, transcript, call, refused or closed.
-    ``audio_ms`` is its place in the input. ``text`` of a response is what triggered it, if that is known.
+    ``kind`` is configured, refused, started, uncertain, confirmed, dismissed, stopped, response, call, transcript,
+    final or closed. ``audio_ms`` is its place in the input. ``text`` of a response is what triggered it, if that is
+    known.
     """
 
     tick: int
@@ -101,6 +102,8 @@ class LiveCaller:
         self.wire = wire
         self.speaker = Loudspeaker()
         self.seen: list[Seen] = []
+        #: The beginnings of answers, by their names.
+        self.responses: dict[str, Seen] = {}
         self.reader = wire.reader()
         #: The texts of answers, by their names; the languages in which the user was heard, by the same names.
         self.texts: dict[str, str] = {}
@@ -397,7 +400,9 @@ class LiveCaller:
                 place = self.speaker.position
                 if place is None or place[0] == fields["name"]:
                     self._silence()
-        self.seen.append(Seen(self.now, kind, **fields))
+        self.seen.append(seen := Seen(self.now, kind, **fields))
+        if kind == "response":
+            self.responses.setdefault(seen.name, seen)
         if kind in ("configured", "refused"):
             self._greeted.set()
             self._configured.set()

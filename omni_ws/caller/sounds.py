@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import Samples, encode_mu_law, pcm16_from_samples
-from omni_ws.caller.script import PIECE_MS
+from omni_ws.caller.script import PIECE_MS, frame_levels
 
 #: Of a microphone, in Hz, and its samples in a tick.
 MIC_RATE: Final = 16_000
@@ -27,6 +27,13 @@ def room_noise(seconds: float, level_db: float, *, seed: int) -> Samples:
     """Pink noise at a level in dBFS; equal arguments give equal noise."""
     noise = pink_noise(int(seconds * MIC_RATE), np.random.default_rng(seed))
     return np.asarray(noise * 10 ** (level_db / 20) / np.sqrt(np.mean(noise**2)), np.float32)
+
+
+def levelled(samples: Samples, dbfs: float) -> Samples:
+    """Speech with its loud frames at this mean power."""
+    levels = frame_levels(samples, MIC_TICK)
+    loud = levels[levels > 0.05 * levels.max()]
+    return np.asarray(samples * (10 ** (dbfs / 20) / np.sqrt(np.mean(loud**2))), np.float32)
 
 
 def mixed(sound: Samples, other: Samples, begin: int = 0) -> Samples:
@@ -62,7 +69,7 @@ class MicrophoneFormat:
     """A microphone's ticks as they are sent: pcm16 at 8, 16 or 24 kHz, or G.711 µ-law, as a telephone has it."""
 
     def __init__(self, rate: int, *, is_mu_law: bool = False) -> None:
-        self.rate, self._is_mu_law = rate, is_mu_law
+        self.rate, self.is_mu_law = rate, is_mu_law
         ratio = {8000: (1, 2), 24_000: (3, 2)}.get(rate)
         self._resampler = None if ratio is None else TickResampler(*ratio)
 
@@ -70,4 +77,4 @@ class MicrophoneFormat:
         if self._resampler is not None:
             tick = np.clip(self._resampler.resample(tick), -1, 1)
         pcm16 = pcm16_from_samples(tick)
-        return encode_mu_law(pcm16) if self._is_mu_law else pcm16.tobytes()
+        return encode_mu_law(pcm16) if self.is_mu_law else pcm16.tobytes()

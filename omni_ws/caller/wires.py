@@ -14,7 +14,7 @@ from omni_ws.caller.sounds import MIC_RATE, MicrophoneFormat
 
 
 class Wire(ABC):
-    """A front end. ``read`` yields (kind, fields of ``live_caller.Seen``)."""
+    """How a caller configures a session of a front end, speaks to it, and reads its messages."""
 
     path: str
     reader: ClassVar[type[SessionReader]]
@@ -51,7 +51,8 @@ class Wire(ABC):
     def read(self, message: bytes | str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what a message tells.
 
-        Kind ``audio`` has ``name``, ``pcm`` and ``start_ms``; ``created``, ``times`` and ``kept`` have ``fields``.
+        Kind ``audio`` has ``name``, ``pcm`` and ``start_ms``; ``created``, ``acknowledged``, ``words``, ``times`` and
+        ``kept`` have ``fields``. All others have fields of ``live_caller.Seen``.
         """
 
     def resuming(self, reader: SessionReader) -> str | None:
@@ -188,9 +189,10 @@ class RealtimeWire(Wire):
     _items: dict[str, str] = field(default_factory=dict)
 
     def opening(self, created: dict[str, Any]) -> dict[str, Any]:
-        is_telephone = self.sound.rate == 8000
         heard = {
-            "format": {"type": "audio/pcmu"} if is_telephone else {"type": "audio/pcm", "rate": self.sound.rate},
+            "format": {"type": "audio/pcmu"}
+            if self.sound.is_mu_law
+            else {"type": "audio/pcm", "rate": self.sound.rate},
             "transcription": {"model": "whisper-1"},
             "turn_detection": self.turns,
         }

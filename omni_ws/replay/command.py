@@ -20,6 +20,7 @@ from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.pcm import Samples
 from omni_ws.caller.answers import Answers, NativeReader, RealtimeReader, TimedAnswer
 from omni_ws.caller.call import ORDERLY_CLOSE_CODES, HttpCall, WebSocketCall, recorded_answers
+from omni_ws.caller.options import above_zero, count
 from omni_ws.caller.script import AT_ONCE, PATIENCE_SEC, Target
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError
@@ -129,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--speed", type=_speed, default=1.0, help="factor of the recorded speed; max: without pauses [1]"
     )
     parser.add_argument(
-        "--copies", type=_count, default=1, metavar="N", help="replay each recording N times concurrently"
+        "--copies", type=count, default=1, metavar="N", help="replay each recording N times concurrently"
     )
     parser.add_argument("--api-key", help="API key [environment variable OMNI_WS_API_KEY]")
     parser.add_argument(
@@ -142,28 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--format", choices=["text", "json"], default="text", help="form of the report [%(default)s]")
     parser.add_argument(
-        "--patience", type=_seconds, default=15.0, metavar="SEC", help="time-out of each awaited answer [%(default)g]"
+        "--patience", type=above_zero, default=15.0, metavar="SEC", help="time-out of each awaited answer [%(default)g]"
     )
     parser.add_argument("--incomplete", action="store_true", help="accept recordings that were cut")
     return parser
 
 
 def _speed(text: str) -> float:
-    return AT_ONCE if text == "max" else _seconds(text)
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < AT_ONCE:
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be a whole number above 0")
-    return number
+    return AT_ONCE if text == "max" else above_zero(text)
 
 
 # Recordings

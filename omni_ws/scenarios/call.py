@@ -43,7 +43,7 @@ from omni_ws.scenarios.form import (
     listed,
 )
 from omni_ws.scenarios.judge import ChatModel
-from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech, recording
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, end_of_speech
 
 #: How long the transcript of an answer, or what the history keeps of it, may come after the answer.
 _LATE_MS: Final = 10_000
@@ -123,7 +123,7 @@ class ScenarioCall:
         #: When the last speech began and was over, in ticks; None before it.
         self._began: int | None = None
         self._ended: int | None = None
-        #: The errors that were looked at.
+        #: How many errors were looked at.
         self._errors = 0
         #: The calls of tools that have their result, and when the last was called and had its result.
         self._given: set[str] = set()
@@ -144,7 +144,7 @@ class ScenarioCall:
             case SayText(say=text, voice=voice):
                 await self._speak(await self._said(text, voice), text)
             case PlaySound(sound=file, text=text):
-                await self._speak(recording(self._folder / file), text or f"({file})")
+                await self._speak(self._tools.speech.recording(self._folder / file), text or f"({file})")
             case Interrupt(interrupt=how):
                 await self._interrupt(how)
             case TypeText(type=text):
@@ -192,9 +192,10 @@ class ScenarioCall:
             self._next += 1
 
     async def _interrupt(self, how: Interruption) -> None:
-        samples = (
-            recording(self._folder / (how.sound or "")) if how.say is None else await self._said(how.say, how.voice)
-        )
+        if how.say is not None:
+            samples = await self._said(how.say, how.voice)
+        else:
+            samples = self._tools.speech.recording(self._folder / (how.sound or ""))
         caller = self._caller
 
         def target() -> TimedAnswer | None:
@@ -259,21 +260,23 @@ class ScenarioCall:
     # Answers
 
     def _is_filler(self, answer: TimedAnswer) -> bool:
-        return any(
-            seen.kind == "response" and seen.name == answer.request_id and seen.text == StartTrigger.FILLER
-            for seen in self._caller.seen
-        )
+        begun = self._caller.responses.get(answer.request_id)
+        return begun is not None and begun.text == StartTrigger.FILLER
 
     def _is_over(self, answer: TimedAnswer) -> bool:
         has_ended = answer.finish_reason is not None or bool(answer.errors)
         return has_ended and not self._caller.speaker.holds(answer.request_id)
 
     def _was_cut(self, answer: TimedAnswer) -> bool:
-        dropped = max((tick for tick, name in self._caller.silenced if name == answer.request_id), default=None)
-        if answer.finish_reason == "cancelled" or dropped is None:
-            return answer.finish_reason == "cancelled"
+        if answer.finish_reason == "cancelled":
+            return True
+        dropped = [tick for tick, name in self._caller.silenced if name == answer.request_id]
         # An answer that was held goes on after its sound was dropped.
-        return not any(one.tick > dropped for one in self._caller.speaker.played if one.answer == answer.request_id)
+        return bool(dropped) and all(tick <= dropped[-1] for tick in self._played(answer))
+
+    def _played(self, answer: TimedAnswer) -> list[int]:
+        """The ticks in which an answer was played."""
+        return [one.tick for one in self._caller.speaker.played if one.answer == answer.request_id]
 
     def _is_skipped(self, answer: TimedAnswer, expected: Expected) -> bool:
         """Whether this is no answer to be heard: a filler, nothing at all, or withdrawn as the caller went on."""
@@ -289,11 +292,9 @@ class ScenarioCall:
             return True  # what is said comes with the result
         if not self._was_cut(answer) or expected.is_about_cut:
             return False
-        began = next(
-            (one.tick for one in self._caller.seen if one.kind == "response" and one.name == answer.request_id), 0
-        )
+        begun = self._caller.responses.get(answer.request_id)
         unheard = not self._caller.speaker.place(answer.request_id) and bool(answer.audio or not answer.texts)
-        return unheard or (self._ended is not None and began < self._ended)
+        return unheard or (self._ended is not None and (begun is None or begun.tick < self._ended))
 
     def _found(self, expected: Expected) -> int | None:
         """The place of the next answer that is over; None while there is none."""
@@ -327,26 +328,34 @@ class ScenarioCall:
         outputs = self._answers[-1].outputs if self._answers else 0
         return len(self._caller.seen), outputs, 0.0 if place is None else place[1]
 
-    def _error_codes(self) -> list[str]:
+    @property
+    def errors(self) -> list[str]:
+        """The codes of all errors of the call."""
         codes = [code for answer in self._answers for code in answer.error_codes]
         return [*codes, *self._caller.reader.found.errors]
+
+    @property
+    def unseen_errors(self) -> list[str]:
+        """The codes of the errors that no step looked at."""
+        return self.errors[self._errors :]
+
+    def _take_errors(self) -> list[str]:
+        """Look at the errors that no step looked at."""
+        codes = self.unseen_errors
+        self._errors += len(codes)
+        return codes
 
     async def _hear(self, expected: Expected) -> None:
         if expected.none is not None:
             await self._hear_nothing(expected.none)
             return
         if expected.error is not None:
-            await self._until(lambda: len(self._error_codes()) > self._errors, f"no error {expected.error}")
-            codes = self._error_codes()[self._errors :]
-            self._errors += len(codes)
-            if expected.error not in codes:
+            await self._until(lambda: bool(self.unseen_errors), f"no error {expected.error}")
+            if expected.error not in (codes := self._take_errors()):
                 raise StepFailed(f"the error {', '.join(codes)} instead of {expected.error}")
             return
-        await self._until(
-            lambda: self._found(expected) is not None or len(self._error_codes()) > self._errors, self._missing()
-        )
-        if codes := self._error_codes()[self._errors :]:
-            self._errors += len(codes)
+        await self._until(lambda: self._found(expected) is not None or bool(self.unseen_errors), self._missing())
+        if codes := self._take_errors():
             raise StepFailed(f"the error {', '.join(codes)}")
         place = self._found(expected)
         assert place is not None
@@ -394,7 +403,10 @@ class ScenarioCall:
     async def _problems(self, answer: TimedAnswer, place: int, expected: Expected) -> list[str]:
         """Everything about an answer that is not as expected."""
         problems = [*self._time_problems(answer, expected), *self._cut_problems(answer, expected)]
-        problems += await self.phrase_problems(expected.said, expected.not_said, answer.text)
+        of_words = await self.phrase_problems(expected.said, expected.not_said, answer.text)
+        # The reason is often what the server took the caller's words for.
+        heard = self._transcript(place)
+        problems += [f"{one}; heard {shown(heard)}" if heard else one for one in of_words]
         if expected.tool is not None and (problem := _tool_problem(expected.tool, answer)) is not None:
             problems.append(problem)
         if expected.heard is not None:
@@ -436,9 +448,9 @@ class ScenarioCall:
         return problems
 
     def _first_sound(self, answer: TimedAnswer) -> int | None:
-        played = (one.tick for one in self._caller.speaker.played if one.answer == answer.request_id)
-        first = next(played, None)
-        return first if first is not None or answer.first_text_at is None else int(answer.first_text_at)
+        if played := self._played(answer):
+            return played[0]
+        return None if answer.first_text_at is None else int(answer.first_text_at)
 
     def _silence_problems(self, within_ms: float, every_ms: float | None) -> list[str]:
         if self._tool_ran is None:
@@ -459,7 +471,7 @@ class ScenarioCall:
         if expected.cut is not None and was_cut != expected.cut:
             problems.append(f"the answer was {'cut' if was_cut else 'not cut'}: {shown(answer.text)}")
         if expected.stopped_within_ms is not None and self._tools.times:
-            last = max((one.tick for one in self._caller.speaker.played if one.answer == answer.request_id), default=0)
+            last = max(self._played(answer), default=0)
             if self._began is None or not was_cut:
                 problems.append("the answer was not stopped by the caller")
             elif (ms := max(0, (last + 1 - self._began) * PIECE_MS)) > expected.stopped_within_ms:
@@ -499,7 +511,7 @@ class ScenarioCall:
 
     def heard_sound(self, answer: TimedAnswer) -> Samples:
         """What was played of an answer, at 16 kHz, as it sounded."""
-        ticks = [one.tick for one in self._caller.speaker.played if one.answer == answer.request_id]
+        ticks = self._played(answer)
         if not ticks:
             return np.zeros(0, np.float32)
         size = 2 * PLAYED_TICK
@@ -549,15 +561,6 @@ class ScenarioCall:
             self._note(answer)
         self._next = len(self._answers)
         self.report.answers = sum(not self._is_skipped(one, Expected()) for one in self._answers)
-
-    @property
-    def errors(self) -> list[str]:
-        """The codes of all errors of the call, and of those that no step looked at."""
-        return self._error_codes()
-
-    @property
-    def unseen_errors(self) -> list[str]:
-        return self._error_codes()[self._errors :]
 
 
 def _is_whole(arguments: str) -> bool:

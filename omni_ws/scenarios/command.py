@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from omni_ws.caller.options import above_zero, count
 from omni_ws.caller.script import Target
 from omni_ws.scenarios.call import CallTools
 from omni_ws.scenarios.form import MAX_REPEAT, FormError, PlacedScenario, ScenarioFile, read_file
@@ -28,7 +29,6 @@ from omni_ws.scenarios.running import (
     check_files,
     run_all,
     texts_of,
-    voice_of,
 )
 from omni_ws.scenarios.servers import NoServer, own_server
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
@@ -185,7 +185,7 @@ class _Command:
 
     async def _prepare(self, speech: CallersSpeech) -> CallersVoice:
         """Render all speech, and check all recordings, before any call."""
-        problems = [problem for file, one in self._work for problem in check_files(file, one)]
+        problems = [problem for file, one in self._work for problem in check_files(file, one, speech)]
         if problems:
             raise FormError(problems)
         # Nobody needs a voice who only types.
@@ -195,7 +195,6 @@ class _Command:
         if not named:
             print(f"callers speak with {voice.text}", file=sys.stderr, flush=True)
         for file, one in self._work:
-            voice_of(file, one.scenario, voice)
             await speech.render(texts_of(file, one, voice))
         if speech.rendered:
             print(f"{speech.rendered} texts rendered", file=sys.stderr, flush=True)
@@ -263,11 +262,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", help="API key of the server [environment variable OMNI_WS_API_KEY]")
     add("--serve-args", default="", metavar="ARGS", help="more arguments of the server that is started")
     add("--only", action="append", default=[], metavar="NAME|TAG", help="only these scenarios; may be repeated")
-    add("--jobs", type=_count, default=4, metavar="N", help="calls at the same time [%(default)s]")
+    add("--jobs", type=count, default=4, metavar="N", help="calls at the same time [%(default)s]")
     add("--repeat", type=_repeat, metavar="N", help="runs of each scenario [as the file says, or 1]")
     add("--seed", type=int, default=0, metavar="N", help="seed of the first run; the next has the next [%(default)s]")
     add("--no-times", action="store_true", help="leave out bounds of time; those in ms of audio stay")
-    add("--patience", type=_seconds, default=30.0, metavar="SEC", help="longest wait for a sign of life [%(default)g]")
+    add(
+        "--patience", type=above_zero, default=30.0, metavar="SEC", help="longest wait for a sign of life [%(default)g]"
+    )
     add("--judge", metavar="URL|qwen", help="language model that judges (chat completions; URL#MODEL names one)")
     add("--format", choices=["table", "json"], default="table", help="form of the report [%(default)s]")
     add("--junit", type=Path, metavar="FILE", help="write a report as JUnit's XML")
@@ -276,22 +277,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be a whole number above 0")
-    return number
-
-
 def _repeat(text: str) -> int:
-    number = _count(text)
+    number = count(text)
     if number > MAX_REPEAT:
         raise argparse.ArgumentTypeError(f"must be at most {MAX_REPEAT}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number above 0")
     return number

@@ -169,7 +169,7 @@ class LoseNetwork(_Strict, frozen=True, kw_only=True):
     lose_network: _Seconds
 
 
-class ResultOfTool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResultOfTool(_Strict, frozen=True, kw_only=True):
     """Wait for a call of this tool, check its arguments, and return ``result`` after ``after_ms``."""
 
     name: _Name
@@ -247,7 +247,7 @@ class WholeCall(_Strict, frozen=True, kw_only=True):
 
 
 class Scenario(_Strict, frozen=True, kw_only=True):
-    """One call. ``line`` is where it begins in its file."""
+    """One call. ``caller`` has its steps before they are read, each by itself."""
 
     name: _Name
     tags: list[_Name] = []
@@ -327,11 +327,10 @@ def parse(data: bytes, path: Path) -> ScenarioFile:
     if len(data) > MAX_BYTES:
         raise reading.refusal(1, f"more than {MAX_BYTES:,} bytes")
     try:
-        tree = data.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise reading.refusal(data.count(b"\n", 0, error.start) + 1, "not UTF-8") from None
-    value = reading.value(tree)
-    file = reading.convert(value, _File, ())
+    file = reading.convert(reading.value(text), _File, ())
     if file is None:
         raise FormError(reading.problems)
     scenarios = [reading.scenario(one, number) for number, one in enumerate(file.scenarios)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import wave
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,6 +18,7 @@ from omni_ws.audio.pcm import SampleLayout, pcm16_from_samples, resampled, sampl
 from omni_ws.caller.live_caller import Recorded
 from omni_ws.caller.loudspeaker import RATE as PLAYED_RATE
 from omni_ws.caller.sounds import MIC_RATE
+from omni_ws.client.audio import Pcm16, write_wav
 from omni_ws.scenarios.running import RunResult, ScenarioResult
 from omni_ws.wire.recording import FORMAT, VERSION, EndedLine, HeaderLine, encode_line
 
@@ -155,11 +155,7 @@ def _write_stereo(path: Path, recorded: Recorded) -> None:
     both = np.zeros((max(len(said), len(played)), 2), "<i2")
     both[: len(said), 0] = pcm16_from_samples(said)
     both[: len(played), 1] = played
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(2)
-        file.setsampwidth(2)
-        file.setframerate(PLAYED_RATE)
-        file.writeframes(both.tobytes())
+    write_wav(path, Pcm16(both.tobytes(), PLAYED_RATE, channels=2))
 
 
 def _recording(run: RunResult) -> bytes:

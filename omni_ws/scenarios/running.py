@@ -19,6 +19,7 @@ from omni_ws.scenarios.call import CallReport, CallTools, ScenarioCall, StepFail
 from omni_ws.scenarios.form import (
     HearAnswer,
     Interrupt,
+    Interruption,
     Judged,
     PlacedScenario,
     PlaySound,
@@ -30,7 +31,7 @@ from omni_ws.scenarios.form import (
 )
 from omni_ws.scenarios.judge import ChatModel, NoJudge
 from omni_ws.scenarios.sessions import NotHere, merged, wire_of
-from omni_ws.scenarios.speech import CallersVoice, NoSpeech, recording
+from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, NoSpeech
 
 Verdict: TypeAlias = Literal["passed", "failed", "skipped"]
 #: The noise of a room that has none of its own, in dBFS; and how long it is until it repeats itself.
@@ -142,24 +143,20 @@ def voice_of(file: ScenarioFile, scenario: Scenario, voice: CallersVoice) -> Cal
     return voice if named is None else CallersVoice.parse(named)
 
 
-def check_files(file: ScenarioFile, scenario: PlacedScenario) -> Iterator[str]:
-    """Yield a problem for each recording and picture that cannot be read."""
+def check_files(file: ScenarioFile, scenario: PlacedScenario, speech: CallersSpeech) -> Iterator[str]:
+    """Yield a problem for each recording and picture that cannot be read. ``speech`` keeps the recordings."""
     for placed in scenario.steps:
         match placed.step:
-            case PlaySound(sound=name):
-                names, is_sound = [name], True
-            case Interrupt(interrupt=how) if how.sound is not None:
-                names, is_sound = [how.sound], True
+            case PlaySound(sound=name) | Interrupt(interrupt=Interruption(sound=str(name))):
+                read: Callable[[Path], object] = speech.recording
             case ShowPicture(show=name):
-                names, is_sound = [name], False
+                read = Path.read_bytes
             case _:
                 continue
-        for name in names:
-            path = file.path.parent / name
-            try:
-                _ = recording(path) if is_sound else path.read_bytes()
-            except (NoSpeech, OSError) as error:
-                yield f"{file.path}:{placed.line}: {error}"
+        try:
+            read(file.path.parent / name)
+        except (NoSpeech, OSError) as error:
+            yield f"{file.path}:{placed.line}: {error}"
 
 
 def needs_judge(scenario: PlacedScenario) -> bool:

@@ -50,9 +50,8 @@ def wire_of(scenario: PlacedScenario, session: Mapping[str, Any], *, protocol: s
 
 
 def _native(session: Mapping[str, Any], room: CallersRoom, path: str | None) -> Wire:
-    is_telephone = room.band == "telephone"
-    sound = MicrophoneFormat(8000, is_mu_law=True) if is_telephone else MicrophoneFormat(MIC_RATE)
-    heard = {"format": "pcmu" if is_telephone else "pcm16", "sample_rate": sound.rate, "channels": 1}
+    sound = _microphone(room, MIC_RATE)
+    heard = {"format": "pcmu" if sound.is_mu_law else "pcm16", "sample_rate": sound.rate, "channels": 1}
     turns = {**_NATIVE_TURNS, **session.get("turn_detection", {})}
     rest = {name: value for name, value in session.items() if name != "turn_detection"}
     config = merged(rest, {"input_audio": heard, "output_audio": _PCM16})
@@ -79,9 +78,12 @@ def _realtime(session: Mapping[str, Any], room: CallersRoom, path: str | None) -
                 turns = _turns(value)
             case _:
                 raise NotHere(f"needs: native (session.{name})")
-    is_telephone = room.band == "telephone"
-    sound = MicrophoneFormat(8000, is_mu_law=True) if is_telephone else MicrophoneFormat(_REALTIME_RATE)
-    return RealtimeWire(turns, config, output, sound, path or RealtimeWire.path)
+    return RealtimeWire(turns, config, output, _microphone(room, _REALTIME_RATE), path or RealtimeWire.path)
+
+
+def _microphone(room: CallersRoom, rate: int) -> MicrophoneFormat:
+    """A telephone's, or one of this rate in Hz."""
+    return MicrophoneFormat(8000, is_mu_law=True) if room.band == "telephone" else MicrophoneFormat(rate)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, as_samples, mixed_down, resampled, samples_from_bytes
 from omni_ws.caller.script import frame_levels, loud_part
-from omni_ws.caller.sounds import MIC_RATE, MIC_TICK
+from omni_ws.caller.sounds import MIC_RATE, MIC_TICK, levelled
 from omni_ws.client.audio import UnreadableAudio, read_wav
 from omni_ws.config.model import VoiceChoice
 from omni_ws.config.values import user_cache_folder
@@ -98,7 +98,8 @@ class CallersSpeech:
         self._voices: dict[str, VoiceProcess] = {}
         self._rendering = asyncio.Lock()
         #: What was said or is about to be, so that no file is read while a call goes on.
-        self._known: dict[Path, Samples] = {}
+        self._known: dict[tuple[CallersVoice, str], Samples] = {}
+        self._recordings: dict[Path, Samples] = {}
         #: How many texts were rendered, and not found in the cache.
         self.rendered = 0
 
@@ -109,15 +110,22 @@ class CallersSpeech:
 
     async def of(self, voice: CallersVoice, text: str) -> Samples:
         """Return speech at 16 kHz. Raises NoSpeech."""
-        file = self._file(voice, text)
-        if (known := self._known.get(file)) is not None:
+        if (known := self._known.get((voice, text))) is not None:
             return known
+        file = self._file(voice, text)
         async with self._rendering:
             if not file.exists():
                 await asyncio.to_thread(_keep, file, await self._render(voice, text))
                 self.rendered += 1
-        self._known[file] = samples = np.asarray(await asyncio.to_thread(np.load, file), np.float32)
+        samples = np.asarray(await asyncio.to_thread(np.load, file), np.float32)
+        self._known[voice, text] = samples
         return samples
+
+    def recording(self, path: Path) -> Samples:
+        """Return a recording at 16 kHz. Raises NoSpeech."""
+        if path not in self._recordings:
+            self._recordings[path] = recording(path)
+        return self._recordings[path]
 
     def _file(self, voice: CallersVoice, text: str) -> Path:
         key = "\n".join((voice.text, voice.release, text))
@@ -155,14 +163,11 @@ class CallersSpeech:
 
 
 def _trimmed(samples: Samples) -> Samples:
-    """CallersSpeech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
-    levels = frame_levels(samples, MIC_TICK)
-    first, end = loud_part(levels)
-    loud = levels[levels > 0.05 * levels.max()]
+    """Speech at LEVEL_DB, without the silence around it. Raises ValueError if there is no sound."""
+    first, end = loud_part(frame_levels(samples, MIC_TICK))
     begin = max(0, (first - _BEFORE) * MIC_TICK)
-    gain = 10 ** (LEVEL_DB / 20) / np.sqrt(np.mean(loud**2))
-    speech = samples[begin : (end + _BEHIND) * MIC_TICK] * np.float32(gain)
-    return np.asarray(np.clip(speech, -1, 1), np.float32)
+    speech = levelled(samples, LEVEL_DB)[begin : (end + _BEHIND) * MIC_TICK]
+    return np.clip(speech, -1, 1)
 
 
 def _keep(file: Path, samples: Samples) -> None:

@@ -130,6 +130,8 @@ EXPECTED: dict[str, str | None] = {
     "type: paris; hear: {not_said: Berlin}": None,
     "type: paris; hear: {not_said: [Berlin, Paris]}": "3: said 'The .*', with 'Paris'",
     "type: five; hear: {said: '5'}": None,
+    "sound: said.wav; hear: {said: Berlin}": r"3: said 'The .*', without 'Berlin'; heard 'What is the capital\?'$",
+    "type: paris; hear: {said: Rome}": r"3: said 'The .*', without 'Rome'$",
     "sound: said.wav; hear: {heard: what is the capital}": None,
     "sound: said.wav; hear: {heard: {text: what was the capital, wrong: 0.25}}": None,
     "sound: said.wav; hear: {heard: what was the capital}": r"3: heard 'What is the capital\?', which has 25% of the",
