@@ -31,6 +31,7 @@ async def test_a_voice_that_is_killed_leaves_the_text_and_speaks_the_next_turn(v
         await client.chunk(clip_bytes("goforward") + silence(0.5), modality="audio", end=True)
         while (await client.until("output_chunk")).get("modality") != "audio":
             pass
+        await server.until(lambda: voice.jobs > 0)  # between two clauses, no request would miss it
         pid = voice.worker_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

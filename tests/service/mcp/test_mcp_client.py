@@ -242,12 +242,15 @@ async def test_the_request_of_a_call_that_is_given_up_is_closed(begin: bytes) ->
     hung = asyncio.Event()
     async with (
         speaking([], None, hung=hung, begin=begin) as (host, _),
-        linked(f"{host}/mcp", host, seconds=0.3) as link,
+        linked(f"{host}/mcp", host) as link,
     ):
         await link.tools()
         task = link._task
+        patience = link.timeout_sec
+        link.timeout_sec = link._reach.timeout_sec = 0.3
         with pytest.raises(McpFailure, match=r"within 0\.3 s"):
             await link.call("t", {})
+        link.timeout_sec = link._reach.timeout_sec = patience
         async with asyncio.timeout(PATIENCE_SEC):
             await hung.wait()
         assert await link.tools() == []

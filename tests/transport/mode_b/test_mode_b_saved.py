@@ -139,7 +139,7 @@ def told(message: Any) -> Any:
         case OmniError():
             return message.code, message.message
         case FinalChunk():
-            return replace(message, request_id="")
+            return replace(message, request_id="", times={})  # none after a move
         case OutputChunk():
             return msgspec.structs.replace(message, request_id="")
     return type(message).__name__
