@@ -30,7 +30,7 @@ from omni_ws.scenarios.running import (
     run_all,
     texts_of,
 )
-from omni_ws.scenarios.servers import NoServer, own_server
+from omni_ws.scenarios.servers import NoServer, own_server, until_started
 from omni_ws.scenarios.speech import CallersSpeech, CallersVoice, Ears, NoSpeech, best_voice
 from omni_ws.weights.cache import fetched_file
 
@@ -218,6 +218,7 @@ class _Command:
     async def _servers(self, target: Target | None) -> AsyncIterator[tuple[Target, _Work]]:
         """Yield each server with the scenarios that it is for; servers of our own run one after the other."""
         if target is not None:
+            await until_started(target)
             yield target, self._work
             return
         groups: dict[bytes, _Work] = {}

@@ -6,17 +6,23 @@ import asyncio
 import os
 import socket
 import sys
+import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from http.client import HTTPException
 from typing import Any, Final
 
 import orjson
+
+from omni_ws.caller.script import Target
 
 #: How long a server may take until it is ready: models are loaded meanwhile.
 _START_SEC: Final = 300.0
 _STOP_SEC: Final = 20.0
 _LOOK_SEC: Final = 0.1
+#: What is read at most of what a server says of its health.
+_HEALTH_BYTES: Final = 1 << 20
 
 
 class NoServer(Exception):
@@ -51,21 +57,45 @@ async def own_server(settings: Mapping[str, Any], more: Sequence[str] = ()) -> A
         await asyncio.shield(_end(process))
 
 
+async def until_started(target: Target) -> None:
+    """Wait while a server says at ``/health`` that it starts, if it has such a route. Raises NoServer."""
+    url = f"{'https' if target.secure else 'http'}://{target.authority}/health"
+    await _until(lambda: _health(url) != "starting", f"the server at {target.authority} still starts")
+
+
 async def _ready(process: asyncio.subprocess.Process, port: int) -> None:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + _START_SEC
-    while not await asyncio.to_thread(_is_ready, port):
+    def is_ready() -> bool:
         if process.returncode is not None:
             raise NoServer(f"`omni-ws serve` ended with status {process.returncode}")
+        return _health(f"http://127.0.0.1:{port}/health") in ("ok", "degraded")
+
+    await _until(is_ready, "`omni-ws serve` is not ready")
+
+
+async def _until(condition: Callable[[], bool], otherwise: str) -> None:
+    """Look until ``condition`` holds. Raises NoServer with ``otherwise`` if that takes too long."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _START_SEC
+    while not await asyncio.to_thread(condition):
         if loop.time() > end:
-            raise NoServer(f"`omni-ws serve` is not ready after {_START_SEC:g} s")
+            raise NoServer(f"{otherwise} after {_START_SEC:g} s")
         await asyncio.sleep(_LOOK_SEC)
 
 
-def _is_ready(port: int) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False
+def _health(url: str) -> str | None:
+    """Return the state that a server tells; None if it tells none."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            body = answer.read(_HEALTH_BYTES)
+    except urllib.error.HTTPError as error:
+        body = error.read(_HEALTH_BYTES)
+    except (OSError, HTTPException, ValueError):
+        return None
+    try:
+        state = orjson.loads(body)["status"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return state if isinstance(state, str) else None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

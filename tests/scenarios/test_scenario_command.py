@@ -17,8 +17,10 @@ from support.patience import PATIENCE_SEC
 from support.until import until
 
 from benchmarks.server_process import child_processes
+from omni_ws.caller.script import Target
 from omni_ws.replay.command import read_recording
 from omni_ws.scenarios.command import INTERRUPTED, main
+from omni_ws.scenarios.servers import until_started
 
 FILE = """\
 server: {engine: fake}
@@ -150,3 +152,32 @@ async def test_a_signal_ends_the_command_and_its_server(tmp_path: Path, number: 
     for server in servers:
         with pytest.raises(ProcessLookupError):
             os.kill(server, 0)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [b'503 Unavailable\r\n\r\n{"status":"starting"}'] * 2 + [b'200 OK\r\n\r\n{"status":"ok"}'],
+        [
+            b'503 Service Unavailable\r\n\r\n{"status":"starting"}',
+            b'503 Service Unavailable\r\n\r\n{"status":"draining"}',
+        ],
+        [b"404 Not Found\r\n\r\n"],
+        [b"200 OK\r\n\r\n[]"],
+        [b"200 OK\r\n\r\n{"],
+        [b"200 OK\r\n\r\n" + b"[" * 100_000],
+        [b""],
+    ],
+)
+async def test_a_server_that_says_that_it_starts_is_waited_for(answers: list[bytes]) -> None:
+    left = [*answers]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + left.pop(0))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await until_started(Target.parse(f"ws://127.0.0.1:{port}"))
+    assert left == []
