@@ -16,7 +16,7 @@ from omni_ws.audio.container import parse_audio_format
 from omni_ws.calls.frames import FrameList
 from omni_ws.calls.lines import CallLines, Line, parsed, sound_in
 from omni_ws.calls.loudspeaker import Loudspeaker, Microphone
-from omni_ws.calls.story import Story
+from omni_ws.calls.story import MAX_TURNS, Story
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
 from omni_ws.errors import OmniError
 from omni_ws.wire.frames import FLAG_END, FLAG_TIMESTAMP, HEADER, KIND_INPUT, KIND_OUTPUT, MODALITY_BYTES
@@ -90,7 +90,9 @@ class CallReading:
         #: By item of the Realtime API, the answer that it is of. By name, the place of a mark.
         self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
-        self._line_number = 0
+        #: Where inputs of a native session ended: the number of the last chunk, and how much sound there was by then.
+        self.input_ends: list[tuple[int, float]] = []
+        self._last_chunk = -1
         hear, say = self._by_kind()
         for line in lines:
             self._take(line, hear, say)
@@ -208,18 +210,19 @@ class CallReading:
         assert isinstance(event, ReceivedLine)
         if event.binary is not None and len(event.binary) >= HEADER.size:
             _, kind, modality, flags, number, _ = HEADER.unpack_from(event.binary)
+            self._last_chunk = max(self._last_chunk, number)
             if kind == KIND_INPUT and modality == _AUDIO:
                 self._hear(line, self._input, event.binary[HEADER.size :], number)
             if flags & FLAG_END:
-                self.story.input_from_ms = self.microphone.total_ms
+                self._input_over()
             return
         match fields.get("type"):
             case "input_chunk":
                 self._native_chunk(line, fields)
                 if fields.get("end_of_input") is True:
-                    self.story.input_from_ms = self.microphone.total_ms
+                    self._input_over()
             case "finish":
-                self.story.input_from_ms = self.microphone.total_ms
+                self._input_over()
             case "cancel":
                 request_id = fields.get("request_id")
                 if isinstance(request_id, str):
@@ -230,9 +233,16 @@ class CallReading:
                 request_id = fields.get("request_id")
                 self.loudspeaker.report(request_id if isinstance(request_id, str) else None, event.at, float(played))
 
+    def _input_over(self) -> None:
+        self.story.input_from_ms = self.microphone.total_ms
+        if len(self.input_ends) < MAX_TURNS:
+            self.input_ends.append((self._last_chunk, self.microphone.total_ms))
+
     def _native_chunk(self, line: Line, fields: dict[str, Any]) -> None:
         event, number = line.event, fields.get("sequence_id")
         assert isinstance(event, ReceivedLine)
+        if isinstance(number, int):
+            self._last_chunk = max(self._last_chunk, number)
         if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
             self.story.type(text)
         elif fields.get("modality") == "audio" and isinstance(number, int):

@@ -22,6 +22,8 @@ class CallTurn:
         #: When the request was first told of, and when the work on it started.
         self.opened_at = at
         self.started_at: float | None = None
+        #: The number of the chunk that started the request, where one did.
+        self.asked_by: int | None = None
         #: Where in all sound of the user (ms) the input of the request begins.
         self.input_from_ms = 0.0
         #: Places there where the speech began and stopped, and when the session said that it stopped.
@@ -124,6 +126,8 @@ class Story:
         if (turn := self._turn(at, frame.get("request_id"))) is not None:
             turn.started_at = at
             turn.typed, self._typed = self._typed, ""
+            number = frame.get("sequence_id")
+            turn.asked_by = number if isinstance(number, int) else None
             turn.input_from_ms = self.input_from_ms
             self._named(turn, frame)
 

@@ -112,14 +112,17 @@ class Recorder:
         self._done = False
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
-    def begin(self, kind: RecordingKind, *, key: str | None, name: str) -> SessionRecording | None:
+    def begin(
+        self, kind: RecordingKind, *, key: str | None, name: str, asked_for: bool = False
+    ) -> SessionRecording | None:
         """Begin to record a session. Returns None if the session is not to be recorded.
 
-        ``key`` is the name of its API key; ``name`` becomes part of the file's name.
+        ``key`` is the name of its API key; ``name`` becomes part of the file's name. A session whose recording an
+        operator has ``asked_for`` is recorded whatever its key, and without a draw.
         """
-        if self._keys and key not in self._keys:
+        if not asked_for and self._keys and key not in self._keys:
             return None
-        if self._fraction < 1 and random.random() >= self._fraction:
+        if not asked_for and self._fraction < 1 and random.random() >= self._fraction:
             return None
         if self._closing.is_set():
             return None
