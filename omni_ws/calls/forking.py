@@ -17,7 +17,7 @@ from omni_ws.calls.loudspeaker import TOLERANCE_MS
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import part_of_side
 from omni_ws.calls.story import CallTurn
-from omni_ws.core.chunks import Word
+from omni_ws.core.chunks import StartTrigger, Word
 from omni_ws.core.ledger_entry import audible, end_of_words, usual_pace
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.history_items import FIELD, MAX_HISTORY_BYTES, MAX_HISTORY_ITEMS
@@ -40,6 +40,8 @@ _KEPT: Final = (
 )
 _HEARING: Final = ("language", "languages", "keywords", "prompt")
 _PICTURES: Final = ("image", "video")
+#: What starts an answer to nothing that the user has said.
+_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,15 +143,16 @@ def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:
     begin, end = turn.speech
     if begin is not None:
         begin, end = max(0.0, begin - reading.story.padding_ms), min(total, (end or total) + _TAIL_MS)
-    elif turn.asked_by is None:
-        return None
     else:
-        begin, end = 0.0, total
-        for last, at in reading.input_ends:
-            if last >= turn.asked_by:
-                end = at
-                break
-            begin = at
+        ends = reading.input_ends
+        if turn.asked_by is not None:
+            index = next((index for index, one in enumerate(ends) if one.number >= turn.asked_by), len(ends))
+        elif turn.trigger in _UNASKED:
+            return None
+        else:
+            index = max(0, sum(one.at <= turn.opened_at for one in ends) - 1)
+        begin = ends[index - 1].audio_ms if index else 0.0
+        end = ends[index].audio_ms if index < len(ends) else total
     if end <= begin:
         return None
     start_ms, end_ms = reading.microphone.time_of(begin), reading.microphone.time_of(end)

@@ -57,6 +57,14 @@ class Source(NamedTuple):
     stream: str
 
 
+class InputEnd(NamedTuple):
+    """When the input of a request ended, the number of its last chunk, and how much sound had come by then."""
+
+    at: float
+    number: int
+    audio_ms: float
+
+
 class CallReading:
     """One pass over the lines of a call. Blocks; takes time linear in the size of the file."""
 
@@ -90,8 +98,8 @@ class CallReading:
         #: By item of the Realtime API, the answer that it is of. By name, the place of a mark.
         self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
-        #: Where inputs of a native session ended: the number of the last chunk, and how much sound there was by then.
-        self.input_ends: list[tuple[int, float]] = []
+        #: The ends of inputs of a native session.
+        self.input_ends: list[InputEnd] = []
         self._last_chunk = -1
         hear, say = self._by_kind()
         for line in lines:
@@ -214,15 +222,15 @@ class CallReading:
             if kind == KIND_INPUT and modality == _AUDIO:
                 self._hear(line, self._input, event.binary[HEADER.size :], number)
             if flags & FLAG_END:
-                self._input_over()
+                self._input_over(event.at)
             return
         match fields.get("type"):
             case "input_chunk":
                 self._native_chunk(line, fields)
                 if fields.get("end_of_input") is True:
-                    self._input_over()
+                    self._input_over(event.at)
             case "finish":
-                self._input_over()
+                self._input_over(event.at)
             case "cancel":
                 request_id = fields.get("request_id")
                 if isinstance(request_id, str):
@@ -233,10 +241,10 @@ class CallReading:
                 request_id = fields.get("request_id")
                 self.loudspeaker.report(request_id if isinstance(request_id, str) else None, event.at, float(played))
 
-    def _input_over(self) -> None:
+    def _input_over(self, at: float) -> None:
         self.story.input_from_ms = self.microphone.total_ms
         if len(self.input_ends) < MAX_TURNS:
-            self.input_ends.append((self._last_chunk, self.microphone.total_ms))
+            self.input_ends.append(InputEnd(at, self._last_chunk, self.microphone.total_ms))
 
     def _native_chunk(self, line: Line, fields: dict[str, Any]) -> None:
         event, number = line.event, fields.get("sequence_id")

@@ -71,58 +71,81 @@ async def fork(server: LiveServer, call_id: str, body: Any, *headers: str) -> Ra
     return await raw_call(server.port, "POST", f"/calls/{call_id}/fork", data, *sent)
 
 
+async def forked(server: LiveServer, call_id: str, body: Any) -> str:
+    answered = await fork(server, call_id, body)
+    assert answered.status == 200, answered.body
+    found: str = answered.json()["id"]
+    return found
+
+
 async def described(server: LiveServer, call_id: str, *headers: str) -> dict[str, Any]:
     answer = await raw_call(server.port, "GET", f"/calls/{call_id}/call.json", None, *headers)
     found: dict[str, Any] = answer.json()
     return found
 
 
+TALK = (
+    Said("My name is Ada.", "Nice to meet you, Ada."),
+    Said("Tell me a story.", "Once upon a time there was a keeper.", heard=4),
+    Said("What is my name?", "I do not know."),
+)
+
+
 async def test_a_turn_is_answered_again_with_what_came_before(tmp_path: Path) -> None:
     folder = tmp_path / "calls"
-    async with talk(folder) as (server, call_id, engine):
-        assert (await described(server, call_id))["can_fork"] is True
-        answered = await fork(server, call_id, {"turn": 3, "instructions": "Be short."})
-        assert answered.status == 200, answered.body
+    opening = orjson.dumps({"type": "session_config", "instructions": "Be kind.", "greeting": "Hi."}).decode()
+    write_call(folder, TALK, call_id="sess_talk", frame=opening)
+    engine = KeepingEngine()
+    async with live_server(engine, record=folder) as server:
+        call = await described(server, "sess_talk")
+        assert (call["can_fork"], call["fork_choices"]) == (True, {"voice": [*engine.capabilities.voices]})
+        other = await forked(server, "sess_talk", {"turn": 3})
         request = engine.requests[-1]
-        assert request.instructions == "Be short."
-        assert [(one.role, one.text) for one in request.history][:2] == [
+        assert request.instructions == "Be kind."
+        # Of an answer that was interrupted, the words that were heard.
+        assert [(one.role, one.text) for one in request.history] == [
             ("user", "My name is Ada."),
-            ("assistant", "This is noise 1."),
+            ("assistant", "Nice to meet you, Ada."),
+            ("user", "Tell me a story."),
+            ("assistant", "Once upon a time"),
         ]
-        other = answered.json()["id"]
-        assert other != call_id
-        await server.check_empty()
-        await server.until(lambda: sum(b'"event":"end"' in path.read_bytes() for path in recordings(folder)) == 2)
-        call = await described(server, other)
-        assert call["can_fork"] is True
-        [turn] = call["turns"]
-        assert (turn["user"]["text"], turn["answer"]["text"]) == ("And now?", "This is noise 4.")
-        assert turn["finish_reason"] == "stop"
+        again = await described(server, other)
+        assert (again["can_fork"], again["recorded"]["complete"]) == (True, True)
+        [turn] = again["turns"]
+        assert (turn["answer"]["text"], turn["finish_reason"]) == ("This is noise 1.", "stop")
+        assert turn["answer"]["end_ms"] - turn["answer"]["start_ms"] == pytest.approx(300, abs=1)
         # The fork of a fork has the same history.
-        again = await fork(server, other, {"turn": 1})
-        assert again.status == 200
+        await forked(server, other, {"turn": 1, "instructions": "Be short."})
         assert engine.requests[-1].history == request.history
         assert engine.requests[-1].instructions == "Be short."
+        assert engine.requests[-1].voice == request.voice
+
+
+async def test_what_was_typed_is_typed_again(tmp_path: Path) -> None:
+    async with talk(tmp_path / "calls") as (server, call_id, engine):
+        other = await forked(server, call_id, {"turn": 3})
+        assert [one.text for one in engine.requests[-1].history if one.role == "user"] == ["My name is Ada."]
+        [turn] = (await described(server, other))["turns"]
+        assert turn["user"]["text"] == "And now?"
 
 
 async def test_a_spoken_turn_is_said_again_at_its_pace(tmp_path: Path) -> None:
     folder = tmp_path / "calls"
     async with talk(folder) as (server, call_id, _):
-        other = (await fork(server, call_id, {"turn": 2})).json()["id"]
-        await server.until(lambda: sum(b'"event":"end"' in path.read_bytes() for path in recordings(folder)) == 2)
+        other = await forked(server, call_id, {"turn": 2})
         [turn] = (await described(server, other))["turns"]
         found = CallFolder(folder).find(other)
         assert found is not None
         left, right, rate = tracks(found)
-        said = resampled(QUESTION, 16_000, rate)
-        place = int(np.argmax(np.correlate(left, said, "valid")))
-        assert np.corrcoef(left[place : place + len(said)], said)[0, 1] > 0.99
+        said, answer = resampled(QUESTION, 16_000, rate), resampled(noise(4, 0.3), 24_000, rate)
+        places = []
+        for track, wanted in ((left, said), (right, answer)):
+            place = int(np.argmax(np.correlate(track, wanted, "valid")))
+            assert np.corrcoef(track[place : place + len(wanted)], wanted)[0, 1] > 0.99
+            places.append(place)
         # The answer is heard behind the question, as it was.
-        answer = noise(4, 0.3)
-        begin = round(turn["answer"]["start_ms"] * rate / 1000)
-        assert begin >= place + len(said) - rate // 100
-        heard = right[begin : begin + len(answer)]
-        assert np.corrcoef(heard, resampled(answer, 24_000, rate)[: len(heard)])[0, 1] > 0.99
+        assert places[1] >= places[0] + len(said) - rate // 100
+        assert abs(places[1] - turn["answer"]["start_ms"] * rate / 1000) < rate / 100
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,7 @@ class FileState(enum.Enum):
 class RecordingFile:
     """The file of a recording, with the lines that wait to be written. Only the thread changes it.
 
-    The event loop reads ``failure``.
+    The event loop reads ``failure`` and ``is_over``.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -381,6 +381,8 @@ class RecordingFile:
         self._clock = clock
         #: Why nothing more is written; None while lines are.
         self.failure: str | None = None
+        #: Whether the last line was written, as far as it could be.
+        self.is_over = False
         #: The time of the clock at offset 0.
         self._began = clock()
         self._state = FileState.ABSENT
@@ -443,6 +445,7 @@ class RecordingFile:
         self.flush(folder, even_beyond=isinstance(event, CutLine))
         if self._state is not FileState.ABSENT:
             folder.finish(self.name)
+        self.is_over = True
         if isinstance(event, CutLine):
             logger.warning("recording %s truncated: %s", self.name, event.reason)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -51,6 +51,9 @@ _PIECE_BYTES: Final = int(SPOKEN_RATE * _PIECE_SEC) * 2
 _SPOKEN: Final = AudioFormat(AudioEncoding.PCM16, SPOKEN_RATE)
 _ANSWERED: Final = AudioFormat(AudioEncoding.PCM16, ANSWER_RATE)
 _RETRY_MS: Final = 5000
+#: How long the recording may take to be written, and how often it is looked whether it is.
+_WRITE_SEC: Final = 10.0
+_LOOK_SEC: Final = 0.02
 
 
 def read_fork(body: Mapping[str, Any]) -> tuple[int, dict[str, str]]:
@@ -131,8 +134,11 @@ class CallForks(GenerationRoutes):
             record_message(recording, error)
             raise
         finally:
-            written.closed("server")
-            recording.finish()
+            recording.end()  # the connection is not closed: that would end what is played
+        with suppress(TimeoutError):  # what is not written yet will be
+            async with asyncio.timeout(_WRITE_SEC):
+                while not recording.file.is_over:  # noqa: ASYNC110  a thread writes it
+                    await asyncio.sleep(_LOOK_SEC)
         return call_id
 
 
