@@ -18,13 +18,15 @@ class Attentive(ActingEngine):
     def __init__(self, **changes: Any) -> None:
         super().__init__("attentive", **changes)
 
+        self.asked: list[str] = []
+
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
-        async for _ in request.input:
-            pass
+        self.asked.append("".join([chunk.payload.decode() async for chunk in request.input]))
         out.write(TextOutput("Yes."))
         out.write(Finished(FinishReason.STOP, Usage()))
 
 
+KEPT = [{"role": "user", "content": "kept"}, {"role": "assistant", "content": "Yes."}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 TALK = [
     {"role": "user", "content": "My name is Ada."},
@@ -66,13 +68,27 @@ async def test_a_result_may_come_for_a_call_of_the_earlier_turns() -> None:
         await client.chunk("20 degrees", role="tool", tool_call_id="call_1", end=True)
         await client.answer()
     [request] = engine.requests
-    assert [one.role for one in request.history] == ["user", "assistant", "user", "assistant", "tool"]
+    assert [one.role for one in request.history] == ["user", "assistant", "user", "assistant"]
+    assert request.history[-1].tool_calls[0].id == "call_1"
+
+
+async def test_what_was_not_answered_is_asked_with_what_comes_next() -> None:
+    engine = Attentive()
+    async with live_server(engine) as server, native_client(server) as client:
+        await client.configure(history_items=[*KEPT, user("Book a table")], modalities=["text"])
+        await client.say("for two")
+        await client.answer()
+    assert [one.text for one in engine.requests[0].history] == ["kept", "Yes."]
+    assert engine.asked == ["Book a table for two"]
 
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
 #: The bytes of JSON around the texts of two items.
 _AROUND = len('[{"role":"user","content":""},{"role":"user","content":""}]')
 
@@ -95,7 +111,7 @@ _AROUND = len('[{"role":"user","content":""},{"role":"user","content":""}]')
         ([{"role": "assistant", "tool_calls": [{"id": "x"}]}], "invalid_value", "[0].tool_calls[0]"),
         ([{"role": "tool", "tool_call_id": "call_9", "content": "x"}], "invalid_value", "[0].tool_call_id"),
         (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}]}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": PICTURE}]}],
             "unsupported_parameter",
             "[0]",
         ),
@@ -110,12 +126,12 @@ async def test_what_is_no_history_is_refused_and_changes_nothing(items: Any, cod
             error = (await client.until("error"))["error"]
             assert (error["code"], error["param"]) == (code, f"history_items{param}"), error
             # The session goes on, and may still get a history.
-            await client.configure(history_items=[user("kept")], modalities=["text"])
+            await client.configure(history_items=KEPT, modalities=["text"])
             await client.say("one")
             await client.answer()
         await server.check_empty()
     [request] = engine.requests
-    assert ([one.text for one in request.history], request.instructions) == (["kept"], "")
+    assert ([one.text for one in request.history], request.instructions) == (["kept", "Yes."], "")
 
 
 async def test_as_many_items_and_bytes_as_may_be() -> None:
@@ -130,7 +146,7 @@ async def test_as_many_items_and_bytes_as_may_be() -> None:
 
 
 async def test_memory_of_it_is_charged_to_the_session() -> None:
-    async with live_server(Attentive(), max_history_tokens=100_000) as server:
+    async with live_server(Attentive(), limits={"max_history_tokens": 100_000}) as server:
         async with native_client(server) as client:
             before = server.held_bytes
             await client.configure(history_items=[user("word " * 20_000)])
