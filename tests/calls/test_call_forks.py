@@ -51,7 +51,9 @@ async def talk(folder: Path, **fields: Any) -> AsyncIterator[tuple[LiveServer, s
     """A server with a recorded call of three turns: typed, spoken, typed."""
     engine = KeepingEngine()
     async with live_server(engine, record=folder, **fields) as server:
-        headers = {"additional_headers": {"Authorization": "Bearer user-key"}} if fields.get("keys") else {}
+        headers: dict[str, Any] = (
+            {"additional_headers": {"Authorization": "Bearer user-key"}} if fields.get("keys") else {}
+        )
         async with native_client(server, **headers) as client:
             await client.configure(modalities=["text", "audio"], instructions="Be kind.", greeting="")
             await client.say("My name is Ada.")

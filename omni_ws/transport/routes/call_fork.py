@@ -41,7 +41,7 @@ from omni_ws.wire.openai_fields import ConfigurationPatch
 #: How long an answer may take after the end of the user's turn.
 ANSWER_SEC: Final = 120.0
 #: The longest instructions, and the longest name of a voice.
-MAX_INSTRUCTIONS: Final = 32_768
+MAX_INSTRUCTIONS: Final = 32_000
 MAX_VOICE: Final = 256
 #: Of the body of a request.
 MAX_BODY_BYTES: Final = 256 * 1024
