@@ -32,6 +32,7 @@ ANSWER_RATE: Final = 24_000
 MAX_SPOKEN_SEC: Final = 120
 #: What is played after the end of the speech, where the detector has found it: its end is not exact.
 _TAIL_MS: Final = 200.0
+_WITHIN_MS: Final = 0.01
 #: What a fork has of the configuration of the call. The rest is about when turns begin and end, which is known here,
 #: and about how the call begins.
 _KEPT: Final = (
@@ -155,7 +156,8 @@ def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:
         end = ends[index].audio_ms if index < len(ends) else total
     if end <= begin:
         return None
-    start_ms, end_ms = reading.microphone.time_of(begin), reading.microphone.time_of(end)
+    # The place between two pieces is the end of the first, which may be long before the other was spoken.
+    start_ms, end_ms = reading.microphone.time_of(begin + _WITHIN_MS), reading.microphone.time_of(end)
     return None if start_ms is None or end_ms is None else (max(0.0, start_ms), end_ms)
 
 

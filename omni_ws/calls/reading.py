@@ -251,6 +251,8 @@ class CallReading:
         assert isinstance(event, ReceivedLine)
         if isinstance(number, int):
             self._last_chunk = max(self._last_chunk, number)
+        if fields.get("tool_call_id") is not None:
+            return  # the result of a tool, which the user has not typed
         if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
             self.story.type(text)
         elif fields.get("modality") == "audio" and isinstance(number, int):
