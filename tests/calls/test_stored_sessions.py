@@ -57,6 +57,9 @@ async def test_a_session_that_was_not_to_be_stored_has_no_content(tmp_path: Path
             session = await client.start()
             assert session["store"] is False
             await client.end()
+        await server.until(
+            lambda: any(b'"event":"end"' in path.read_bytes() for path in recordings(tmp_path / "calls"))
+        )
         found = await call(server.port, "GET", f"/v1/live/sessions/{session['id']}/content")
         assert found.status == 404
         assert "store" in found.json()["error"]["message"]
