@@ -85,7 +85,7 @@ def profiling(app: App) -> FrontEnd:
 
 
 def calls(app: App) -> FrontEnd:
-    return CallRoutes(app.config, app.authenticator)
+    return CallRoutes(app.sessions, app.authenticator, app.recorder)
 
 
 def demo(app: App) -> FrontEnd:

@@ -65,6 +65,7 @@ ROUTES = {
     "/calls/{id}/call.json": {"get"},
     "/calls/{id}/sound.wav": {"get"},
     "/calls/{id}/call.zip": {"get"},
+    "/calls/{id}/fork": {"post"},
     "/start_profile": {"post"},
     "/stop_profile": {"post"},
     "/start_request_profile": {"post"},
@@ -174,7 +175,7 @@ def test_every_frame_type_is_in_the_schema(frames: Document) -> None:
 
 def test_every_field_of_the_configuration_may_be_null_in_a_patch(frames: Document) -> None:
     validate = validator(frames, "/$defs/ClientFrame")
-    assert set(frames["$defs"]["SessionConfigFrame"]["properties"]) == FIELDS | {"type"}
+    assert set(frames["$defs"]["SessionConfigFrame"]["properties"]) == FIELDS | {"type", "history_items"}
     for field in FIELDS:
         validate.validate({"type": "session_config", field: None})
     inner = {"input_audio", "output_audio", "start_policy", "sampling", "turn_detection"}

@@ -16,7 +16,7 @@ from omni_ws.audio.container import parse_audio_format
 from omni_ws.calls.frames import FrameList
 from omni_ws.calls.lines import CallLines, Line, parsed, sound_in
 from omni_ws.calls.played_sound import Microphone, PlayedSound
-from omni_ws.calls.story import Story
+from omni_ws.calls.story import MAX_TURNS, Story
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
 from omni_ws.errors import OmniError
 from omni_ws.wire.frames import FLAG_END, FLAG_TIMESTAMP, HEADER, KIND_INPUT, KIND_OUTPUT, MODALITY_BYTES
@@ -57,6 +57,14 @@ class Source(NamedTuple):
     stream: str
 
 
+class InputEnd(NamedTuple):
+    """When the input of a request ended, the number of its last chunk, and how much sound had come by then."""
+
+    at: float
+    number: int
+    audio_ms: float
+
+
 class CallReading:
     """One pass over the lines of a call. Blocks; takes time linear in the size of the file."""
 
@@ -90,7 +98,9 @@ class CallReading:
         #: By item of the Realtime API, the answer that it is of. By name, the place of a mark.
         self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
-        self._line_number = 0
+        #: The ends of inputs of a native session.
+        self.input_ends: list[InputEnd] = []
+        self._last_chunk = -1
         hear, say = self._by_kind()
         for line in lines:
             self._take(line, hear, say)
@@ -208,18 +218,19 @@ class CallReading:
         assert isinstance(event, ReceivedLine)
         if event.binary is not None and len(event.binary) >= HEADER.size:
             _, kind, modality, flags, number, _ = HEADER.unpack_from(event.binary)
+            self._last_chunk = max(self._last_chunk, number)
             if kind == KIND_INPUT and modality == _AUDIO:
                 self._hear(line, self._input, event.binary[HEADER.size :], number)
             if flags & FLAG_END:
-                self.story.input_from_ms = self.microphone.total_ms
+                self._input_over(event.at)
             return
         match fields.get("type"):
             case "input_chunk":
                 self._native_chunk(line, fields)
                 if fields.get("end_of_input") is True:
-                    self.story.input_from_ms = self.microphone.total_ms
+                    self._input_over(event.at)
             case "finish":
-                self.story.input_from_ms = self.microphone.total_ms
+                self._input_over(event.at)
             case "cancel":
                 request_id = fields.get("request_id")
                 if isinstance(request_id, str):
@@ -230,9 +241,18 @@ class CallReading:
                 request_id = fields.get("request_id")
                 self.loudspeaker.report(request_id if isinstance(request_id, str) else None, event.at, float(played))
 
+    def _input_over(self, at: float) -> None:
+        self.story.input_from_ms = self.microphone.total_ms
+        if len(self.input_ends) < MAX_TURNS:
+            self.input_ends.append(InputEnd(at, self._last_chunk, self.microphone.total_ms))
+
     def _native_chunk(self, line: Line, fields: dict[str, Any]) -> None:
         event, number = line.event, fields.get("sequence_id")
         assert isinstance(event, ReceivedLine)
+        if isinstance(number, int):
+            self._last_chunk = max(self._last_chunk, number)
+        if fields.get("tool_call_id") is not None:
+            return  # the result of a tool, which the user has not typed
         if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
             self.story.type(text)
         elif fields.get("modality") == "audio" and isinstance(number, int):

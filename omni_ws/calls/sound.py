@@ -66,6 +66,18 @@ def write_wav(reading: CallReading, target: BinaryIO) -> int:
     return len(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=data_bytes)) + data_bytes
 
 
+def part_of_side(
+    reading: CallReading, pieces: Sequence[SoundPiece], start_ms: float, end_ms: float, *, rate: int
+) -> bytes:
+    """Return what one side of a call sounded like from ``start_ms`` to ``end_ms``, as pcm16 at ``rate``. Blocks."""
+    if all(audio.is_raw for audio in reading.formats):  # else a decoder goes on from piece to piece
+        pieces = [piece for piece in pieces if piece.end_ms > start_ms and piece.start_ms < end_ms]
+    first, last = (round(at * rate / 1000) for at in (start_ms, end_ms))
+    with reading.lines.path.open("rb") as file:
+        samples = _Track(_stretches(pieces), reading, file, rate).read(first, max(0, last - first))
+    return pcm16_from_samples(samples).tobytes()
+
+
 def _stretches(pieces: Iterable[SoundPiece]) -> Iterator[list[SoundPiece]]:
     """Yield pieces that follow one another without a pause together."""
     stretch: list[SoundPiece] = []

@@ -22,6 +22,9 @@ class CallTurn:
         #: When the request was first told of, and when the work on it started.
         self.opened_at = at
         self.started_at: float | None = None
+        #: What started the request, and the number of the chunk that did, where one did.
+        self.trigger: str | None = None
+        self.asked_by: int | None = None
         #: Where in all sound of the user (ms) the input of the request begins.
         self.input_from_ms = 0.0
         #: Places there where the speech began and stopped, and when the session said that it stopped.
@@ -124,6 +127,9 @@ class Story:
         if (turn := self._turn(at, frame.get("request_id"))) is not None:
             turn.started_at = at
             turn.typed, self._typed = self._typed, ""
+            number, trigger = frame.get("sequence_id"), frame.get("trigger")
+            turn.trigger = trigger if isinstance(trigger, str) else None
+            turn.asked_by = number if isinstance(number, int) else None
             turn.input_from_ms = self.input_from_ms
             self._named(turn, frame)
 

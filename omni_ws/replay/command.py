@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from omni_ws.caller.options import above_zero, count
 from omni_ws.caller.script import AT_ONCE, PATIENCE_SEC, Target
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.errors import InvalidFrame, OmniError
+from omni_ws.replay.fork import ForkFailed, answered, fork_as_json, fork_as_text, read_point, save
+from omni_ws.scenarios.servers import NoServer
 from omni_ws.wire.recording import (
     BesideLine,
     CutLine,
@@ -42,6 +45,9 @@ EQUAL: Final = 0
 DIFFERENT: Final = 1
 #: The exit status for wrong usage, also for an unreadable recording.
 USAGE_ERROR: Final = 2
+DEFAULT_URL: Final = "ws://127.0.0.1:8080"
+#: The options that go with --from-turn.
+_OF_FORKS: Final = ("instructions", "voice", "llm", "serve_args", "save")
 #: The readers of WebSocket sessions, by the kind of the recording.
 _READERS: Final = {"websocket": NativeReader, "realtime": RealtimeReader}
 #: The exit status that shells report for a program that SIGINT ended.
@@ -51,8 +57,13 @@ INTERRUPTED: Final = 130
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run the command; return 0 if all answers are the same, 1 if not, 2 for a bad recording or command line."""
     options = _parser().parse_args(arguments)
+    if options.from_turn is not None:
+        return _fork(options, environ)
+    if given := [f"--{name.replace('_', '-')}" for name in _OF_FORKS if getattr(options, name) is not None]:
+        print(f"omni-ws replay: error: {given[0]} goes with --from-turn", file=sys.stderr)
+        return USAGE_ERROR
     try:
-        target = Target.parse(options.url, api_key=options.api_key or environ.get("OMNI_WS_API_KEY"))
+        target = Target.parse(options.url or DEFAULT_URL, api_key=options.api_key or environ.get("OMNI_WS_API_KEY"))
         recordings = [read_recording(path, incomplete=options.incomplete) for path in options.files]
     except (ValueError, RecordingError) as error:
         print(f"omni-ws replay: error: {error}", file=sys.stderr)
@@ -125,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings (omni-ws serve --record)")
-    parser.add_argument("--url", default="ws://127.0.0.1:8080", help="address of the server [%(default)s]")
+    parser.add_argument("--url", help=f"address of the server [{DEFAULT_URL}]")
     parser.add_argument(
         "--speed", type=_speed, default=1.0, help="factor of the recorded speed; max: without pauses [1]"
     )
@@ -146,7 +157,51 @@ def _parser() -> argparse.ArgumentParser:
         "--patience", type=above_zero, default=15.0, metavar="SEC", help="time-out of each awaited answer [%(default)g]"
     )
     parser.add_argument("--incomplete", action="store_true", help="accept recordings that were cut")
+    fork = parser.add_argument_group(
+        "another answer", "Go on from one turn of one recorded call with something else, and print both answers."
+    )
+    fork.add_argument("--from-turn", type=_count, metavar="N", help="the turn that is answered again, from 1")
+    fork.add_argument("--instructions", metavar="TEXT", help="other instructions [those of the recording]")
+    fork.add_argument("--voice", metavar="NAME", help="another voice [that of the recording]")
+    fork.add_argument("--llm", metavar="NAME", help="start a server with this model, instead of --url")
+    fork.add_argument("--serve-args", metavar="ARGS", help="start a server with these arguments, instead of --url")
+    fork.add_argument("--save", type=Path, metavar="DIR", help="write the sound of both answers there, as WAV")
     return parser
+
+
+def _fork(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Answer one turn of a recorded call again; return EQUAL, DIFFERENT if that failed, or USAGE_ERROR."""
+    serve = None
+    try:
+        if len(options.files) != 1:
+            raise ValueError("--from-turn takes one recording")
+        if options.llm is not None or options.serve_args is not None:
+            if options.url is not None:
+                raise ValueError("--url is a server that runs; --llm and --serve-args are for one that is started")
+            serve = shlex.split(options.serve_args or "")
+            serve = serve if options.llm is None else [f"--llm={options.llm}", *serve]
+        key = options.api_key or environ.get("OMNI_WS_API_KEY")
+        target = Target.parse(options.url or DEFAULT_URL, api_key=key)
+        changes = {name: getattr(options, name) for name in ("instructions", "voice")}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        point = read_point(options.files[0], options.from_turn, changes)
+    except (ValueError, OSError, OmniError) as error:
+        print(f"omni-ws replay: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    try:
+        answer = asyncio.run(answered(point, target, serve, speed=options.speed, patience=options.patience))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        print(f"omni-ws replay: {_reason(error, target)}", file=sys.stderr)
+        return DIFFERENT
+    except (ForkFailed, NoServer) as error:
+        print(f"omni-ws replay: {error}", file=sys.stderr)
+        return DIFFERENT
+    if options.save is not None:
+        save(point, answer, options.save, number=options.from_turn)
+    print(fork_as_json(point, answer) if options.format == "json" else fork_as_text(point, answer))
+    return EQUAL
 
 
 def _speed(text: str) -> float:

@@ -21,6 +21,8 @@ from omni_ws.core.chunks import AudioEncoding, FinishReason, InputMode, Modality
 from omni_ws.errors import leaves
 from omni_ws.metrics import Metrics
 from omni_ws.wire.frames import CLIENT_FRAMES
+from omni_ws.wire.history_items import FIELD as HISTORY_ITEMS
+from omni_ws.wire.history_items import FIELDS_OF_ROLE, MAX_HISTORY_ITEMS
 from omni_ws.wire.realtime_parity import parity_lines
 from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import SessionConfig
@@ -402,8 +404,46 @@ def _session_config_frame(patch: Schema) -> Schema:
         "title": "SessionConfigFrame",
         "description": "The fields that are to change, merged deeply; null restores a default.",
         "type": "object",
-        "properties": kind | patch["properties"],
+        "properties": kind | patch["properties"] | {HISTORY_ITEMS: _history_items()},
         "required": ["type"],
+    }
+
+
+def _history_items() -> Schema:
+    """Return the schema of the earlier turns that a client may give, which is no field of the configuration."""
+    text: Schema = {"type": "string"}
+    parts = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": text}, "required": ["type", "text"]}
+    call = {
+        "type": "object",
+        "properties": {
+            "id": text,
+            "type": {"enum": ["function"]},
+            "function": {
+                "type": "object",
+                "properties": {"name": text, "arguments": text},
+                "required": ["name", "arguments"],
+            },
+        },
+        "required": ["id", "function"],
+    }
+    kinds: Schema = {
+        "content": {"anyOf": [text, {"type": "array", "items": parts}]},
+        "tool_calls": {"type": "array", "items": call},
+        "tool_call_id": text,
+    }
+    needed = {"user": ["content"], "assistant": [], "tool": ["content", "tool_call_id"]}
+    items = [
+        {
+            "type": "object",
+            "properties": {"role": {"enum": [role]}} | {name: kinds[name] for name in sorted(fields - {"role"})},
+            "required": ["role", *needed[role]],
+            "additionalProperties": False,
+        }
+        for role, fields in FIELDS_OF_ROLE.items()
+    ]
+    return {
+        "description": "Earlier turns, oldest first, before all else in a session.",
+        "anyOf": [{"type": "array", "maxItems": MAX_HISTORY_ITEMS, "items": {"oneOf": items}}, {"type": "null"}],
     }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
+from support.call_sound import NoiseEngine
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
 from support.made_calls import Said, write_call
@@ -382,8 +383,37 @@ async def test_an_answer_by_another_voice_stands_beside_the_first(server: LiveSe
         assert await demo.page.get_by_role("link", name="Open the new call").get_attribute("href") == (
             f"http://127.0.0.1:{server.port}/calls/sess_other"
         )
-    async with call_page(server, "sess_talk") as demo:
+    call["can_fork"] = False
+    async with demo_page(tapped=False, sample_rate=None) as demo:
+        await demo.page.route("**/sess_talk/call.json", lambda route: route.fulfill(json=call))
+        await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
+        await demo.page.locator(".turn").first.wait_for()
         assert await demo.page.locator("button[name=fork], #fork").locator("visible=true").count() == 0
+
+
+async def test_the_server_answers_a_turn_again(tmp_path: Path) -> None:
+    """The whole way: the dialog, the server's own engine, and both answers, which can be heard."""
+    write_call(tmp_path / "recordings", TALK, call_id="sess_talk")
+    async with (
+        live_server(NoiseEngine(0.5), record=tmp_path / "recordings") as server,
+        demo_page(tapped=False, sample_rate=None) as demo,
+    ):
+        await demo.page.goto(f"http://127.0.0.1:{server.port}/calls/sess_talk")
+        await demo.page.locator("li[data-place='2'] button[name=fork]").click()
+        assert not await demo.page.get_by_label("Model").is_visible()  # this server has no other
+        await demo.page.get_by_label("Instructions").fill("Be short.")
+        await demo.page.get_by_role("button", name="Ask again").click()
+        cards = demo.page.locator(".answer-card")
+        await cards.nth(1).wait_for()
+        assert await cards.nth(0).locator("p").inner_text() == TALK[2].answer
+        assert await cards.nth(1).locator("h3").inner_text() == "instructions: Be short."
+        for number in (0, 1):
+            await cards.nth(number).get_by_role("button", name="Play").click()
+        await demo.until("() => document.querySelector('#fork-problem').textContent === ''")
+        await cards.nth(1).get_by_role("link", name="Open the new call").click()
+        await demo.page.wait_for_url("**/calls/sess_*")
+        await demo.page.locator(".turn").first.wait_for()
+        assert await demo.page.locator(".turn").count() == 1
 
 
 async def test_the_demo_page_says_that_it_is_recorded(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ async function show(found) {
   for (const id of ["llm", "voice"]) {
     const known = call.fork_choices?.[id] ?? [];
     element(`fork-${id}s`).replaceChildren(...known.map((value) => Object.assign(make("option"), { value })));
+    element("fork-form").elements[id].closest("label").hidden = id === "llm" && known.length === 0;
   }
   transcript.show(turns);
   wave.show(turns, length);

@@ -112,14 +112,17 @@ class Recorder:
         self._done = False
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
-    def begin(self, kind: RecordingKind, *, key: str | None, name: str) -> SessionRecording | None:
+    def begin(
+        self, kind: RecordingKind, *, key: str | None, name: str, asked_for: bool = False
+    ) -> SessionRecording | None:
         """Begin to record a session. Returns None if the session is not to be recorded.
 
-        ``key`` is the name of its API key; ``name`` becomes part of the file's name.
+        ``key`` is the name of its API key; ``name`` becomes part of the file's name. A session whose recording an
+        operator has ``asked_for`` is recorded whatever its key, and without a draw.
         """
-        if self._keys and key not in self._keys:
+        if not asked_for and self._keys and key not in self._keys:
             return None
-        if self._fraction < 1 and random.random() >= self._fraction:
+        if not asked_for and self._fraction < 1 and random.random() >= self._fraction:
             return None
         if self._closing.is_set():
             return None
@@ -369,7 +372,7 @@ class FileState(enum.Enum):
 class RecordingFile:
     """The file of a recording, with the lines that wait to be written. Only the thread changes it.
 
-    The event loop reads ``failure``.
+    The event loop reads ``failure`` and ``is_over``.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -378,6 +381,8 @@ class RecordingFile:
         self._clock = clock
         #: Why nothing more is written; None while lines are.
         self.failure: str | None = None
+        #: Whether the last line was written, as far as it could be.
+        self.is_over = False
         #: The time of the clock at offset 0.
         self._began = clock()
         self._state = FileState.ABSENT
@@ -440,6 +445,7 @@ class RecordingFile:
         self.flush(folder, even_beyond=isinstance(event, CutLine))
         if self._state is not FileState.ABSENT:
             folder.finish(self.name)
+        self.is_over = True
         if isinstance(event, CutLine):
             logger.warning("recording %s truncated: %s", self.name, event.reason)
 

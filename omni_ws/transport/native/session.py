@@ -23,6 +23,7 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
+from omni_ws.service.conversation.given_history import check_history, give_history
 from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
@@ -49,6 +50,7 @@ from omni_ws.wire.frames import (
     decode_input,
     encode_output_audio,
 )
+from omni_ws.wire.history_items import FIELD as HISTORY_ITEMS
 from omni_ws.wire.server_frames import (
     HistoryTruncatedFrame,
     InputAckFrame,
@@ -251,11 +253,15 @@ class WebSocketSession(Attachment):
         self._stream.touch(now=now)
 
     def _configure(self, fields: Mapping[str, Any]) -> None:
+        items = fields.get(HISTORY_ITEMS)
+        earlier = () if items is None else check_history(self._conversation, items)
         try:
             config = self._conversation.configure(fields)
         except EngineOverloaded as refusal:  # elsewhere it ends a session
             self._outbox.put_nowait(refusal)
             return
+        if earlier:
+            give_history(self._conversation, earlier)
         self._outbox.put_nowait(updated_frame(config))
         self._conversation.greet()
 

@@ -19,12 +19,12 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 import orjson
 
 from omni_ws.calls.files import describe, summary, transcript, write_zip
+from omni_ws.calls.forking import can_fork, fork_point
 from omni_ws.calls.glance import glance
 from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import write_wav
 from omni_ws.config.keys import key_name
-from omni_ws.config.model import ServerConfig
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import (
     EngineOverloaded,
@@ -36,12 +36,15 @@ from omni_ws.errors import (
     UnsupportedParameter,
 )
 from omni_ws.service.observing.accounts import is_near
+from omni_ws.service.recording.recorder import Recorder
+from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.access import Authenticator, is_allowed_origin
 from omni_ws.transport.http.application import FrontEnd, Router
-from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.realtime.live import session_of
 from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
+from omni_ws.transport.routes.call_fork import MAX_BODY_BYTES, CallForks, read_fork
 from omni_ws.transport.routes.pages import send_page_file
 
 CALLS_PATH: Final = "/calls"
@@ -99,9 +102,13 @@ class _File:
 class CallRoutes(FrontEnd):
     """The handlers of ``/calls`` and of ``/v1/live/sessions/{id}/content``. Any worker serves the calls of all."""
 
-    def __init__(self, config: ServerConfig, authenticator: Authenticator) -> None:
-        self._folder = None if config.record is None else CallFolder(config.record)
+    def __init__(
+        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+    ) -> None:
+        record = sessions.config.record
+        self._folder = None if record is None else CallFolder(record)
         self._authenticator = authenticator
+        self._forks = CallForks(sessions, authenticator, recorder)
         #: By the id of the call and the size of its recording, the sound that was made last at the end.
         self._sounds: OrderedDict[tuple[str, int], _File] = OrderedDict()
         self._making = asyncio.Lock()
@@ -113,6 +120,7 @@ class CallRoutes(FrontEnd):
         router.add("GET", f"{CALLS_PATH}/{{id}}/call.json", self.describe)
         router.add("GET", f"{CALLS_PATH}/{{id}}/sound.wav", self.sound)
         router.add("GET", f"{CALLS_PATH}/{{id}}/call.zip", self.zip)
+        router.add("POST", f"{CALLS_PATH}/{{id}}/fork", self.fork)
         router.add("GET", CONTENT_PATH, self.content)
 
     async def wait_closed(self) -> None:
@@ -139,7 +147,7 @@ class CallRoutes(FrontEnd):
     async def describe(self, exchange: HttpExchange) -> None:
         """Respond with everything but the sound."""
         lines = await self._find(exchange)
-        await _respond_json(exchange, await self._read(lambda: describe(CallReading(lines))))
+        await _respond_json(exchange, await self._read(lambda: self._described(CallReading(lines))))
 
     async def sound(self, exchange: HttpExchange) -> None:
         """Respond with the sound as a stereo WAV file, or with the part that is asked for."""
@@ -155,12 +163,28 @@ class CallRoutes(FrontEnd):
 
             def write(target: BinaryIO) -> None:
                 reading = CallReading(lines)
-                write_zip(reading, describe(reading), None if sound is None else sound.file, target)
+                write_zip(reading, self._described(reading), None if sound is None else sound.file, target)
 
             async with self._making:
                 packed = await self._made(write)
         with packed.used():
             await _respond_file(exchange, packed, "application/zip", extra=[("Content-Disposition", name)])
+
+    async def fork(self, exchange: HttpExchange) -> None:
+        """Go on from a turn in another way, and respond with the id of the new call once its answer is whole."""
+        lines = await self._find(exchange)
+        with self._forks.alone():
+            async with self._forks.admitted(exchange) as owner:
+                body, _ = await read_json_object(exchange, MAX_BODY_BYTES)
+                turn, changes = read_fork(body)
+                point = await self._read(lambda: fork_point(CallReading(lines), turn, changes))
+                call_id = await self._forks.play(exchange, point, owner=owner)
+        await _respond_json(exchange, {"id": call_id})
+
+    def _described(self, reading: CallReading) -> dict[str, Any]:
+        """Return ``call.json``, with what a fork of the call may choose."""
+        forks = {"can_fork": can_fork(reading.header), "fork_choices": {"voice": self._forks.voices}}
+        return describe(reading) | forks
 
     # the clients of the Live API
 

@@ -1,0 +1,229 @@
+"""ForkPoint: what is needed to go on from a turn of a recorded call in another way: history, input, configuration.
+
+Calls over the native WebSocket can be forked: their recordings have the configuration as the client sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from omni_ws.calls.files import describe
+from omni_ws.calls.lines import parsed
+from omni_ws.calls.loudspeaker import TOLERANCE_MS
+from omni_ws.calls.reading import CallReading
+from omni_ws.calls.sound import part_of_side
+from omni_ws.calls.story import CallTurn
+from omni_ws.core.chunks import StartTrigger, Word
+from omni_ws.core.ledger_entry import audible, end_of_words, usual_pace
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.wire.history_items import FIELD, MAX_HISTORY_BYTES, MAX_HISTORY_ITEMS
+from omni_ws.wire.mcp_servers import is_mcp
+from omni_ws.wire.recording import HeaderLine, ReceivedLine
+from omni_ws.wire.session_config import merge
+
+#: The sound of the user's turn: samples a second of pcm16. That of answers.
+SPOKEN_RATE: Final = 16_000
+ANSWER_RATE: Final = 24_000
+#: The longest turn of a user that is played again.
+MAX_SPOKEN_SEC: Final = 120
+#: What is played after the end of the speech, where the detector has found it: its end is not exact.
+_TAIL_MS: Final = 200.0
+_WITHIN_MS: Final = 0.01
+#: What a fork has of the configuration of the call. The rest is about when turns begin and end, which is known here,
+#: and about how the call begins.
+_KEPT: Final = (
+    *("voice", "speed", "instructions", "modalities", "tts", "sampling", "stage_sampling", "stage_params"),
+    *("task", "tools", "tool_choice"),
+)
+_HEARING: Final = ("language", "languages", "keywords", "prompt")
+_PICTURES: Final = ("image", "video")
+#: What starts an answer to nothing that the user has said.
+_UNASKED: Final = (StartTrigger.GREETING, StartTrigger.FILLER, StartTrigger.IDLE, StartTrigger.TELLING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkPoint:
+    """A turn of a call and all before it.
+
+    ``config`` has fields of ``session_config``, ``history`` is its ``history_items``. The user's turn is ``text``,
+    ``sound`` (pcm16 at SPOKEN_RATE), or both. ``turn`` is that of ``call.json``, ``answer`` the sound of its answer
+    (pcm16 at ANSWER_RATE) as it was played.
+    """
+
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    text: str
+    sound: bytes
+    turn: Mapping[str, Any]
+    answer: bytes
+
+
+def can_fork(header: HeaderLine) -> bool:
+    """Return whether calls with this header can be forked."""
+    return header.kind == "websocket" and header.payloads
+
+
+def fork_point(reading: CallReading, number: int, changes: Mapping[str, Any] | None = None) -> ForkPoint:
+    """Return the point at the turn ``number``, from 1, with ``changes`` of its configuration. Blocks; linear.
+
+    Raises UnsupportedParameter for a call or a turn that cannot be forked, and InvalidValue for a turn that is not
+    there.
+    """
+    header = reading.header
+    if not header.payloads:
+        raise UnsupportedParameter("this call was recorded without its content (record_payloads = false)", param="turn")
+    if not can_fork(header):
+        raise UnsupportedParameter(
+            f"a call of kind {header.kind} cannot be forked, only those of the native WebSocket", param="turn"
+        )
+    turns = describe(reading)["turns"]
+    if not 1 <= number <= len(turns):
+        raise InvalidValue(f"this call has {len(turns)} turns", param="turn")
+    turn = turns[number - 1]
+    stories = [*reading.story.turns.values()]
+    told = stories[number - 1]
+    sent = _Sent(reading, told, since=stories[number - 2].opened_at if number > 1 else -1.0)
+    span = _span(reading, told)
+    if span is not None and span[1] - span[0] > MAX_SPOKEN_SEC * 1000:
+        raise UnsupportedParameter(f"turn {number} is longer than {MAX_SPOKEN_SEC} s", param="turn")
+    pieces = reading.microphone.pieces()
+    sound = b"" if span is None else part_of_side(reading, pieces, *span, rate=SPOKEN_RATE)
+    if sent.pictures:
+        raise UnsupportedParameter(f"turn {number} has pictures, which a fork cannot show again", param="turn")
+    if not (told.typed or sound):
+        raise UnsupportedParameter(f"turn {number} has no input of the user: it has nothing to answer", param="turn")
+    return ForkPoint(
+        config=_config(merge(sent.config, changes or {})),
+        history=_history(turns[: number - 1], sent),
+        text=told.typed,
+        sound=sound,
+        turn=turn,
+        answer=_answer_sound(reading, turn),
+    )
+
+
+class _Sent:
+    """What the client sent up to a turn: its configuration, results of tools, and whether the turn has pictures."""
+
+    def __init__(self, reading: CallReading, turn: CallTurn, *, since: float) -> None:
+        """``since``: when the turn before it opened."""
+        self._since = since
+        self.config: dict[str, Any] = {}
+        #: The history that the client gave at the beginning.
+        self.given: list[dict[str, Any]] = []
+        self.results: dict[str, str] = {}
+        self.pictures = False
+        for line in reading.lines:
+            event = line.event
+            if not isinstance(event, ReceivedLine) or event.text is None:
+                continue
+            frame = parsed(event)
+            match frame.pop("type", None):
+                case "session_config" if event.at <= turn.opened_at:
+                    given = frame.pop(FIELD, None)
+                    self.given = self.given or (given if isinstance(given, list) else [])
+                    self.config = merge(self.config, frame)
+                case "input_chunk":
+                    self._chunk(frame, event.at, turn)
+
+    def _chunk(self, frame: Mapping[str, Any], at: float, turn: CallTurn) -> None:
+        call_id, text = frame.get("tool_call_id"), frame.get("text")
+        if isinstance(call_id, str) and isinstance(text, str):
+            self.results[call_id] = self.results.get(call_id, "") + text
+        elif frame.get("modality") in _PICTURES and self._since < at <= turn.opened_at:
+            self.pictures = True
+
+
+def _span(reading: CallReading, turn: CallTurn) -> tuple[float, float] | None:
+    """Return from when to when the user's turn was spoken, in ms of the call; None if it has no sound."""
+    total = reading.microphone.total_ms
+    begin, end = turn.speech
+    if begin is not None:
+        begin, end = max(0.0, begin - reading.story.padding_ms), min(total, (end or total) + _TAIL_MS)
+    else:
+        ends = reading.input_ends
+        if turn.asked_by is not None:
+            index = next((index for index, one in enumerate(ends) if one.number >= turn.asked_by), len(ends))
+        elif turn.trigger in _UNASKED:
+            return None
+        else:
+            index = max(0, sum(one.at <= turn.opened_at for one in ends) - 1)
+        begin = ends[index - 1].audio_ms if index else 0.0
+        end = ends[index].audio_ms if index < len(ends) else total
+    if end <= begin:
+        return None
+    # The place between two pieces is the end of the first, which may be long before the other was spoken.
+    start_ms, end_ms = reading.microphone.time_of(begin + _WITHIN_MS), reading.microphone.time_of(end)
+    return None if start_ms is None or end_ms is None else (max(0.0, start_ms), end_ms)
+
+
+def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    config = {name: fields[name] for name in _KEPT if fields.get(name) is not None}
+    if isinstance(tools := config.get("tools"), list):
+        config["tools"] = [tool for tool in tools if not is_mcp(tool)]  # their credentials are not recorded
+        if not config["tools"]:
+            del config["tools"]
+            config.pop("tool_choice", None)
+    heard = fields.get("input_audio")
+    hearing = {name: heard[name] for name in _HEARING if heard.get(name) is not None} if isinstance(heard, dict) else {}
+    config["input_audio"] = {**hearing, "format": "pcm16", "sample_rate": SPOKEN_RATE, "channels": 1}
+    config["output_audio"] = {"format": "pcm16", "sample_rate": ANSWER_RATE}
+    return config
+
+
+def _history(turns: list[dict[str, Any]], sent: _Sent) -> list[dict[str, Any]]:
+    """Return ``history_items`` for the turns, as far back as there may be items."""
+    items = [*sent.given]
+    for turn in turns:
+        items += _items(turn, sent.results)
+    size, first = 0, len(items)
+    while first and len(items) - first < MAX_HISTORY_ITEMS:
+        size += len(orjson.dumps(items[first - 1])) + 1
+        if size >= MAX_HISTORY_BYTES:
+            break
+        first -= 1
+    while first < len(items) and items[first].get("role") == "tool":  # its call is left out
+        first += 1
+    return items[first:]
+
+
+def _items(turn: Mapping[str, Any], results: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    user = turn["user"]
+    if said := " ".join(filter(None, (user.get("typed"), user["text"]))):
+        yield {"role": "user", "content": said}
+    calls = [call for call in turn["tools"] if call["id"] in results]
+    text = heard_text(turn["answer"])
+    if not text and not calls:
+        return
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in calls
+        ]
+    yield message
+    for call in calls:
+        yield {"role": "tool", "tool_call_id": call["id"], "content": results[call["id"]]}
+
+
+def heard_text(answer: Mapping[str, Any]) -> str:
+    """Return the text of an answer of ``call.json``; of one that was cut, the part that was heard."""
+    text: str = answer["text"]
+    cut_ms = answer.get("cut_ms")
+    if cut_ms is None:
+        return text
+    if words := answer.get("words"):
+        whole = [word for word in words if word["end_ms"] <= answer["end_ms"] + TOLERANCE_MS]
+        return text[: end_of_words(text, [Word(word["text"], 0, 0) for word in whole])]
+    return audible(text[: int(cut_ms / 1000 * usual_pace(text))]) if cut_ms > 0 else ""
+
+
+def _answer_sound(reading: CallReading, turn: Mapping[str, Any]) -> bytes:
+    start_ms, end_ms = turn["answer"]["start_ms"], turn["answer"]["end_ms"]
+    if start_ms is None or end_ms is None:
+        return b""
+    return part_of_side(reading, reading.loudspeaker.pieces(), start_ms, end_ms, rate=ANSWER_RATE)
