@@ -163,7 +163,7 @@ RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded | Answe
 #: How many answers of a session, which were sent and of which nothing was played, are remembered.
 MAX_UNPLAYED: Final = 4
 
-
+#: Stands for no requests; never changed.
 _NONE: Final[dict[str, RequestTimeline]] = {}
 
 
