@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from omni_ws.audio.pcm import Samples
+from omni_ws.audio.pcm import PCM16, Samples
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
@@ -175,7 +175,7 @@ class FallingVoice:
         if audio.encoding is not AudioEncoding.PCM16:
             return False
         measured = payload[len(payload) & 1 :][-2 * (audio.bytes_per_second * _MEASURED_MS // 2000) :]
-        sound = np.frombuffer(measured, "<i2").astype(np.float32)
+        sound = np.frombuffer(measured, PCM16).astype(np.float32)
         power, length_ms = float(sound.dot(sound)) / max(1, len(sound)), audio.duration_ms(len(payload))
         self._power = max(power, self._power * 0.5 ** (length_ms / _HALF_AFTER_MS))
         self._fallen_ms = self._fallen_ms + length_ms if power < self._power * _FALL_POWER else 0.0

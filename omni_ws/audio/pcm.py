@@ -22,6 +22,9 @@ SampleType = TypeVar("SampleType", np.float32, np.int16)
 NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
 NO_SAMPLES.setflags(write=False)
 
+#: Samples that are no louder than this are silence: -46 dB.
+AUDIBLE: Final = 0.005
+
 #: The 16-bit value that stands for 1.0, everywhere; it is one more than the largest.
 PCM16_SCALE: Final = 32768.0
 # Created once: for a piece of 20 ms, conversions of numbers and names to numpy's types take as long as the arithmetic.
@@ -138,6 +141,12 @@ def pcm16_from_samples(samples: Samples) -> Pcm16:
 def as_pcm16(audio: Samples | Pcm16) -> Pcm16:
     """Return audio as 16-bit values, by ``pcm16_from_samples`` if it is float32."""
     return cast("Pcm16", audio) if audio.dtype == PCM16 else pcm16_from_samples(cast("Samples", audio))
+
+
+def audible_part(samples: Samples) -> tuple[int, int] | None:
+    """Return where the audible part of ``samples`` begins and ends; None if all are silent."""
+    heard = np.flatnonzero(np.abs(samples) > AUDIBLE)
+    return (int(heard[0]), int(heard[-1]) + 1) if len(heard) else None
 
 
 def as_samples(audio: Samples | Pcm16) -> Samples:

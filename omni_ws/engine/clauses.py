@@ -65,6 +65,9 @@ PHRASE_GRACE: Final = 0.03
 #: A first phrase has so many words, or one less in front of a link, such as "by which".
 PHRASE_WORDS: Final = 5
 
+#: Marks behind which a phrase ends, and the sentence goes on.
+PHRASE_MARKS: Final = frozenset(",;:—–")
+
 #: From this length on, in characters, a clause may also end at a comma, colon, semicolon or dash.
 COMMA_AFTER = 60
 
@@ -84,7 +87,6 @@ _MORE_CLOSERS: Final = re.compile(r"[\"'”’)\]]*")
 _SPACE: Final = re.compile(r"\s*")
 _BORDER: Final = re.compile(r"(?<=\S)\s")
 _WHOLE_WORD: Final = re.compile(r"\S+(?=\s)")
-_PHRASE_MARKS: Final = frozenset(",;:—–")
 _CLOSERS: Final = "\"'”’)]"
 _SENTENCE_MARKS: Final = ".!?…"
 _SENTENCE_ENDS: Final = ("。", "！", "？")
@@ -187,7 +189,7 @@ class ClauseSplitter:
             if starts and number >= PHRASE_WORDS:
                 return word.start() if link is None else link
             mark = written.rstrip(_CLOSERS)
-            if number >= PHRASE_WORDS - 1 and mark[-1:] in _PHRASE_MARKS and not mark[-2:-1].isdigit():
+            if number >= PHRASE_WORDS - 1 and mark[-1:] in PHRASE_MARKS and not mark[-2:-1].isdigit():
                 return word.end()
             link = (word.start() if link is None else link) if starts or written in words.links else None
         return 0

@@ -135,6 +135,14 @@ def test_debt_is_paid_at_the_rate() -> None:
     assert bucket.spend(0, now=4) == 0
 
 
+def test_a_full_bucket_is_overdrawn_and_saves_up_no_more_than_it_holds() -> None:
+    bucket = TokenBucket(rate=100, capacity=1000, now=5)
+    assert [bucket.spend(500, now=5) for _ in range(3)] == [0, 0, 5]
+    assert bucket.spend(100, now=10) == 1
+    assert bucket.spend(100, now=11) == 1
+    assert [bucket.spend(1000, now=1000), bucket.spend(1, now=1000)] == [0, 0.01]
+
+
 @given(
     rate=st.floats(0.01, 1e6),
     capacity=st.floats(1, 1e6),

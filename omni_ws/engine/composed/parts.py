@@ -340,6 +340,7 @@ class FirstOutput(OutputFilter):
     def _write_first(self, output: EngineOutput) -> None:
         self._stall_timer.stop()
         self._out.write(output)
+        # Behind the first output, after which ``_out`` may take the others in another way, too.
         self.write = self._out.write  # type: ignore[method-assign]
 
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.audio.pcm import pcm16_from_samples
+from omni_ws.audio.pcm import audible_part, pcm16_from_samples
 from omni_ws.audio.vad import OnnxNetwork, runtime_library
 from omni_ws.engine.tts.synthesiser import NoVoice, Speak, SpokenWord, SynthesisListener, VoiceFacts
 from omni_ws.errors import EngineFailed
@@ -30,8 +30,6 @@ CHUNK_SAMPLES: Final = 2400
 _SEED: Final = 0
 #: How much is kept of the silence before the first sound, which the network makes 0.3 s long.
 _LEAD_SAMPLES: Final = 480
-#: Samples below this level are silence: -46 dB.
-_AUDIBLE: Final = 0.005
 #: How much earlier a phoneme is audible than the network says, as measured at sounds after a pause.
 _LAG_SAMPLES: Final = 1000
 #: The running sum of the lengths of the phonemes, a value inside the network.
@@ -93,7 +91,7 @@ class Hibari:
             except Exception as error:
                 reason = error
                 continue
-            if not len(samples) or np.abs(samples).max() < _AUDIBLE:
+            if not len(samples) or audible_part(samples) is None:
                 raise NoVoice(f"{file} is silent")
             timed = len(ends) == len(ids) and bool(np.all(np.diff(ends) >= 0))
             return network, outputs if timed else _SPECTRA
@@ -134,7 +132,7 @@ class SpokenPieces:
 
         The networks of Kokoro and of hibari, which learned from it, tell that equally late.
         """
-        begin, end = _audible(samples)
+        begin, end = audible_part(samples) or (0, len(samples))
         cut = max(0, begin - _LEAD_SAMPLES)
         if len(ends):
             heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
@@ -155,12 +153,6 @@ def _timed(words: Sequence[ReadWord], ends_ms: NDArray[np.float64]) -> list[Spok
         now = max(start + 1, round(ends_ms[word.last]))
         told.append(SpokenWord(word.text, start, now))
     return told
-
-
-def _audible(samples: NDArray[np.float32]) -> tuple[int, int]:
-    """Return where the audible part of ``samples`` begins and ends."""
-    heard = np.flatnonzero(np.abs(samples) > _AUDIBLE)
-    return (int(heard[0]), int(heard[-1]) + 1) if len(heard) else (0, len(samples))
 
 
 def with_output(model: bytes, name: str) -> bytes:

@@ -8,10 +8,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-import numpy as np
 from msgspec.structs import replace
 
-from omni_ws.audio.pcm import as_samples
+from omni_ws.audio.pcm import as_samples, audible_part
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
 from omni_ws.engine.base import (
@@ -25,6 +24,7 @@ from omni_ws.engine.base import (
     OutputWriter,
 )
 from omni_ws.engine.clauses import (
+    PHRASE_MARKS,
     ClauseSplitter,
     Phrase,
     TextClause,
@@ -189,8 +189,6 @@ async def _text_of(
 
 #: The pause behind a Phrase. At the end of a text voices make one of 400 ms.
 PHRASE_PAUSE_MS: Final = 120.0
-#: Samples below this level are silence: -46 dB.
-_AUDIBLE: Final = 0.005
 
 
 async def clause_by_clause(
@@ -253,15 +251,14 @@ async def _spoken_phrase(
 ) -> AsyncGenerator[AudioOutput, None]:
     """Yield the audio of a phrase: in the tone of somebody who goes on, and with at most PHRASE_PAUSE_MS of silence."""
     silent: list[AudioOutput] = []
-    async with aclosing(speak(text if text[-1] in ",;:—–" else f"{text},")) as pieces:
+    async with aclosing(speak(text if text[-1] in PHRASE_MARKS else f"{text},")) as pieces:
         async for piece in pieces:
-            heard = np.flatnonzero(np.abs(as_samples(piece.samples)) > _AUDIBLE)
-            if not len(heard):
+            if (part := audible_part(as_samples(piece.samples))) is None:
                 silent.append(piece)
                 continue
             for earlier in silent:
                 yield earlier
-            end = int(heard[-1]) + 1
+            end = part[1]
             yield replace(piece, samples=piece.samples[:end])
             silent = [replace(piece, samples=piece.samples[end:], words=())]
     left_ms = PHRASE_PAUSE_MS

@@ -129,8 +129,8 @@ class VoiceProcess:
     ``speech_language`` the first voice of that language speaks, unless ``voice`` is one of it.
 
     For Kokoro's voices of other languages than English a ``reader``, a process of espeak-ng, tells the phonemes. By
-    default it is an own one, which starts when it is first needed. A voice that is slower than speech
-    is refused, unless it ``may_stutter``, as where nobody listens to it live.
+    default it is an own one, which starts when it is first needed. A voice that is slower than speech is refused,
+    unless it ``may_stutter``, as where nobody listens to it live.
     """
 
     hosts: tuple[str, ...] = ()

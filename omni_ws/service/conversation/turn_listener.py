@@ -386,7 +386,10 @@ class TurnListener:
             self._pump()
 
     def words_told(self) -> None:
-        """End the turn if the words that the recogniser has told end it, without waiting for another window."""
+        """End the turn if the words that the recogniser has told end it, without waiting for another window.
+
+        Not while a thread has the audio or the judge is asked: the windows that are judged then take the words as well.
+        """
         if self._watch is not None and self._state is _PAUSE and not (self._busy or self._closed):
             self._proceed(self._apply_words)
 
@@ -619,15 +622,21 @@ class TurnListener:
     def _apply_words(self) -> None:
         assert self._watch is not None
         if (watched := self._watch.words_told()) is not None:
-            self._apply(None, watched)
+            self._take_events(watched)
 
-    def _apply(self, piece: AudioPiece | None, watched: Watched) -> None:
-        """Apply the starts and ends of speech in ``watched``, up to a pause about which the TurnJudge must be asked.
-
-        ``piece`` is the audio that it is about; None if it is about none but what was judged before.
-        """
-        if piece is not None and self._state is not _PAUSE:
+    def _apply(self, piece: AudioPiece, watched: Watched) -> None:
+        """Apply what was found in ``piece``, up to a pause about which the TurnJudge must be asked."""
+        if self._state is not _PAUSE:
             self._anchor = (watched.judged_ms + watched.rest_ms, piece.came)
+        self._take_events(watched)
+        if watched.question is not None:
+            self._asked = piece
+            self._workers.when_answered(watched.question, self._on_answered)
+        elif piece.last.end_of_input and self._unfinished is None:
+            self._end_input(piece.last.sequence_id)
+
+    def _take_events(self, watched: Watched) -> None:
+        """Apply the starts and ends of speech in ``watched``, and assign the audio up to where it is judged."""
         for event in watched.events:
             self._take_event(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
@@ -643,11 +652,6 @@ class TurnListener:
             self._may_go_on = False
             if not self._speaking:
                 self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, self._last_id))
-        if watched.question is not None:
-            self._asked = piece
-            self._workers.when_answered(watched.question, self._on_answered)
-        elif piece is not None and piece.last.end_of_input and self._unfinished is None:
-            self._end_input(piece.last.sequence_id)
 
     def _take_event(self, event: TurnEvent) -> None:
         """Apply one event; those of a sound that was dismissed meanwhile count no more."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from omni_ws.core.json_values import check_values
+from omni_ws.core.quota import TokenBucket
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import InvalidFrame
 
@@ -14,25 +15,13 @@ from omni_ws.errors import InvalidFrame
 MAX_RESPONSE_BYTES: Final = 1024 * 1024
 #: The most bytes of a stream of events that answers one call.
 MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
-#: Bytes a second of a stream of events that is open as long as the session, behind its first MAX_STREAM_BYTES.
+#: Bytes a second of a stream of events that is open as long as the session, behind its first MAX_STREAM_BYTES: its
+#: events are parsed on the loop.
 _STREAM_RATE: Final = 256 * 1024
 #: What ends an event of a stream.
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 #: Longer JSON is examined in a thread.
 _INLINE_BYTES: Final = 64 * 1024
-
-
-class StreamPace:
-    """How fast a stream of events may come that is open as long as the session: its events are parsed on the loop."""
-
-    def __init__(self, *, rate: float, burst: float, now: float) -> None:
-        self._rate, self._burst, self._room, self._at = rate, burst, burst, now
-
-    def wait_sec(self, size: int, now: float) -> float:
-        """Return how long to wait before more is read, when ``size`` bytes have come at the time ``now``."""
-        self._room = min(self._burst, self._room + (now - self._at) * self._rate) - size
-        self._at = now
-        return max(0.0, -self._room / self._rate)
 
 
 def _end_of_events(data: bytearray, start: int) -> int:
@@ -58,7 +47,7 @@ class BoundedBody:
     def __init__(self, stream: Any, *, events: bool, posted: bool, ends_at: float | None) -> None:
         self._stream, self._events, self._posted, self._ends_at = stream, events, posted, ends_at
         self._left = MAX_STREAM_BYTES if events else MAX_RESPONSE_BYTES
-        self._pace = StreamPace(rate=_STREAM_RATE, burst=MAX_STREAM_BYTES, now=asyncio.get_running_loop().time())
+        self._pace = TokenBucket(rate=_STREAM_RATE, capacity=MAX_STREAM_BYTES, now=asyncio.get_running_loop().time())
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         import httpx2
@@ -89,7 +78,7 @@ class BoundedBody:
         import httpx2
 
         if self._ends_at is None:
-            await asyncio.sleep(self._pace.wait_sec(size, asyncio.get_running_loop().time()))
+            await asyncio.sleep(self._pace.spend(size, now=asyncio.get_running_loop().time()))
             return
         self._left -= size
         if self._left < 0:

@@ -163,7 +163,7 @@ RequestProgress: TypeAlias = RequestReached | OutputBegan | RequestEnded | Answe
 #: How many answers of a session, which were sent and of which nothing was played, are remembered.
 MAX_UNPLAYED: Final = 4
 
-
+#: Stands for no requests; never changed.
 _NONE: Final[dict[str, RequestTimeline]] = {}
 
 
@@ -216,7 +216,6 @@ class RequestTimeline:
         "admitted",
         "by_speech",
         "cancellations",
-        "engine_began",
         "engine_end",
         "first_outputs",
         "input_mode",
@@ -262,8 +261,7 @@ class RequestTimeline:
         self.first_outputs: dict[OutputModality, float] = {}
         #: More than one only if the request was cancelled again while it waited for its final.
         self.cancellations: list[Cancellation] = []
-        #: When the engine got the request, and how its work ended.
-        self.engine_began: float | None = None
+        #: How the work of the engine ended.
         self.engine_end: EngineEnd | None = None
         self.outcome: Outcome | None = None
         #: Whether it was taken back, and gets no outcome.
@@ -276,6 +274,11 @@ class RequestTimeline:
     def input_ended(self) -> float | None:
         """When all input had arrived."""
         return self.times.input_ended
+
+    @property
+    def engine_began(self) -> float | None:
+        """When the engine got the request."""
+        return self.times.engine_started
 
     @property
     def first_answer_modality(self) -> OutputModality | None:
@@ -350,7 +353,7 @@ class RequestTimeline:
 
     def mark_engine_started(self) -> None:
         """Record that the engine gets the request."""
-        self.engine_began = self.times.engine_started = self.now()
+        self.times.engine_started = self.now()
         self._reached("engine_started")
 
     def mark_output_began(self, modality: OutputModality) -> None:

@@ -1011,11 +1011,11 @@ async def test_a_turn_that_sounds_finished_ends_at_once() -> None:
     assert user.requests[0].ended
 
 
-def worded(workers: InlineWorkers | None = None) -> User:
-    """A user whose recogniser tells the words in pauses, and who surely sounds finished in each."""
+def worded(workers: InlineWorkers | None = None, judge: ScriptedJudge | None = None) -> User:
+    """A user whose recogniser tells the words in pauses, and who surely sounds finished in each to the judge."""
     able = dataclasses.replace(CAPABILITIES, transcript_guesses=True)
     workers = workers or InlineWorkers()
-    workers.judge = ScriptedJudge([True] * 9)
+    workers.judge = judge or ScriptedJudge([True] * 9)
     user = User(workers)
 
     def on_told() -> None:
@@ -1067,6 +1067,21 @@ async def test_words_that_come_while_audio_is_judged_wait_for_it() -> None:
     workers.listen()
     await user.settle()
     assert [kind for kind, _ in user.speech] == ["started", "stopped"]
+
+
+async def test_words_that_come_while_the_judge_is_asked_wait_for_it() -> None:
+    """Its answer ends the turn, with them, and is asked for once."""
+    judge = ScriptedJudge()
+    user = worded(judge=judge)
+    await user.speak(quiet(320) + loud(320) + quiet(FINISHED_MS + WINDOW_MS))
+    user.words.hear(TranscriptGuess("What time is it?"), language="en")
+    await asyncio.sleep(0)
+    assert [kind for kind, _ in user.speech] == ["started"]
+    user.progressed.clear()
+    judge.questions[0].set_result(1)
+    await user.progressed.wait()
+    assert [kind for kind, _ in user.speech] == ["started", "stopped"]
+    assert len(judge.questions) == 1
 
 
 async def test_words_that_come_when_the_session_is_over_do_nothing() -> None:

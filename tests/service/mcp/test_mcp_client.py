@@ -15,7 +15,7 @@ from support.patience import PATIENCE_SEC
 from omni_ws.config.model import RealtimeConfig
 from omni_ws.core.json_values import MAX_MESSAGE_VALUES
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.service.mcp.bounds import MAX_RESPONSE_BYTES, StreamPace
+from omni_ws.service.mcp.bounds import MAX_RESPONSE_BYTES, MAX_STREAM_BYTES, BoundedBody
 from omni_ws.service.mcp.client import McpFailure, McpLink, McpReach
 from omni_ws.wire.mcp_servers import McpServer
 
@@ -273,9 +273,16 @@ async def test_what_is_parsed_has_as_many_values_as_a_message_may_have(events: b
                 await link.tools()
 
 
-def test_the_pace_of_a_stream_without_end() -> None:
-    pace = StreamPace(rate=100, burst=1000, now=5)
-    assert [pace.wait_sec(500, 5) for _ in range(3)] == [0, 0, 5]
-    assert pace.wait_sec(100, 10) == 1
-    assert pace.wait_sec(100, 11) == 1
-    assert [pace.wait_sec(1000, 1000), pace.wait_sec(1, 1000)] == [0, 0.01]  # no more than the burst is saved up
+@pytest.mark.virtual_clock
+async def test_the_pace_of_a_stream_without_end() -> None:
+    """Its first MAX_STREAM_BYTES come at once, and the rest at 256 KiB a second."""
+    event, loop = b"data: " + b" " * (64 * 1024 - 8) + b"\n\n", asyncio.get_running_loop()
+
+    async def stream() -> AsyncIterator[bytes]:
+        for _ in range(MAX_STREAM_BYTES // len(event) + 8):
+            yield event
+
+    body = BoundedBody(stream(), events=True, posted=False, ends_at=None)
+    began = loop.time()
+    waited = [loop.time() - began async for _ in body]
+    assert waited[-9:] == pytest.approx([0, *(number / 4 for number in range(1, 9))])
