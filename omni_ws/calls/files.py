@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
 from typing import Any, BinaryIO, Final
 
 import orjson
@@ -20,6 +19,9 @@ from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
 _SOUND: Final = "sound.wav"
 _ROOT: Final = "call"
 _COPY_BYTES: Final = 1 << 20
+#: The dates that a zip file can have.
+_FIRST_DATE: Final = (1980, 1, 1, 0, 0, 0)
+_LAST_DATE: Final = (2107, 12, 31, 23, 59, 59)
 #: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends; and where
 #: the session has not measured them, those that the frames tell (protocol/README.md, "Times of an answer").
 _PARTS: Final = (
@@ -46,13 +48,8 @@ def summary(lines: CallLines) -> dict[str, Any]:
         "key": header.key,
         "payloads": header.payloads,
         "bytes": lines.size,
-        "last_written": _later(header.started, lines),
+        "last_written": lines.last_written.isoformat(timespec="milliseconds"),
     }
-
-
-def _later(started: str, lines: CallLines) -> str:
-    written = lines.path.stat().st_mtime
-    return datetime.fromtimestamp(written, datetime.fromisoformat(started).tzinfo).isoformat(timespec="milliseconds")
 
 
 def describe(reading: CallReading) -> dict[str, Any]:
@@ -234,12 +231,15 @@ def transcript_text(call: Mapping[str, Any]) -> str:
 
 
 def _clock(at_ms: float | None) -> str:
-    return "--:--:--" if at_ms is None else f"{timedelta(seconds=int(at_ms / 1000))!s:0>8}"
+    if at_ms is None:
+        return "--:--:--"
+    minutes, seconds = divmod(max(0, int(at_ms / 1000)), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
 def write_zip(reading: CallReading, call: Mapping[str, Any], sound: BinaryIO | None, target: BinaryIO) -> None:
     """Write the zip of a call to ``target``: sound, transcript, ``call.json`` and the recording itself. Blocks."""
-    began = datetime.fromisoformat(reading.header.started).timetuple()[:6]
+    began = min(max(reading.lines.started.timetuple()[:6], _FIRST_DATE), _LAST_DATE)
     with zipfile.ZipFile(target, "w", compresslevel=1) as archive:
 
         def add(name: str, parts: Iterator[bytes], *, packed: bool = True) -> None:

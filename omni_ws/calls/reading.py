@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import parse_audio_format
 from omni_ws.calls.frames import FrameList
-from omni_ws.calls.lines import CallLines, Line, parsed, sound_in
+from omni_ws.calls.lines import CallLines, Line, parsed, parsed_text, sound_in
 from omni_ws.calls.played_sound import Microphone, PlayedSound
 from omni_ws.calls.story import Story
-from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
-from omni_ws.errors import OmniError
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, checked_channels, checked_sample_rate
+from omni_ws.core.reorder import MAX_SEQUENCE_ID
+from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.wire.frames import FLAG_END, FLAG_TIMESTAMP, HEADER, KIND_INPUT, KIND_OUTPUT, MODALITY_BYTES
 from omni_ws.wire.recording import (
     ClosedLine,
@@ -90,7 +91,6 @@ class CallReading:
         #: By item of the Realtime API, the answer that it is of. By name, the place of a mark.
         self._items: dict[str, str] = {}
         self._marks: dict[str, tuple[str, float]] = {}
-        self._line_number = 0
         hear, say = self._by_kind()
         for line in lines:
             self._take(line, hear, say)
@@ -128,10 +128,10 @@ class CallReading:
         fields: dict[str, Any] = {}
         match event:
             case ReceivedLine():
-                fields = parsed(event) if event.text is not None else {}
+                fields = parsed(event)
                 hear(line, fields)
             case SentLine():
-                fields = parsed(event) if event.text is not None else {}
+                fields = parsed(event)
                 say(line, fields)
             case SoundLine():
                 self._sound(line, event)
@@ -192,9 +192,8 @@ class CallReading:
             self._ducks_from = None
 
     def _sound(self, line: Line, event: SoundLine) -> None:
-        try:
-            audio = AudioFormat(AudioEncoding(event.format), event.sample_rate)
-        except ValueError:
+        audio = _audio_format(event.format, event.sample_rate)
+        if audio is None:
             return
         if event.by == "user":
             self._hear(line, audio, event.audio)
@@ -235,7 +234,7 @@ class CallReading:
         assert isinstance(event, ReceivedLine)
         if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
             self.story.type(text)
-        elif fields.get("modality") == "audio" and isinstance(number, int):
+        elif fields.get("modality") == "audio" and isinstance(number, int) and 0 <= number <= MAX_SEQUENCE_ID:
             audio = self._input
             if isinstance(name := fields.get("format"), str):
                 try:
@@ -387,20 +386,19 @@ def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def parsed_text(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; {} for anything else."""
-    return parsed(SentLine(at=0, connection=0, text=text))
-
-
 def _native_format(fields: Any, default: AudioFormat) -> AudioFormat:
     if not isinstance(fields, dict):
         return default
+    encoding, rate = fields.get("format", default.encoding), fields.get("sample_rate", default.sample_rate)
+    return _audio_format(encoding, rate, fields.get("channels", 1)) or default
+
+
+def _audio_format(encoding: Any, rate: Any, channels: Any = 1) -> AudioFormat | None:
+    """Return the format; None if no sound has it."""
     try:
-        encoding = AudioEncoding(fields.get("format", default.encoding))
-        rate, channels = fields.get("sample_rate", default.sample_rate), fields.get("channels", 1)
-        return AudioFormat(encoding, int(rate), int(channels))
-    except (TypeError, ValueError):
-        return default
+        return AudioFormat(AudioEncoding(encoding), checked_sample_rate(int(rate)), checked_channels(int(channels)))
+    except (TypeError, ValueError, InvalidValue):
+        return None
 
 
 def _request_of(response_id: object) -> str:
@@ -412,5 +410,4 @@ def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
     if not isinstance(fields, dict) or fields.get("type") not in _REALTIME:
         return default
     encoding, rate = _REALTIME[fields["type"]]
-    given = fields.get("rate")
-    return AudioFormat(encoding, given if isinstance(given, int) and given > 0 else rate)
+    return _audio_format(encoding, fields.get("rate")) or AudioFormat(encoding, rate)
