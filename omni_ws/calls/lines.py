@@ -21,6 +21,7 @@ from omni_ws.wire.recording import (
     RecordingKind,
     SentLine,
     SoundLine,
+    StoredLine,
     decode_event,
     decode_header,
 )
@@ -76,6 +77,10 @@ class CallLines:
                     return
                 yield Line(event, offset, len(data))
                 offset += len(data)
+
+    def was_stored(self) -> bool:
+        """Return whether the client asked for the session to be stored, so that it may read the recording."""
+        return any(isinstance(line.event, StoredLine) for line in self)
 
 
 def raw_lines(file: BinaryIO) -> Iterator[bytes]:

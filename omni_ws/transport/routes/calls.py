@@ -177,7 +177,7 @@ class CallRoutes(FrontEnd):
         lines = await run_work(Work.FILES, self._folder.find, session_of(given))
         if lines is None or lines.header.key != key_name(key) or lines.header.kind not in ("live", "webrtc"):
             raise SessionNotFound("there is no such session", param="session_id")
-        if not await self._read(lambda: CallReading(lines).stored):
+        if not await self._read(lines.was_stored):
             raise SessionNotFound("this session was not stored: store was not true", param="session_id")
         if _accepts(exchange.request, "application/json"):
             said = await self._read(lambda: transcript(describe(CallReading(lines))))
