@@ -12,8 +12,9 @@ import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import orjson
@@ -102,8 +103,9 @@ class CallRoutes(FrontEnd):
     def __init__(self, config: ServerConfig, authenticator: Authenticator) -> None:
         self._folder = None if config.record is None else CallFolder(config.record)
         self._authenticator = authenticator
-        #: By the id of the call and the size of its recording, the sound that was made last at the end.
-        self._sounds: OrderedDict[tuple[str, int], _File] = OrderedDict()
+        #: By the recording and its size, the sound that was made; that which was asked for last at the end.
+        self._sounds: OrderedDict[tuple[Path, int], _File] = OrderedDict()
+        #: Held while a sound is made, so that none is made twice.
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -157,8 +159,7 @@ class CallRoutes(FrontEnd):
                 reading = CallReading(lines)
                 write_zip(reading, describe(reading), None if sound is None else sound.file, target)
 
-            async with self._making:
-                packed = await self._made(write)
+            packed = await self._made(write)
         with packed.used():
             await _respond_file(exchange, packed, "application/zip", extra=[("Content-Disposition", name)])
 
@@ -217,31 +218,27 @@ class CallRoutes(FrontEnd):
     # files
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """Run a pass over a recording in a thread, one at a time: a long call takes seconds of a processor.
-
-        Raises NotFound if the recording is removed meanwhile.
-        """
-        async with self._making:
-            try:
-                return await run_work(Work.FILES, read)
-            except FileNotFoundError:
-                raise NotFound("there is no recorded call with this id") from None
+        """Run a pass over a recording in the thread for that. Raises NotFound if the recording is removed meanwhile."""
+        try:
+            return await run_work(Work.RECORDINGS, read)
+        except FileNotFoundError:
+            raise NotFound("there is no recorded call with this id") from None
 
     @asynccontextmanager
     async def _sound(self, lines: CallLines) -> AsyncIterator[_File]:
         """Make the sound of a call, or find it made. Raises NotFound if it was recorded without payloads."""
         if not lines.header.payloads:
             raise NotFound("this call was recorded without sound (record_payloads = false)")
-        place = (lines.header.id, lines.size)
-        with ExitStack() as uses:
+        place = (lines.path, lines.size)
+        if place not in self._sounds:  # else it does not wait for one that is made
             async with self._making:
-                found = self._sounds.pop(place, None)
-                if found is None:
-                    found = await self._made(lambda target: write_wav(CallReading(lines), target))
-                self._sounds[place] = found
-                uses.enter_context(found.used(kept=True))
-                while len(self._sounds) > KEPT_SOUNDS:
-                    self._sounds.popitem(last=False)[1].drop()
+                if place not in self._sounds:
+                    self._sounds[place] = await self._made(lambda target: write_wav(CallReading(lines), target))
+        found = self._sounds[place]
+        self._sounds.move_to_end(place)
+        with found.used(kept=True):
+            while len(self._sounds) > KEPT_SOUNDS:
+                self._sounds.popitem(last=False)[1].drop()
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(KEPT_SEC, self._forget_sounds)
@@ -263,9 +260,7 @@ class CallRoutes(FrontEnd):
                 raise
 
         try:
-            return await run_work(Work.FILES, make)
-        except FileNotFoundError:
-            raise NotFound("there is no recorded call with this id") from None  # it was removed meanwhile
+            return await self._read(make)
         except OSError as error:
             raise EngineOverloaded(f"the sound of the call cannot be written: {error.strerror}") from None
 
