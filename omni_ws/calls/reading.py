@@ -76,7 +76,8 @@ class CallReading:
         #: Whether the client may read the recording (``store`` of the Live API).
         self.stored = False
         self.duration_ms = 0.0
-        self._offsets, self._sizes, self._formats, self._streams = array("q"), array("l"), array("h"), array("h")
+        #: Of each piece of sound: the place of its line, and the numbers of its format and of its stream.
+        self._offsets, self._sizes, self._formats, self._streams = array("q"), array("l"), array("l"), array("l")
         self._known_formats: dict[AudioFormat, int] = {}
         self._known_streams: dict[str, int] = {"": 0}
         self._decoders: dict[str, AudioDecoder | None] = {}
@@ -96,16 +97,13 @@ class CallReading:
             self._take(line, hear, say)
         self._duck(math.inf, False)
         self._decoders.clear()
+        #: The formats of all sound, and the streams of compressed sound, by their numbers.
+        self.formats, self._stream_names = tuple(self._known_formats), tuple(self._known_streams)
 
     def source(self, ref: int) -> Source:
         """Return a piece of sound by its number."""
-        formats, streams = tuple(self._known_formats), tuple(self._known_streams)
-        return Source(self._offsets[ref], self._sizes[ref], formats[self._formats[ref]], streams[self._streams[ref]])
-
-    @property
-    def formats(self) -> tuple[AudioFormat, ...]:
-        """The formats of all sound."""
-        return tuple(self._known_formats)
+        audio, stream = self.formats[self._formats[ref]], self._stream_names[self._streams[ref]]
+        return Source(self._offsets[ref], self._sizes[ref], audio, stream)
 
     # lines
 

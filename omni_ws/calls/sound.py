@@ -45,13 +45,12 @@ def duration_ms(reading: CallReading, played: Sequence[SoundPiece]) -> float:
     return min(max(ends), MAX_SOUND_SEC * 1000.0)
 
 
-def write_wav(reading: CallReading, target: BinaryIO) -> int:
-    """Write the WAV of a call to ``target``, and return its size in bytes. Blocks."""
+def write_wav(reading: CallReading, target: BinaryIO) -> None:
+    """Write the WAV of a call to ``target``. Blocks."""
     rate = sample_rate(reading)
     played = reading.loudspeaker.pieces()
     total = math.ceil(duration_ms(reading, played) * rate / 1000)
-    data_bytes = total * _CHANNELS * _SAMPLE_BYTES
-    target.write(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=data_bytes))
+    target.write(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=total * _CHANNELS * _SAMPLE_BYTES))
     with reading.lines.path.open("rb") as file:
         left = _Track(_stretches(reading.microphone.pieces()), reading, file, rate)
         right = _Track(_stretches(played), reading, file, rate)
@@ -63,7 +62,6 @@ def write_wav(reading: CallReading, target: BinaryIO) -> int:
             block[:, 0] = left.read(start, count)
             block[:, 1] = ducking.apply(right.read(start, count), start) + beside.read(start, count)
             target.write(pcm16_from_samples(block.reshape(-1)).tobytes())
-    return len(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=data_bytes)) + data_bytes
 
 
 def _stretches(pieces: Iterable[SoundPiece]) -> Iterator[list[SoundPiece]]:

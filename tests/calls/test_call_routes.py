@@ -256,12 +256,12 @@ async def test_one_sound_is_made_at_a_time_also_for_clients_that_went(
     made: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def made_slowly(reading: CallReading, target: BinaryIO) -> int:
+    def made_slowly(reading: CallReading, target: BinaryIO) -> None:
         made.append("begin")
         begun.set()
         assert go_on.wait(PATIENCE_SEC)
         made.append("end")
-        return write_wav(reading, target)
+        write_wav(reading, target)
 
     monkeypatch.setattr(call_routes, "write_wav", made_slowly)
     async with recorded_call(tmp_path / "calls") as (server, call_id):
