@@ -116,7 +116,7 @@ def _limit_of_group() -> Iterator[int]:
 
 
 class Work(enum.Enum):
-    """The kinds of work that run off the event loop; the value is the number of threads of a kind.
+    """The kinds of short work that run off the event loop; the value is the number of threads of a kind.
 
     Kinds do not wait for one another: a body of 20 MB must not delay the next 20 ms of a call, and a slow disk must
     delay neither. (Decoding of audio and speech detection run in ListeningThreads.)
@@ -130,8 +130,6 @@ class Work(enum.Enum):
     ENCODING = 4
     #: Reading files that a request names, and writing pages of metrics.
     FILES = 3
-    #: Reading recorded calls and making their sound, which takes seconds: one at a time, also after a client is gone.
-    RECORDINGS = 1
 
 
 @cache

@@ -26,7 +26,7 @@ from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import write_wav
 from omni_ws.config.keys import key_name
 from omni_ws.config.model import ServerConfig
-from omni_ws.engine.threads import Work, run_work
+from omni_ws.engine.threads import SoleThread, Work, run_work
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,
@@ -102,6 +102,8 @@ class CallRoutes(FrontEnd):
 
     def __init__(self, config: ServerConfig, authenticator: Authenticator) -> None:
         self._folder = None if config.record is None else CallFolder(config.record)
+        #: A long call takes seconds: one is read at a time, also when the client that asked for it is gone.
+        self._thread = SoleThread("recordings")
         self._authenticator = authenticator
         #: By the recording and its size, the sound that was made; that which was asked for last at the end.
         self._sounds: OrderedDict[tuple[Path, int], _File] = OrderedDict()
@@ -118,6 +120,7 @@ class CallRoutes(FrontEnd):
         router.add("GET", CONTENT_PATH, self.content)
 
     async def wait_closed(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
         await super().wait_closed()
         self._forget_sounds()
 
@@ -218,9 +221,9 @@ class CallRoutes(FrontEnd):
     # files
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """Run a pass over a recording in the thread for that. Raises NotFound if the recording is removed meanwhile."""
+        """Read a recording in the thread for that. Raises NotFound if the recording is removed meanwhile."""
         try:
-            return await run_work(Work.RECORDINGS, read)
+            return await asyncio.wrap_future(self._thread.submit(read))
         except FileNotFoundError:
             raise NotFound("there is no recorded call with this id") from None
 
