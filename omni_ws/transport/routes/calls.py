@@ -33,16 +33,15 @@ from omni_ws.errors import (
     NotFound,
     OriginNotAllowed,
     SessionNotFound,
-    Unauthenticated,
     UnsupportedParameter,
 )
-from omni_ws.service.observing.accounts import is_near
 from omni_ws.transport.http.access import Authenticator, is_allowed_origin
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.realtime.live import session_of
 from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
+from omni_ws.transport.routes.operations import check_operator
 from omni_ws.transport.routes.pages import send_page_file
 
 CALLS_PATH: Final = "/calls"
@@ -102,9 +101,9 @@ class CallRoutes(FrontEnd):
 
     def __init__(self, config: ServerConfig, authenticator: Authenticator) -> None:
         self._folder = None if config.record is None else CallFolder(config.record)
+        self._authenticator = authenticator
         #: A long call takes seconds: one is read at a time, also when the client that asked for it is gone.
         self._thread = SoleThread("recordings")
-        self._authenticator = authenticator
         #: By the recording and its size, the sound that was made; that which was asked for last at the end.
         self._sounds: OrderedDict[tuple[Path, int], _File] = OrderedDict()
         #: Held while a sound is made, so that none is made twice.
@@ -120,8 +119,8 @@ class CallRoutes(FrontEnd):
         router.add("GET", CONTENT_PATH, self.content)
 
     async def wait_closed(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
         await super().wait_closed()
+        self._thread.shutdown(wait=False, cancel_futures=True)
         self._forget_sounds()
 
     # operators
@@ -203,12 +202,7 @@ class CallRoutes(FrontEnd):
         request = exchange.request
         if not is_allowed_origin(request, ()) or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise OriginNotAllowed("no page but the server's own can read recorded calls")
-        key = self._authenticator.authenticate(request)
-        if self._authenticator.has_keys:
-            if key is None or not key.admin:
-                raise Unauthenticated("recorded calls require an API key with admin = true")
-        elif not is_near(request.client, request.headers.get):
-            raise Unauthenticated("without API keys, recorded calls are only for the server's own machine")
+        check_operator(self._authenticator, request, "recorded calls")
         return self._recorded()
 
     async def _find(self, exchange: HttpExchange) -> CallLines:
