@@ -13,7 +13,7 @@ from omni_ws.calls.played_sound import Streak
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import duration_ms
 from omni_ws.calls.story import CallTurn
-from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
+from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS, PARTS
 
 #: Names in the zip. None is taken from a recording.
 _SOUND: Final = "sound.wav"
@@ -22,18 +22,6 @@ _COPY_BYTES: Final = 1 << 20
 #: The dates that a zip file can have.
 _FIRST_DATE: Final = (1980, 1, 1, 0, 0, 0)
 _LAST_DATE: Final = (2107, 12, 31, 23, 59, 59)
-#: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends; and where
-#: the session has not measured them, those that the frames tell (protocol/README.md, "Times of an answer").
-_PARTS: Final = (
-    ("turn_decision", "turn_decided"),
-    ("queue", "engine_started"),
-    ("recognition", "transcript_settled"),
-    ("llm_first_token", "first_token"),
-    ("first_clause", "first_clause"),
-    ("voice", "first_audio_made"),
-    ("sending", "first_audio_sent"),
-    ("playing", "first_audio_played"),
-)
 
 
 def summary(lines: CallLines) -> dict[str, Any]:
@@ -193,7 +181,7 @@ def _spans(times: Mapping[str, float]) -> list[dict[str, Any]]:
     if "speech_started" in times and "speech_ended" in times:
         spans.append(_span("speech", times["speech_started"], times["speech_ended"]))
     last = times.get("speech_ended", times.get("input_ended", times.get("request_started")))
-    for name, moment in _PARTS:
+    for name, moment in PARTS:
         end = times.get(moment)
         # A model that hears by itself does not wait for the transcript.
         if end is None or (moment == "transcript_settled" and end > times.get("first_token", end)):
