@@ -11,12 +11,12 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import parse_audio_format
 from omni_ws.calls.frames import FrameList
 from omni_ws.calls.lines import CallLines, Line, parsed, parsed_text, sound_in
 from omni_ws.calls.played_sound import Microphone, PlayedSound
 from omni_ws.calls.story import Story
+from omni_ws.calls.streams import CompressedStreams
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, checked_channels, checked_sample_rate
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidValue, OmniError
@@ -80,7 +80,7 @@ class CallReading:
         self._offsets, self._sizes, self._formats, self._streams = array("q"), array("l"), array("l"), array("l")
         self._known_formats: dict[AudioFormat, int] = {}
         self._known_streams: dict[str, int] = {"": 0}
-        self._decoders: dict[str, AudioDecoder | None] = {}
+        self._compressed = CompressedStreams(_MEASURED_RATE)
         self._input = self._output = _TELEPHONE if self.header.kind == "telephony" else AudioFormat(sample_rate=24_000)
         self._interrupts = True
         self._ducks_from: float | None = None
@@ -96,7 +96,7 @@ class CallReading:
         for line in lines:
             self._take(line, hear, say)
         self._duck(math.inf, False)
-        self._decoders.clear()
+        self._compressed.close()
         #: The formats of all sound, and the streams of compressed sound, by their numbers.
         self.formats, self._stream_names = tuple(self._known_formats), tuple(self._known_streams)
 
@@ -159,16 +159,7 @@ class CallReading:
         """Return how long a piece of sound lasts. Compressed sound is decoded for that."""
         if audio.is_raw:
             return audio.duration_ms(len(data))
-        if stream not in self._decoders:
-            self._decoders[stream] = AudioDecoder(audio, sample_rate=_MEASURED_RATE)
-        decoder = self._decoders[stream]
-        if decoder is None:
-            return 0.0
-        try:
-            return len(decoder.decode(data)) * 1000 / _MEASURED_RATE
-        except OmniError:
-            self._decoders[stream] = None
-            return 0.0
+        return len(self._compressed.decode(stream, audio, data)) * 1000 / _MEASURED_RATE
 
     def _hear(self, line: Line, audio: AudioFormat, data: bytes, number: int | None = None) -> None:
         stream = "" if audio.is_raw else "user"

@@ -20,8 +20,8 @@ from omni_ws.audio.pcm import NO_SAMPLES, Samples, pcm16_from_samples
 from omni_ws.calls.lines import read_sound
 from omni_ws.calls.played_sound import SoundPiece
 from omni_ws.calls.reading import CallReading
+from omni_ws.calls.streams import CompressedStreams
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.errors import OmniError
 
 #: The longest sound of a call: what is behind it is left out.
 MAX_SOUND_SEC: Final = 4 * 3600
@@ -83,8 +83,7 @@ class _Track:
         self._reading = reading
         self._file = file
         self._rate = rate
-        #: By stream, what decodes compressed sound: it goes on from piece to piece.
-        self._streams: dict[str, AudioDecoder | None] = {}
+        self._compressed = CompressedStreams(rate)
         self._blocks = chain.from_iterable(map(self._decoded, stretches))
         #: Samples that were decoded and not read, and where they begin.
         self._held: Samples = NO_SAMPLES
@@ -136,16 +135,8 @@ class _Track:
     def _unpacked(self, piece: SoundPiece) -> Iterator[tuple[int, Samples]]:
         """Yield a piece of compressed sound. What its codec holds back comes with the next piece of the stream."""
         source = self._reading.source(piece.ref)
-        if source.stream not in self._streams:
-            self._streams[source.stream] = AudioDecoder(source.audio, sample_rate=self._rate)
-        decoder = self._streams[source.stream]
-        if decoder is None:
-            return
-        try:
-            samples = decoder.decode(read_sound(self._file, source.offset, source.size))
-        except OmniError:
-            self._streams[source.stream] = None
-            return
+        data = read_sound(self._file, source.offset, source.size)
+        samples = self._compressed.decode(source.stream, source.audio, data)
         first = round(piece.skip_ms * self._rate / 1000)
         count = round((piece.end_ms - piece.start_ms) * self._rate / 1000)
         yield round(piece.start_ms * self._rate / 1000), samples[first : first + count]
@@ -181,9 +172,7 @@ class _Ducking:
         if level == 1.0 and (index == len(self._edges) or self._places[index] >= start + len(samples)):
             return samples
         points, levels = [start - ramp - 1], [level]
-        for place, wanted in self._edges[index:]:
-            if place >= start + len(samples):
-                break
+        for place, wanted in self._edges[index : bisect_left(self._places, start + len(samples))]:
             points += [place, place + ramp]
             levels += [level, wanted]
             level = wanted
