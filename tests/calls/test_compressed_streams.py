@@ -63,7 +63,7 @@ def test_more_compressed_answers_than_decoders(tmp_path: Path) -> None:
         SoundLine(at=1000.0 * n, by="server", format="mp3", sample_rate=RATE, audio=data, request_id=f"req_{n}")
         for n in range(count)
     ]
-    path.write_bytes(b"".join(map(encode_line, [header, *sounds])))
+    path.write_bytes(encode_line(header) + b"".join(map(encode_line, sounds)))
     _, right, rate = tracks(CallLines(path))
     loud = [np.abs(right[n * rate : n * rate + rate // 3]).mean() > 0.05 for n in range(count)]
     assert all(loud)
