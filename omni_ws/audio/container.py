@@ -125,7 +125,10 @@ def _split(content_type: str) -> tuple[str, dict[str, str]]:
     message = Message()
     message["content-type"] = " ".join(content_type.split())
     media = content_type.partition(";")[0].strip().lower()
-    raw_parameters = message.get_params(failobj=[])
+    try:
+        raw_parameters = message.get_params(failobj=[])
+    except TypeError:  # parts of a parameter (RFC 2231) with and without a number
+        raise UnsupportedFormat(f"malformed audio type {media!r}", param="format") from None
     return media, {name.lower(): collapse_rfc2231_value(value) for name, value in raw_parameters[1:]}
 
 

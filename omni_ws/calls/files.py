@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
 from typing import Any, BinaryIO, Final
 
 import orjson
@@ -14,24 +13,15 @@ from omni_ws.calls.played_sound import Streak
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import duration_ms
 from omni_ws.calls.story import CallTurn
-from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
+from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS, PARTS
 
 #: Names in the zip. None is taken from a recording.
 _SOUND: Final = "sound.wav"
 _ROOT: Final = "call"
 _COPY_BYTES: Final = 1 << 20
-#: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends; and where
-#: the session has not measured them, those that the frames tell (protocol/README.md, "Times of an answer").
-_PARTS: Final = (
-    ("turn_decision", "turn_decided"),
-    ("queue", "engine_started"),
-    ("recognition", "transcript_settled"),
-    ("llm_first_token", "first_token"),
-    ("first_clause", "first_clause"),
-    ("voice", "first_audio_made"),
-    ("sending", "first_audio_sent"),
-    ("playing", "first_audio_played"),
-)
+#: The dates that a zip file can have.
+_FIRST_DATE: Final = (1980, 1, 1, 0, 0, 0)
+_LAST_DATE: Final = (2107, 12, 31, 23, 59, 59)
 
 
 def summary(lines: CallLines) -> dict[str, Any]:
@@ -46,13 +36,8 @@ def summary(lines: CallLines) -> dict[str, Any]:
         "key": header.key,
         "payloads": header.payloads,
         "bytes": lines.size,
-        "last_written": _later(header.started, lines),
+        "last_written": lines.last_written.isoformat(timespec="milliseconds"),
     }
-
-
-def _later(started: str, lines: CallLines) -> str:
-    written = lines.path.stat().st_mtime
-    return datetime.fromtimestamp(written, datetime.fromisoformat(started).tzinfo).isoformat(timespec="milliseconds")
 
 
 def describe(reading: CallReading) -> dict[str, Any]:
@@ -196,7 +181,7 @@ def _spans(times: Mapping[str, float]) -> list[dict[str, Any]]:
     if "speech_started" in times and "speech_ended" in times:
         spans.append(_span("speech", times["speech_started"], times["speech_ended"]))
     last = times.get("speech_ended", times.get("input_ended", times.get("request_started")))
-    for name, moment in _PARTS:
+    for name, moment in PARTS:
         end = times.get(moment)
         # A model that hears by itself does not wait for the transcript.
         if end is None or (moment == "transcript_settled" and end > times.get("first_token", end)):
@@ -234,12 +219,15 @@ def transcript_text(call: Mapping[str, Any]) -> str:
 
 
 def _clock(at_ms: float | None) -> str:
-    return "--:--:--" if at_ms is None else f"{timedelta(seconds=int(at_ms / 1000))!s:0>8}"
+    if at_ms is None:
+        return "--:--:--"
+    minutes, seconds = divmod(max(0, int(at_ms / 1000)), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
 def write_zip(reading: CallReading, call: Mapping[str, Any], sound: BinaryIO | None, target: BinaryIO) -> None:
     """Write the zip of a call to ``target``: sound, transcript, ``call.json`` and the recording itself. Blocks."""
-    began = datetime.fromisoformat(reading.header.started).timetuple()[:6]
+    began = min(max(reading.lines.started.timetuple()[:6], _FIRST_DATE), _LAST_DATE)
     with zipfile.ZipFile(target, "w", compresslevel=1) as archive:
 
         def add(name: str, parts: Iterator[bytes], *, packed: bool = True) -> None:

@@ -13,7 +13,7 @@ import orjson
 
 from omni_ws.calls.files import describe
 from omni_ws.calls.lines import parsed
-from omni_ws.calls.loudspeaker import TOLERANCE_MS
+from omni_ws.calls.played_sound import TOLERANCE_MS
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import part_of_side
 from omni_ws.calls.story import CallTurn

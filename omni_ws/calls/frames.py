@@ -58,9 +58,11 @@ class FrameList:
     def _keep(self, entry: dict[str, Any]) -> None:
         size = len(orjson.dumps(entry))
         if size > MAX_FRAME_BYTES:
-            kind = entry.get("frame", {}).get("type") or entry.get("frame", {}).get("event")
-            entry = {**entry, "frame": {"type": kind}, "bytes": size}
-            size = 200
+            frame = entry.get("frame", {})
+            kind = frame.get("type") or frame.get("event")
+            entry = {name: entry[name] for name in ("at_ms", "side", "event")} | {"bytes": size}
+            entry["frame"] = {"type": kind[:_SHORT] if isinstance(kind, str) else None}
+            size = len(orjson.dumps(entry))
         if len(self.entries) >= MAX_FRAMES or self._bytes + size > MAX_BYTES:
             self.left_out += 1
             return

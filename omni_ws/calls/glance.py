@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from omni_ws.calls.reading import parsed_text
+from omni_ws.calls.lines import parsed_text, raw_lines
 from omni_ws.wire.recording import ReceivedLine, SentLine, ToldLine, decode_event
 
 #: Characters of the first words that are kept, and calls that are remembered.
@@ -34,7 +34,7 @@ def glance(path: Path, size: int) -> Glance:
     words, turns, read = None, 0, 0
     try:
         with path.open("rb", buffering=1 << 20) as file:
-            for line in file:
+            for line in raw_lines(file):
                 read += len(line)
                 if read > size:
                     break

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -18,6 +21,7 @@ from omni_ws.wire.recording import (
     RecordingKind,
     SentLine,
     SoundLine,
+    StoredLine,
     decode_event,
     decode_header,
 )
@@ -29,6 +33,10 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 CALL_KINDS: Final[frozenset[RecordingKind]] = frozenset({"websocket", "realtime", "live", "telephony", "webrtc"})
 #: The longest first line of a recording.
 _HEADER_BYTES: Final = 64 * 1024
+#: The longest other line: a message of 16 MiB, which a recorder takes at most, with an escape for each character.
+MAX_LINE_BYTES: Final = 100 * 1024 * 1024
+#: With fewer brackets than this no message is too deep to be written as JSON again.
+_SURELY_SHALLOW: Final = 200
 
 
 class Line(NamedTuple):
@@ -46,10 +54,13 @@ class CallLines:
         self.path = path
         with path.open("rb") as file:
             first = file.readline(_HEADER_BYTES)
+            found = os.fstat(file.fileno())
         self.header: HeaderLine = decode_header(first)
         self._first = len(first)
         #: The size of the file when it was opened: what a call that goes on adds later is not read.
-        self.size = path.stat().st_size
+        self.size = found.st_size
+        self.started = datetime.fromisoformat(self.header.started)
+        self.last_written = datetime.fromtimestamp(found.st_mtime, self.started.tzinfo)
         if self.header.kind not in CALL_KINDS:
             raise ValueError(f"a recording of kind {self.header.kind}, which is no call")
 
@@ -57,7 +68,7 @@ class CallLines:
         """Iterate over the lines after the first, up to one that is broken or was not written to its end."""
         with self.path.open("rb", buffering=1 << 20) as file:
             offset = file.seek(self._first)
-            for data in file:
+            for data in raw_lines(file):
                 if offset + len(data) > self.size or not data.endswith(b"\n"):
                     return
                 try:
@@ -66,6 +77,15 @@ class CallLines:
                     return
                 yield Line(event, offset, len(data))
                 offset += len(data)
+
+    def was_stored(self) -> bool:
+        """Return whether the client asked for the session to be stored, so that it may read the recording."""
+        return any(isinstance(line.event, StoredLine) for line in self)
+
+
+def raw_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Iterate over the lines of a file from where it is; of a longer one than MAX_LINE_BYTES it is pieces."""
+    return iter(partial(file.readline, MAX_LINE_BYTES), b"")
 
 
 def read_sound(file: BinaryIO, offset: int, size: int) -> bytes:
@@ -98,13 +118,28 @@ def sound_in(event: RecordedLine, fields: dict[str, Any] | None = None) -> bytes
 
 
 def parsed(event: ReceivedLine | SentLine) -> dict[str, Any]:
-    """Return the JSON object of a message; {} for any other message."""
-    text = event.text if event.text is not None else None
+    """Return the JSON object of a text message; {} for any other message."""
+    return parsed_text(event.text or "")
+
+
+def parsed_text(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text; {} for anything else, also for one that is nested too deeply to be shown."""
     try:
-        fields = orjson.loads(text if text is not None else event.binary or b"")
+        fields = orjson.loads(text)
     except orjson.JSONDecodeError:
         return {}
-    return fields if isinstance(fields, dict) else {}
+    return fields if isinstance(fields, dict) and not _is_deep(text, fields) else {}
+
+
+def _is_deep(text: str, fields: dict[str, Any]) -> bool:
+    """Return whether ``fields`` are too deep for ``call.json``, in which up to five levels are around them."""
+    if text.count("[") + text.count("{") < _SURELY_SHALLOW:
+        return False
+    try:
+        orjson.dumps([[[[[fields]]]]])
+    except orjson.JSONEncodeError:
+        return True
+    return False
 
 
 class CallFolder:

@@ -11,14 +11,15 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import parse_audio_format
 from omni_ws.calls.frames import FrameList
-from omni_ws.calls.lines import CallLines, Line, parsed, sound_in
+from omni_ws.calls.lines import CallLines, Line, parsed, parsed_text, sound_in
 from omni_ws.calls.played_sound import Microphone, PlayedSound
 from omni_ws.calls.story import MAX_TURNS, Story
-from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality
-from omni_ws.errors import OmniError
+from omni_ws.calls.streams import CompressedStreams
+from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, checked_channels, checked_sample_rate
+from omni_ws.core.reorder import MAX_SEQUENCE_ID
+from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.wire.frames import FLAG_END, FLAG_TIMESTAMP, HEADER, KIND_INPUT, KIND_OUTPUT, MODALITY_BYTES
 from omni_ws.wire.recording import (
     ClosedLine,
@@ -83,10 +84,11 @@ class CallReading:
         #: Whether the client may read the recording (``store`` of the Live API).
         self.stored = False
         self.duration_ms = 0.0
-        self._offsets, self._sizes, self._formats, self._streams = array("q"), array("l"), array("h"), array("h")
+        #: Of each piece of sound: the place of its line, and the numbers of its format and of its stream.
+        self._offsets, self._sizes, self._formats, self._streams = array("q"), array("l"), array("l"), array("l")
         self._known_formats: dict[AudioFormat, int] = {}
         self._known_streams: dict[str, int] = {"": 0}
-        self._decoders: dict[str, AudioDecoder | None] = {}
+        self._compressed = CompressedStreams(_MEASURED_RATE)
         self._input = self._output = _TELEPHONE if self.header.kind == "telephony" else AudioFormat(sample_rate=24_000)
         self._interrupts = True
         self._ducks_from: float | None = None
@@ -105,17 +107,14 @@ class CallReading:
         for line in lines:
             self._take(line, hear, say)
         self._duck(math.inf, False)
-        self._decoders.clear()
+        self._compressed.close()
+        #: The formats of all sound, and the streams of compressed sound, by their numbers.
+        self.formats, self._stream_names = tuple(self._known_formats), tuple(self._known_streams)
 
     def source(self, ref: int) -> Source:
         """Return a piece of sound by its number."""
-        formats, streams = tuple(self._known_formats), tuple(self._known_streams)
-        return Source(self._offsets[ref], self._sizes[ref], formats[self._formats[ref]], streams[self._streams[ref]])
-
-    @property
-    def formats(self) -> tuple[AudioFormat, ...]:
-        """The formats of all sound."""
-        return tuple(self._known_formats)
+        audio, stream = self.formats[self._formats[ref]], self._stream_names[self._streams[ref]]
+        return Source(self._offsets[ref], self._sizes[ref], audio, stream)
 
     # lines
 
@@ -138,10 +137,10 @@ class CallReading:
         fields: dict[str, Any] = {}
         match event:
             case ReceivedLine():
-                fields = parsed(event) if event.text is not None else {}
+                fields = parsed(event)
                 hear(line, fields)
             case SentLine():
-                fields = parsed(event) if event.text is not None else {}
+                fields = parsed(event)
                 say(line, fields)
             case SoundLine():
                 self._sound(line, event)
@@ -171,16 +170,7 @@ class CallReading:
         """Return how long a piece of sound lasts. Compressed sound is decoded for that."""
         if audio.is_raw:
             return audio.duration_ms(len(data))
-        if stream not in self._decoders:
-            self._decoders[stream] = AudioDecoder(audio, sample_rate=_MEASURED_RATE)
-        decoder = self._decoders[stream]
-        if decoder is None:
-            return 0.0
-        try:
-            return len(decoder.decode(data)) * 1000 / _MEASURED_RATE
-        except OmniError:
-            self._decoders[stream] = None
-            return 0.0
+        return len(self._compressed.decode(stream, audio, data)) * 1000 / _MEASURED_RATE
 
     def _hear(self, line: Line, audio: AudioFormat, data: bytes, number: int | None = None) -> None:
         stream = "" if audio.is_raw else "user"
@@ -202,9 +192,8 @@ class CallReading:
             self._ducks_from = None
 
     def _sound(self, line: Line, event: SoundLine) -> None:
-        try:
-            audio = AudioFormat(AudioEncoding(event.format), event.sample_rate)
-        except ValueError:
+        audio = _audio_format(event.format, event.sample_rate)
+        if audio is None:
             return
         if event.by == "user":
             self._hear(line, audio, event.audio)
@@ -255,7 +244,7 @@ class CallReading:
             return  # the result of a tool, which the user has not typed
         if isinstance(text := fields.get("text"), str) and fields.get("modality", "text") == "text":
             self.story.type(text)
-        elif fields.get("modality") == "audio" and isinstance(number, int):
+        elif fields.get("modality") == "audio" and isinstance(number, int) and 0 <= number <= MAX_SEQUENCE_ID:
             audio = self._input
             if isinstance(name := fields.get("format"), str):
                 try:
@@ -407,20 +396,19 @@ def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def parsed_text(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text; {} for anything else."""
-    return parsed(SentLine(at=0, connection=0, text=text))
-
-
 def _native_format(fields: Any, default: AudioFormat) -> AudioFormat:
     if not isinstance(fields, dict):
         return default
+    encoding, rate = fields.get("format", default.encoding), fields.get("sample_rate", default.sample_rate)
+    return _audio_format(encoding, rate, fields.get("channels", 1)) or default
+
+
+def _audio_format(encoding: Any, rate: Any, channels: Any = 1) -> AudioFormat | None:
+    """Return the format; None if no sound has it."""
     try:
-        encoding = AudioEncoding(fields.get("format", default.encoding))
-        rate, channels = fields.get("sample_rate", default.sample_rate), fields.get("channels", 1)
-        return AudioFormat(encoding, int(rate), int(channels))
-    except (TypeError, ValueError):
-        return default
+        return AudioFormat(AudioEncoding(encoding), checked_sample_rate(int(rate)), checked_channels(int(channels)))
+    except (TypeError, ValueError, InvalidValue):
+        return None
 
 
 def _request_of(response_id: object) -> str:
@@ -432,5 +420,4 @@ def _realtime_format(fields: Any, default: AudioFormat) -> AudioFormat:
     if not isinstance(fields, dict) or fields.get("type") not in _REALTIME:
         return default
     encoding, rate = _REALTIME[fields["type"]]
-    given = fields.get("rate")
-    return AudioFormat(encoding, given if isinstance(given, int) and given > 0 else rate)
+    return _audio_format(encoding, fields.get("rate")) or AudioFormat(encoding, rate)

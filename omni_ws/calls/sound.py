@@ -20,8 +20,8 @@ from omni_ws.audio.pcm import NO_SAMPLES, Samples, pcm16_from_samples
 from omni_ws.calls.lines import read_sound
 from omni_ws.calls.played_sound import SoundPiece
 from omni_ws.calls.reading import CallReading
+from omni_ws.calls.streams import CompressedStreams
 from omni_ws.core.chunks import AudioFormat
-from omni_ws.errors import OmniError
 
 #: The longest sound of a call: what is behind it is left out.
 MAX_SOUND_SEC: Final = 4 * 3600
@@ -45,13 +45,12 @@ def duration_ms(reading: CallReading, played: Sequence[SoundPiece]) -> float:
     return min(max(ends), MAX_SOUND_SEC * 1000.0)
 
 
-def write_wav(reading: CallReading, target: BinaryIO) -> int:
-    """Write the WAV of a call to ``target``, and return its size in bytes. Blocks."""
+def write_wav(reading: CallReading, target: BinaryIO) -> None:
+    """Write the WAV of a call to ``target``. Blocks."""
     rate = sample_rate(reading)
     played = reading.loudspeaker.pieces()
     total = math.ceil(duration_ms(reading, played) * rate / 1000)
-    data_bytes = total * _CHANNELS * _SAMPLE_BYTES
-    target.write(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=data_bytes))
+    target.write(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=total * _CHANNELS * _SAMPLE_BYTES))
     with reading.lines.path.open("rb") as file:
         left = _Track(_stretches(reading.microphone.pieces()), reading, file, rate)
         right = _Track(_stretches(played), reading, file, rate)
@@ -63,7 +62,6 @@ def write_wav(reading: CallReading, target: BinaryIO) -> int:
             block[:, 0] = left.read(start, count)
             block[:, 1] = ducking.apply(right.read(start, count), start) + beside.read(start, count)
             target.write(pcm16_from_samples(block.reshape(-1)).tobytes())
-    return len(wav_header(sample_rate=rate, channels=_CHANNELS, data_bytes=data_bytes)) + data_bytes
 
 
 def part_of_side(
@@ -97,8 +95,7 @@ class _Track:
         self._reading = reading
         self._file = file
         self._rate = rate
-        #: By stream, what decodes compressed sound: it goes on from piece to piece.
-        self._streams: dict[str, AudioDecoder | None] = {}
+        self._compressed = CompressedStreams(rate)
         self._blocks = chain.from_iterable(map(self._decoded, stretches))
         #: Samples that were decoded and not read, and where they begin.
         self._held: Samples = NO_SAMPLES
@@ -150,16 +147,8 @@ class _Track:
     def _unpacked(self, piece: SoundPiece) -> Iterator[tuple[int, Samples]]:
         """Yield a piece of compressed sound. What its codec holds back comes with the next piece of the stream."""
         source = self._reading.source(piece.ref)
-        if source.stream not in self._streams:
-            self._streams[source.stream] = AudioDecoder(source.audio, sample_rate=self._rate)
-        decoder = self._streams[source.stream]
-        if decoder is None:
-            return
-        try:
-            samples = decoder.decode(read_sound(self._file, source.offset, source.size))
-        except OmniError:
-            self._streams[source.stream] = None
-            return
+        data = read_sound(self._file, source.offset, source.size)
+        samples = self._compressed.decode(source.stream, source.audio, data)
         first = round(piece.skip_ms * self._rate / 1000)
         count = round((piece.end_ms - piece.start_ms) * self._rate / 1000)
         yield round(piece.start_ms * self._rate / 1000), samples[first : first + count]
@@ -195,9 +184,7 @@ class _Ducking:
         if level == 1.0 and (index == len(self._edges) or self._places[index] >= start + len(samples)):
             return samples
         points, levels = [start - ramp - 1], [level]
-        for place, wanted in self._edges[index:]:
-            if place >= start + len(samples):
-                break
+        for place, wanted in self._edges[index : bisect_left(self._places, start + len(samples))]:
             points += [place, place + ramp]
             levels += [level, wanted]
             level = wanted

@@ -36,7 +36,6 @@ class CallTurn:
         self.said = ""
         self.said_words: list[dict[str, Any]] = []
         self.tools: dict[int, dict[str, Any]] = {}
-        self.results: dict[str, str] = {}
         self.first_text_at: float | None = None
         self.first_sound_at: float | None = None
         self.last_sound_at: float | None = None

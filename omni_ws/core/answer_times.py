@@ -1,4 +1,4 @@
-"""The names of the moments of an answer, as finals have them (protocol/README.md, "Times of an answer")."""
+"""The names of the moments of an answer, and of the parts between them (protocol/README.md, "Times of an answer")."""
 
 from __future__ import annotations
 
@@ -22,5 +22,17 @@ MOMENTS: Final = (
     "interrupted",
 )
 
-#: What is told with them, and is no moment.
+#: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends.
+PARTS: Final = (
+    ("turn_decision", "turn_decided"),
+    ("queue", "engine_started"),
+    ("recognition", "transcript_settled"),
+    ("llm_first_token", "first_token"),
+    ("first_clause", "first_clause"),
+    ("voice", "first_audio_made"),
+    ("sending", "first_audio_sent"),
+    ("playing", "first_audio_played"),
+)
+
+#: What is told with the moments, and is no moment.
 BESIDE_MOMENTS: Final = ("turn_decided_audio_ms", "discarded_ms", "discarded_tokens")

@@ -8,25 +8,13 @@ reads them there. Times are seconds on the event loop's clock.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from omni_ws.core.answer_times import MOMENTS
+from omni_ws.core.answer_times import MOMENTS, PARTS
 from omni_ws.profiler import events
 
 #: A moment that a part of an engine marks.
 EngineMoment: TypeAlias = Literal["llm_asked", "first_token", "first_clause", "first_audio_made"]
-
-#: The parts of the time from the end of the speech to the first sound, each with the moment at which it ends.
-PARTS: Final = (
-    ("turn_decision", "turn_decided"),
-    ("queue", "engine_started"),
-    ("recognition", "transcript_settled"),
-    ("llm_first_token", "first_token"),
-    ("first_clause", "first_clause"),
-    ("voice", "first_audio_made"),
-    ("sending", "first_audio_sent"),
-    ("playing", "first_audio_played"),
-)
 
 
 class TurnPart(NamedTuple):

@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     fork = parser.add_argument_group(
         "another answer", "Go on from one turn of one recorded call with something else, and print both answers."
     )
-    fork.add_argument("--from-turn", type=_count, metavar="N", help="the turn that is answered again, from 1")
+    fork.add_argument("--from-turn", type=count, metavar="N", help="the turn that is answered again, from 1")
     fork.add_argument("--instructions", metavar="TEXT", help="other instructions [those of the recording]")
     fork.add_argument("--voice", metavar="NAME", help="another voice [that of the recording]")
     fork.add_argument("--llm", metavar="NAME", help="start a server with this model, instead of --url")

@@ -6,17 +6,19 @@ The format is described in docs/recording.md.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 import orjson
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from omni_ws.core.answer_times import BESIDE_MOMENTS, MOMENTS
 from omni_ws.wire.frames import HEADER
 
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
+#: Three years. No recording is longer: a line with a later time is broken.
+MAX_AT_MS: Final = 1e11
 
 RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime", "live", "webrtc"]
 Side: TypeAlias = Literal["client", "server", "lost"]
@@ -45,7 +47,7 @@ class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class _Line(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
     #: Milliseconds since the start of the recording, by a monotonic clock.
-    at: float
+    at: Annotated[float, Meta(ge=0, le=MAX_AT_MS)]
 
 
 class _OnConnection(_Line, frozen=True, kw_only=True):

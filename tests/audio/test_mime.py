@@ -62,6 +62,11 @@ def test_bad_parameters_are_named(text: str, param: str) -> None:
     assert caught.value.param == param
 
 
+def test_parameters_in_parts_that_are_malformed() -> None:
+    with pytest.raises(UnsupportedFormat, match="malformed"):
+        parse_audio_mime("audio/pcm;rate*=utf-8''8000;rate*0=1")
+
+
 def test_parameters_may_name_their_character_set() -> None:
     assert parse_audio_mime("audio/pcm; rate*=us-ascii'en'24000").sample_rate == 24_000
     assert parse_audio_mime("audio/ogg; codecs*=utf-8''opus").encoding is AudioEncoding.OPUS

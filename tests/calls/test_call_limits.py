@@ -127,3 +127,12 @@ def test_the_newest_calls_are_listed(tmp_path: Path) -> None:
     assert [name[-1] for name in found] == ["3", "2", "1"]
     assert len(CallFolder(tmp_path).newest(4)) == 4
     assert CallFolder(tmp_path / "none").newest(3) == []
+
+
+def test_a_format_for_each_piece_of_sound(tmp_path: Path) -> None:
+    path = tmp_path / "20260101T000000_sess_1.ndjson"
+    rates = range(8000, 8000 + 2**15 + 2)
+    rows = (SoundLine(at=0, by="user", format="pcm16", sample_rate=rate, audio=b"ab") for rate in rates)
+    path.write_bytes(encode_line(HEADER) + b"".join(map(encode_line, rows)))
+    reading = CallReading(CallLines(path))
+    assert [reading.source(ref).audio.sample_rate for ref in range(len(rates))] == [*rates]

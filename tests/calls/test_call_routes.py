@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import threading
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
@@ -15,12 +17,16 @@ import pytest
 from support.call_sound import NoiseEngine, noise, pcm16
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
+from support.patience import PATIENCE_SEC
 from support.raw_http import RawResponse, raw_client, request
 from support.raw_http import call as raw_call
 from support.realtime_client import realtime_client
 from support.recordings import recordings
 
+from omni_ws.calls.reading import CallReading
+from omni_ws.calls.sound import write_wav
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.transport.routes import calls as call_routes
 
 SCRIPT = "<script>alert(1)</script>"
 KEYS = (
@@ -242,3 +248,31 @@ async def test_secrets_are_in_neither_frames_nor_zip(tmp_path: Path) -> None:
             assert b"mcp.example" in found.body  # the rest of the entry is there
             for hidden in ("SECRET", secret, token, "user-key"):
                 assert not [text for text in texts if hidden.encode() in text], hidden
+
+
+async def test_one_sound_is_made_at_a_time_also_for_clients_that_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def made_slowly(reading: CallReading, target: BinaryIO) -> None:
+        made.append("begin")
+        begun.set()
+        assert go_on.wait(PATIENCE_SEC)
+        made.append("end")
+        write_wav(reading, target)
+
+    monkeypatch.setattr(call_routes, "write_wav", made_slowly)
+    async with recorded_call(tmp_path / "calls") as (server, call_id):
+        wanted = request("GET", f"/calls/{call_id}/sound.wav")
+        async with raw_client(server.port) as client:
+            await client.send(wanted)
+            await asyncio.to_thread(begun.wait, PATIENCE_SEC)
+            client.reset()
+        async with raw_client(server.port) as client:
+            await client.send(wanted)
+            assert (await call(server.port, "GET", "/calls", headers={"Accept": "application/json"})).status == 200
+            go_on.set()
+            assert (await client.response()).status == 200
+    assert made in (["begin", "end"], ["begin", "end"] * 2)

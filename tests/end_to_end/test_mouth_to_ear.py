@@ -12,7 +12,7 @@ from support.native_client import NativeClient, native_client
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.turn_times import PARTS
+from omni_ws.core.answer_times import PARTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 

@@ -12,8 +12,9 @@ import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import orjson
@@ -25,17 +26,15 @@ from omni_ws.calls.lines import CallFolder, CallLines
 from omni_ws.calls.reading import CallReading
 from omni_ws.calls.sound import write_wav
 from omni_ws.config.keys import key_name
-from omni_ws.engine.threads import Work, run_work
+from omni_ws.engine.threads import SoleThread, Work, run_work
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,
     NotFound,
     OriginNotAllowed,
     SessionNotFound,
-    Unauthenticated,
     UnsupportedParameter,
 )
-from omni_ws.service.observing.accounts import is_near
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.access import Authenticator, is_allowed_origin
@@ -45,6 +44,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.realtime.live import session_of
 from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
 from omni_ws.transport.routes.call_fork import MAX_BODY_BYTES, CallForks, read_fork
+from omni_ws.transport.routes.operations import check_operator
 from omni_ws.transport.routes.pages import send_page_file
 
 CALLS_PATH: Final = "/calls"
@@ -109,8 +109,11 @@ class CallRoutes(FrontEnd):
         self._folder = None if record is None else CallFolder(record)
         self._authenticator = authenticator
         self._forks = CallForks(sessions, authenticator, recorder)
-        #: By the id of the call and the size of its recording, the sound that was made last at the end.
-        self._sounds: OrderedDict[tuple[str, int], _File] = OrderedDict()
+        #: A long call takes seconds: one is read at a time, also when the client that asked for it is gone.
+        self._thread = SoleThread("recordings")
+        #: By the recording and its size, the sound that was made; that which was asked for last at the end.
+        self._sounds: OrderedDict[tuple[Path, int], _File] = OrderedDict()
+        #: Held while a sound is made, so that none is made twice.
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -125,6 +128,7 @@ class CallRoutes(FrontEnd):
 
     async def wait_closed(self) -> None:
         await super().wait_closed()
+        self._thread.shutdown(wait=False, cancel_futures=True)
         self._forget_sounds()
 
     # operators
@@ -165,8 +169,7 @@ class CallRoutes(FrontEnd):
                 reading = CallReading(lines)
                 write_zip(reading, self._described(reading), None if sound is None else sound.file, target)
 
-            async with self._making:
-                packed = await self._made(write)
+            packed = await self._made(write)
         with packed.used():
             await _respond_file(exchange, packed, "application/zip", extra=[("Content-Disposition", name)])
 
@@ -201,7 +204,7 @@ class CallRoutes(FrontEnd):
         lines = await run_work(Work.FILES, self._folder.find, session_of(given))
         if lines is None or lines.header.key != key_name(key) or lines.header.kind not in ("live", "webrtc"):
             raise SessionNotFound("there is no such session", param="session_id")
-        if not await self._read(lambda: CallReading(lines).stored):
+        if not await self._read(lines.was_stored):
             raise SessionNotFound("this session was not stored: store was not true", param="session_id")
         if _accepts(exchange.request, "application/json"):
             said = await self._read(lambda: transcript(describe(CallReading(lines))))
@@ -223,12 +226,7 @@ class CallRoutes(FrontEnd):
         request = exchange.request
         if not is_allowed_origin(request, ()) or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise OriginNotAllowed("no page but the server's own can read recorded calls")
-        key = self._authenticator.authenticate(request)
-        if self._authenticator.has_keys:
-            if key is None or not key.admin:
-                raise Unauthenticated("recorded calls require an API key with admin = true")
-        elif not is_near(request.client, request.headers.get):
-            raise Unauthenticated("without API keys, recorded calls are only for the server's own machine")
+        check_operator(self._authenticator, request, "recorded calls")
         return self._recorded()
 
     async def _find(self, exchange: HttpExchange) -> CallLines:
@@ -241,31 +239,27 @@ class CallRoutes(FrontEnd):
     # files
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """Run a pass over a recording in a thread, one at a time: a long call takes seconds of a processor.
-
-        Raises NotFound if the recording is removed meanwhile.
-        """
-        async with self._making:
-            try:
-                return await run_work(Work.FILES, read)
-            except FileNotFoundError:
-                raise NotFound("there is no recorded call with this id") from None
+        """Read a recording in the thread for that. Raises NotFound if the recording is removed meanwhile."""
+        try:
+            return await asyncio.wrap_future(self._thread.submit(read))
+        except FileNotFoundError:
+            raise NotFound("there is no recorded call with this id") from None
 
     @asynccontextmanager
     async def _sound(self, lines: CallLines) -> AsyncIterator[_File]:
         """Make the sound of a call, or find it made. Raises NotFound if it was recorded without payloads."""
         if not lines.header.payloads:
             raise NotFound("this call was recorded without sound (record_payloads = false)")
-        place = (lines.header.id, lines.size)
-        with ExitStack() as uses:
+        place = (lines.path, lines.size)
+        if place not in self._sounds:  # else it does not wait for one that is made
             async with self._making:
-                found = self._sounds.pop(place, None)
-                if found is None:
-                    found = await self._made(lambda target: write_wav(CallReading(lines), target))
-                self._sounds[place] = found
-                uses.enter_context(found.used(kept=True))
-                while len(self._sounds) > KEPT_SOUNDS:
-                    self._sounds.popitem(last=False)[1].drop()
+                if place not in self._sounds:
+                    self._sounds[place] = await self._made(lambda target: write_wav(CallReading(lines), target))
+        found = self._sounds[place]
+        self._sounds.move_to_end(place)
+        with found.used(kept=True):
+            while len(self._sounds) > KEPT_SOUNDS:
+                self._sounds.popitem(last=False)[1].drop()
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(KEPT_SEC, self._forget_sounds)
@@ -287,9 +281,7 @@ class CallRoutes(FrontEnd):
                 raise
 
         try:
-            return await run_work(Work.FILES, make)
-        except FileNotFoundError:
-            raise NotFound("there is no recorded call with this id") from None  # it was removed meanwhile
+            return await self._read(make)
         except OSError as error:
             raise EngineOverloaded(f"the sound of the call cannot be written: {error.strerror}") from None
 

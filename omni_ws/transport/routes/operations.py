@@ -256,21 +256,21 @@ class ProfilingRoutes(FrontEnd):
 
     async def _fields(self, exchange: HttpExchange) -> dict[str, Any]:
         """Check that the client may profile, and return the fields of the body; {} if there is none."""
-        check_may_profile(self._authenticator, exchange.request)
+        check_operator(self._authenticator, exchange.request, "profiles")
         if not exchange.request.has_body:
             return {}
         fields, _ = await read_json_object(exchange, _MAX_BODY_BYTES, may_be_empty=True)
         return fields
 
 
-def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> None:
-    """Raise Unauthenticated for a client that may not profile."""
+def check_operator(authenticator: Authenticator, request: HttpRequest, what: str) -> None:
+    """Raise Unauthenticated for a client that is no operator of the server; ``what``: the things that it asks for."""
     key = authenticator.authenticate(request)
     if authenticator.has_keys:
         if key is None or not key.admin:
-            raise Unauthenticated("profiling requires an API key with admin = true")
+            raise Unauthenticated(f"{what} require an API key with admin = true")
     elif not is_near(request.client, request.headers.get):
-        raise Unauthenticated("without API keys, profiling is only allowed from the server's own machine")
+        raise Unauthenticated(f"without API keys, {what} are only for the server's own machine")
 
 
 def _together(parts: Sequence[FinishedProfile | None]) -> FinishedProfile | None:

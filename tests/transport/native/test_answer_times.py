@@ -19,7 +19,7 @@ from support.part_engines import ASR, SAMPLE_RATE, ActingEngine, ToolCallingEngi
 from support.raw_http import post
 
 from omni_ws.client import Final, connect
-from omni_ws.core.answer_times import MOMENTS
+from omni_ws.core.answer_times import MOMENTS, PARTS
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
     AudioOutput,
@@ -32,7 +32,6 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.turn_times import PARTS
 from omni_ws.service.observing.observer import Observer
 from omni_ws.wire.recording import without_content
 

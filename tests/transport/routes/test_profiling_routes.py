@@ -19,7 +19,7 @@ from omni_ws.errors import EngineFailed, Unauthenticated
 from omni_ws.profiler import events
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.request import read_request
-from omni_ws.transport.routes.operations import check_may_profile
+from omni_ws.transport.routes.operations import check_operator
 
 EVENTS_ONLY = {"enable_torch": False}
 
@@ -196,9 +196,9 @@ async def test_without_keys_only_clients_of_this_machine_may() -> None:
             assert (response.status, response.error["code"]) == (401, "unauthenticated")
     head = h11.Request(method="POST", target="/start_profile", headers=[("Host", "x")])
     for address in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
-        check_may_profile(Authenticator(()), read_request(head, client=address, secure=False))
+        check_operator(Authenticator(()), read_request(head, client=address, secure=False), "profiles")
     with pytest.raises(Unauthenticated, match="own machine"):
-        check_may_profile(Authenticator(()), read_request(head, client="192.0.2.1", secure=False))
+        check_operator(Authenticator(()), read_request(head, client="192.0.2.1", secure=False), "profiles")
 
 
 async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
