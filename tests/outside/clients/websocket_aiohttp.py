@@ -27,7 +27,7 @@ async def answer(socket: aiohttp.ClientWebSocketResponse) -> str:
 async def main() -> None:
     passed = 0
     async with aiohttp.ClientSession() as session:
-        for options in ({}, {"compress": 15}, {"protocols": ("omni.v1+json",)}, {"heartbeat": 0.05}):
+        for options in ({}, {"compress": 15}, {"protocols": ("omni.v1+json",)}):
             async with session.ws_connect(URL, **options) as socket:
                 assert not socket.compress
                 assert socket.protocol == (options.get("protocols") or (None,))[0]
@@ -35,6 +35,12 @@ async def main() -> None:
                 await socket.send_json(CHUNK)
                 assert await answer(socket) == "hello"
             assert socket.close_code == 1000
+            passed += 1
+        async with session.ws_connect(URL, autoping=False) as socket:
+            await socket.ping(b"x" * 125)
+            while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                pass
+            assert (message.type, bytes(message.data)) == (aiohttp.WSMsgType.PONG, b"x" * 125)
             passed += 1
         for code in (1000, 3000, 4999):
             socket = await session.ws_connect(URL)
