@@ -130,7 +130,7 @@ async def test_output_is_acknowledged() -> None:
         async with connect(server.websocket_url, reconnect=True) as session:
             await session.ask_text("hello")
             await session.ping()
-            assert server.held_bytes < 1000
+            assert server.held_bytes < 1500  # the final, with its times
 
 
 def test_what_may_have_to_be_sent_again() -> None:
