@@ -28,6 +28,7 @@ const fork = new Fork(base, { hear: (from, to) => hear(from, to) });
 let call = null;
 let selected = -1;
 let stopAt = null; // where a piece that is heard alone ends
+let saidWhy = null; // whether the server said why there is no sound, once that is known: the element learns no reason
 
 try {
   show(await askJson(new URL("call.json", base)));
@@ -63,7 +64,7 @@ async function show(found) {
   }
   element("download").href = new URL("call.zip", base);
   element("player").hidden = !call.sound;
-  if (call.sound) loadSound().catch((error) => messages.show("sound", `The sound cannot be had: ${error.message}`));
+  if (call.sound) saidWhy = loadSound().then(() => false, sayWhy);
   select(0);
   goToHash();
 }
@@ -78,7 +79,14 @@ async function loadSound() {
   if (peaks) wave.peaks(peaks);
 }
 
-sound.addEventListener("error", () => messages.show("sound", "The browser cannot play the sound of this call."));
+function sayWhy(error) {
+  messages.show("sound", `The sound cannot be had: ${error.message}`);
+  return true;
+}
+
+sound.addEventListener("error", async () => {
+  if (!(await saidWhy)) messages.show("sound", "The browser cannot play the sound of this call.");
+});
 
 // --- where it is
 
