@@ -21,6 +21,7 @@ from support.live_server import LiveServer, live_server
 from support.made_calls import Said, write_call
 from support.part_engines import ToneEngine
 from support.raw_http import raw_client, request
+from support.recordings import recordings
 
 from omni_ws.config.keys import ApiKey, digest
 
@@ -426,11 +427,14 @@ async def test_the_demo_page_says_that_it_is_recorded(tmp_path: Path) -> None:
         await demo.answered()
         await demo.in_state("ready")
         address = await demo.page.locator("#recorded").evaluate("(link) => link.href")
+        await server.until(
+            lambda: any(b'\\"final\\":true' in one.read_bytes() for one in recordings(tmp_path / "open"))
+        )
         async with demo_page(tapped=False, sample_rate=None) as call:
             await call.page.goto(address)
             await call.page.locator(".turn .user .words", has_text="it's a tone").wait_for()
             await call.until("() => document.querySelector('#sound').duration > 0")
-            await call.page.locator("#turn-title", has_text="Turn 1 of 1").wait_for()
+            await call.page.locator("#turn-fall .label", has_text="sending").wait_for()
     async with (
         live_server(ToneEngine(), keys=keys, record=tmp_path / "keys") as server,
         demo_page(tapped=False, expect_problems=True) as demo,
