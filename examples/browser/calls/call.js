@@ -157,7 +157,7 @@ element("wave").addEventListener("pointermove", (event) => {
   if (element("wave").hasPointerCapture(event.pointerId)) jump(wave.timeAt(event.clientX));
 });
 
-// --- the turn that is looked at
+// --- the selected turn
 
 function showTurn(turn, place) {
   element("turn-title").textContent = `Turn ${place + 1} of ${transcript.turns.length}`;
