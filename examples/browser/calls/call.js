@@ -28,7 +28,6 @@ const fork = new Fork(base, { hear: (from, to) => hear(from, to) });
 let call = null;
 let selected = -1;
 let stopAt = null; // where a piece that is heard alone ends
-let saidWhy = null; // whether the server said why there is no sound, once that is known: the element learns no reason
 
 try {
   show(await askJson(new URL("call.json", base)));
@@ -64,7 +63,7 @@ async function show(found) {
   }
   element("download").href = new URL("call.zip", base);
   element("player").hidden = !call.sound;
-  if (call.sound) saidWhy = loadSound().then(() => false, sayWhy);
+  if (call.sound) loadSound().catch((error) => messages.show("sound", `The sound cannot be had: ${error.message}`));
   select(0);
   goToHash();
 }
@@ -72,21 +71,15 @@ async function show(found) {
 /* Where a key is needed the element cannot ask for the sound by itself. */
 async function loadSound() {
   const address = new URL("sound.wav", base);
+  const response = await ask(address); // first: the element would not learn why there is no sound
   const pieces = currentKey() ? [] : null;
   if (!pieces) sound.src = address;
-  const peaks = await peaksOf(await ask(address), pieces && ((piece) => pieces.push(piece)));
+  const peaks = await peaksOf(response, pieces && ((piece) => pieces.push(piece)));
   if (pieces) sound.src = URL.createObjectURL(new Blob(pieces, { type: "audio/wav" }));
   if (peaks) wave.peaks(peaks);
 }
 
-function sayWhy(error) {
-  messages.show("sound", `The sound cannot be had: ${error.message}`);
-  return true;
-}
-
-sound.addEventListener("error", async () => {
-  if (!(await saidWhy)) messages.show("sound", "The browser cannot play the sound of this call.");
-});
+sound.addEventListener("error", () => messages.show("sound", "The browser cannot play the sound of this call."));
 
 // --- where it is
 

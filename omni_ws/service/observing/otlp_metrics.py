@@ -107,8 +107,7 @@ class MetricsExport:
             points = [self._histogram(attributes(one[0]), one, now_ns) for one in _series(family)]
             data = Histogram(points, AggregationTemporality.CUMULATIVE)
         else:
-            kept = [one for one in family.samples if not one.name.endswith("_created")]
-            numbers = [NumberDataPoint(attributes(one), self._began_ns, now_ns, one.value) for one in kept]
+            numbers = [NumberDataPoint(attributes(one), self._began_ns, now_ns, one.value) for one in family.samples]
             is_sum = family.type == "counter"
             data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True) if is_sum else Gauge(numbers)
         return Exported(name, family.documentation, unit, data)
