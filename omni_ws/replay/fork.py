@@ -7,6 +7,7 @@ import base64
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
@@ -15,18 +16,17 @@ import orjson
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from omni_ws.audio.container import wav_header
 from omni_ws.caller.answers import NativeReader, TimedAnswer, parsed
 from omni_ws.caller.script import Target
 from omni_ws.calls.forking import ANSWER_RATE, SPOKEN_RATE, ForkPoint, fork_point, heard_text
 from omni_ws.calls.lines import CallLines
 from omni_ws.calls.reading import CallReading
+from omni_ws.client.audio import Pcm16, paced, pieces, write_wav
 from omni_ws.scenarios.servers import own_server
 from omni_ws.wire.history_items import FIELD
 
 _PATH: Final = "/v1/streaming_input"
-_PIECE_SEC: Final = 0.1
-_PIECE_BYTES: Final = int(SPOKEN_RATE * _PIECE_SEC) * 2
+_PIECE_MS: Final = 100
 _LEAST_COLUMN: Final = 20
 
 
@@ -123,14 +123,13 @@ class _Asking:
         if point.text:
             await self._send({"type": "input_chunk", "sequence_id": number, "text": point.text})
             number += 1
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        for start in range(0, len(point.sound), _PIECE_BYTES):
-            piece = point.sound[start : start + _PIECE_BYTES]
-            await asyncio.sleep(begun + (start + len(piece)) / (2 * SPOKEN_RATE * self._speed) - loop.time())
-            payload = base64.b64encode(piece).decode()
-            await self._send({"type": "input_chunk", "sequence_id": number, "modality": "audio", "payload": payload})
-            number += 1
+        spoken = pieces(Pcm16(point.sound, SPOKEN_RATE), piece_ms=_PIECE_MS)
+        async with aclosing(paced(spoken, interval=_PIECE_MS / 1000 / self._speed)) as microphone:
+            async for piece in microphone:
+                payload = base64.b64encode(piece).decode()
+                chunk = {"type": "input_chunk", "sequence_id": number, "modality": "audio", "payload": payload}
+                await self._send(chunk)
+                number += 1
         await self._send({"type": "finish"})
 
 
@@ -183,5 +182,4 @@ def save(point: ForkPoint, answer: TimedAnswer, folder: Path, *, number: int) ->
     """Write the sound of both answers to ``folder`` as ``turn-N-recorded.wav`` and ``turn-N-now.wav``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, sound in (("recorded", point.answer), ("now", answer.sound)):
-        header = wav_header(sample_rate=ANSWER_RATE, channels=1, data_bytes=len(sound))
-        (folder / f"turn-{number}-{name}.wav").write_bytes(header + sound)
+        write_wav(folder / f"turn-{number}-{name}.wav", Pcm16(sound, ANSWER_RATE))
