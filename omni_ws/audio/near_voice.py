@@ -19,11 +19,8 @@ from omni_ws.audio.pcm import PCM16, Samples
 from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
-#: A sound is far if it is more than this many decibels below the voice.
+#: A sound is far if it is more than this many decibels below the voice. A turn is soft if its mean power is.
 FAR_DB: Final = 12.0
-#: A turn is soft if its mean power is this many decibels below the level of the voice before it. That is more than
-#: FAR_DB, as the level follows the loudest syllables.
-SOFT_DB: Final = 18.0
 #: Sound behind a far one counts as near if it is this much louder than what would count as far.
 _NEARER_DB: Final = 3.0
 #: The level of digital silence, and its power.
@@ -56,13 +53,16 @@ class NearVoice:
     """The level of the speaker's voice in one stream, and what is far below it. For each window, call ``judge`` once.
 
     A turn that began softly is compared with itself: somebody may have moved away from the microphone. Over an answer
-    of the server, sounds are compared with all turns so far, so that a television does not interrupt it.
+    of the server, sounds are compared with all turns so far, so that a television does not interrupt it. Nor does a
+    turn over an answer lower the level of the voice: after some such turns, a television would pass for it.
     """
 
     def __init__(self) -> None:
         #: The level of the voice in all turns, and in the current one; None before any speech.
         self.level: float | None = None
         self._turn: float | None = None
+        #: What the level does not fall below in the current turn.
+        self._least = SILENT_DB
         #: Whether the last window was speech from afar while a turn was open.
         self.far = False
         #: The loudest sound from afar since the turn's last near one.
@@ -97,7 +97,8 @@ class NearVoice:
         self._lately.append(loudness)
         if self._turn is None:
             self._turn, self._background = loudness, None
-            self._soft_power = 0.0 if self.level is None else 10 ** ((self.level - SOFT_DB) / 10)
+            self._least = SILENT_DB if self.level is None or not only_near else self.level
+            self._soft_power = 0.0 if self.level is None else 10 ** ((self.level - FAR_DB) / 10)
             # The windows that opened the turn are its loudest. Without them, a voice over an answer would be judged by
             # what an echo canceller leaves of the rest.
             opening = list(self._span)[-1 - _OPENING : -1]
@@ -111,7 +112,7 @@ class NearVoice:
         self._beside = SILENT_DB
         self._power, self._count = self._power + power, self._count + 1
         self._turn = _moved(self._turn, loudness)
-        self.level = _moved(loudness if self.level is None else self.level, loudness)
+        self.level = max(self._least, _moved(loudness if self.level is None else self.level, loudness))
         return probability
 
     @property

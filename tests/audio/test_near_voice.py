@@ -10,7 +10,6 @@ from omni_ws.audio.near_voice import (
     FALLEN_MS,
     FAR_DB,
     SILENT_DB,
-    SOFT_DB,
     FallingVoice,
     NearVoice,
     window_powers,
@@ -56,7 +55,7 @@ def test_behind_a_far_sound_the_voice_is_3_db_louder(below: float, is_far: bool)
     assert near.far is is_far
 
 
-@pytest.mark.parametrize(("below", "soft"), [(SOFT_DB - 0.1, False), (SOFT_DB + 0.1, True)])
+@pytest.mark.parametrize(("below", "soft"), [(FAR_DB - 0.1, False), (FAR_DB + 0.1, True)])
 def test_a_turn_that_is_softer_than_those_before_is_soft(below: float, soft: bool) -> None:
     near = spoken()
     assert not near.soft
@@ -68,7 +67,7 @@ def test_a_turn_that_is_softer_than_those_before_is_soft(below: float, soft: boo
     assert not near.soft
 
 
-@pytest.mark.parametrize(("level", "soft"), [(-33.5, False), (-33.7, True)])
+@pytest.mark.parametrize(("level", "soft"), [(-27.5, False), (-27.7, True)])
 def test_the_windows_that_open_a_turn_are_part_of_it(level: float, soft: bool) -> None:
     """Four of them, here in front of seven of which an echo canceller has left nothing."""
     near = spoken(-20)
@@ -92,6 +91,16 @@ def test_nor_does_it_open_one_over_an_answer(below: float, counts: bool) -> None
     heard(near, SILENT_DB, ms=320, speaking=False)
     assert all(heard(near, -20 - below, ms=640, speaking=False, only_near=False))
     assert all(heard(near, -20 - below, ms=10_000, speaking=False, only_near=True)) is counts
+
+
+@pytest.mark.parametrize("over_an_answer", [True, False])
+def test_what_is_said_over_an_answer_does_not_lower_the_level(over_an_answer: bool) -> None:
+    near = spoken(-20)
+    for _ in range(4):
+        heard(near, SILENT_DB, ms=320, speaking=False)
+        heard(near, -28, ms=800, only_near=over_an_answer)
+    assert near.level is not None
+    assert (near.level == pytest.approx(-20, abs=0.1)) is over_an_answer
 
 
 def test_before_anything_was_said_all_is_near() -> None:
