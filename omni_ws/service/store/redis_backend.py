@@ -1,16 +1,16 @@
-"""The store of sessions on a server of Redis or Valkey, for any number of machines; also a cluster, or behind sentinels.
+"""The store of sessions on a server of Redis or Valkey, for many machines; also a cluster, or behind sentinels.
 
-A record is a hash with a list, the log, beside it; both have the session's id as their hash tag, so a cluster keeps them
-together. What is compared and changed together is so in one script. Age is the server's own expiry. Nothing but keys that
-begin with ``omni_ws:`` is touched; size is measured and bounded by going through the keys once a minute, which one of the
-processes does for all.
+A record is a hash with a list, the log, beside it; both have the session's id as their hash tag, so a cluster keeps
+them together. What is compared and changed together is so in one script. Age is the server's own expiry. Nothing but
+keys that begin with ``omni_ws:`` is touched. Size is measured, and bounded, by going through the keys once a minute,
+which one of the processes does for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis, RedisCluster
@@ -45,8 +45,6 @@ from omni_ws.service.store.records import (
     StoreSize,
 )
 
-T = TypeVar("T")
-
 _PREFIX: Final = "omni_ws:"
 _PRUNING: Final = f"{_PREFIX}pruning"
 _SIZE: Final = f"{_PREFIX}size"
@@ -59,8 +57,8 @@ _PROBE_BYTES: Final = 64 << 10
 #: What pruning leaves of ``max_bytes`` when there is more.
 _ROOM: Final = 0.9
 
-# A server without memory refuses the first command that needs some, if nothing was written before: so each script begins
-# with one.
+# A server without memory refuses the first command that needs some, if nothing was written before: so each script
+# begins with one.
 
 #: ARGV: fence, serial, place, holder, clear, snapshot, element, end, away, expiry and expiry of a tombstone (ms).
 _COMMIT: Final = """
@@ -287,7 +285,7 @@ class RedisBackend:
     # size
 
     async def _prune(self, max_bytes: int) -> StoreSize:
-        """Measure all records, and delete the oldest that no living process has, if there is more than ``max_bytes``."""
+        """Measure all records, and delete the oldest that no living process has, if they exceed ``max_bytes``."""
         found: list[tuple[int, int, str, str, str]] = []
         async for some in self._records():
             found += some
@@ -341,33 +339,27 @@ def _contents(found: Any) -> Contents | None:
 
 def _client(address: StoreAddress) -> Any:
     """Return a client of the library. It connects when it is used."""
-    options: dict[str, Any] = {
-        **parse_url(address.url),
+    times: dict[str, Any] = {
         "socket_timeout": _TIMEOUT_SEC,
         "socket_connect_timeout": _TIMEOUT_SEC,
-        # A connection that the server closed meanwhile is opened anew, once. Scripts may run twice; see ``records``.
+        # A connection that the server closed meanwhile is opened anew, once. A change may be made twice; see ``records``.
         "retry": Retry(NoBackoff(), 1),
     }
     if not address.cluster and address.sentinel is None:
-        return Redis.from_url(
-            address.url,
-            **{name: options[name] for name in options if name.startswith("socket_")},
-            retry=options["retry"],
-        )
-    for name in ("host", "port"):
-        options.pop(name, None)
-    secure = options.pop("connection_class", None) is not None
-    if secure:
+        return Redis.from_url(address.url, **times)
+    options = {**parse_url(address.url), **times}
+    if options.pop("connection_class", None) is not None:
         options["ssl"] = True
     if address.cluster:
-        options.pop("db", None)
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        return RedisCluster(startup_nodes=nodes, **options)
-    timeouts = {name: options[name] for name in options if name.startswith(("socket_", "ssl"))}
-    if address.sentinel_auth:
-        timeouts |= {name: options[name] for name in ("username", "password") if name in options}
-    sentinel = Sentinel(address.hosts, sentinel_kwargs=timeouts, **options)
-    return sentinel.master_for(address.sentinel)
+        return RedisCluster(startup_nodes=nodes, **_without(options, "host", "port", "db"))
+    options = _without(options, "host", "port")
+    theirs = _without(options, "db", *(() if address.sentinel_auth else ("username", "password")))
+    return Sentinel(address.hosts, sentinel_kwargs=theirs, **options).master_for(address.sentinel)
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
 
 
 @asynccontextmanager
