@@ -34,10 +34,10 @@ from omni_ws.service.store.records import (
     GONE,
     SLOW,
     Change,
+    ChangeOutcome,
     ClearPart,
     Contents,
-    Found,
-    Outcome,
+    FoundRecord,
     StoreBackend,
     StoreEnd,
     StoreError,
@@ -158,7 +158,7 @@ class Taken:
     """A record that was taken over. The log's entries are in the order in which they were appended."""
 
     lease: Lease
-    found: Found
+    found: FoundRecord
     snapshot: bytes
     entries: tuple[bytes, ...]
 
@@ -251,7 +251,7 @@ class SessionStore:
         lease = self._leases[session_id] = Lease(session_id, kind, owner, 1, self._sealer.seal(session_id))
         return lease
 
-    async def peek(self, session_id: str) -> Found | None:
+    async def peek(self, session_id: str) -> FoundRecord | None:
         """Return the clear part of a record (kind, owner, digests of tokens, holder, how long it is away).
 
         To be compared before ``take``. None if there is none, or none that this process can read. Raises StoreError
@@ -279,7 +279,7 @@ class SessionStore:
         self._metrics.store_takes.labels("held").inc()
         return None
 
-    def _taken(self, session_id: str, found: Found, contents: Contents) -> Taken | None:
+    def _taken(self, session_id: str, found: FoundRecord, contents: Contents) -> Taken | None:
         if (before := self._leases.get(session_id)) is not None:
             self._lose(before)
         snapshot, entries = self._opened(session_id, found, contents)
@@ -301,7 +301,9 @@ class SessionStore:
         snapshot, entries = self._opened(session_id, found, contents)
         return None if snapshot is None else (snapshot, entries)
 
-    def _opened(self, session_id: str, found: Found, contents: Contents) -> tuple[bytes | None, tuple[bytes, ...]]:
+    def _opened(
+        self, session_id: str, found: FoundRecord, contents: Contents
+    ) -> tuple[bytes | None, tuple[bytes, ...]]:
         """Return snapshot and entries in the clear; None for the snapshot if they cannot be read."""
         form = found.clear.form
         try:
@@ -462,7 +464,7 @@ class SessionStore:
             changes = self._changes(batch, numbers)
         try:
             with self._watched() as took:
-                outcomes: Sequence[Outcome | None] = await self._backend.commit(changes)
+                outcomes: Sequence[ChangeOutcome | None] = await self._backend.commit(changes)
             self._metrics.store_commit_seconds.observe(took())
             self._metrics.store_written_bytes.inc(sum(len(c.snapshot or b"") + len(c.element or b"") for c in changes))
         except StoreError as error:
@@ -511,16 +513,16 @@ class SessionStore:
             end=flying.end,
         )
 
-    def _committed(self, lease: Lease, outcome: Outcome | None) -> None:
+    def _committed(self, lease: Lease, outcome: ChangeOutcome | None) -> None:
         """Note what became of a change; None if that is not known, in which case the store is degraded."""
         flying, lease.flying = lease.flying, None
         assert flying is not None
         self._drop_data(flying)
-        if lease.lost or outcome is Outcome.LOST:
+        if lease.lost or outcome is ChangeOutcome.LOST:
             self._lose(lease)
             _settle(flying, lost=True)
             return
-        if outcome is Outcome.GAP and not lease.ended and not self.degraded:
+        if outcome is ChangeOutcome.GAP and not lease.ended and not self.degraded:
             self._mend_gap(lease, flying)
             return
         if lease.ended and lease.queued is None:

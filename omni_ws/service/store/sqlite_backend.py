@@ -30,10 +30,10 @@ from omni_ws.service.store.records import (
     HOLDER_EXPIRY_SEC,
     TOMBSTONE_SEC,
     Change,
+    ChangeOutcome,
     ClearPart,
     Contents,
-    Found,
-    Outcome,
+    FoundRecord,
     StoreEnd,
     StoreError,
     StoreSize,
@@ -120,7 +120,7 @@ class SqliteBackend:
         self._thread.shutdown(wait=False)
         self._checkpoints.shutdown(wait=False)
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         outcomes = await self._do(self._commit, changes)
         self._uncheckpointed += sum(len(one.snapshot or b"") + len(one.element or b"") + 4096 for one in changes)
         if self._uncheckpointed >= _CHECKPOINT_BYTES:
@@ -128,7 +128,7 @@ class SqliteBackend:
             self._checkpoints.submit(self._checkpoint)
         return outcomes
 
-    async def find(self, session_id: str) -> Found | None:
+    async def find(self, session_id: str) -> FoundRecord | None:
         return await self._do(self._find, session_id)
 
     async def read(self, session_id: str) -> Contents | None:
@@ -246,7 +246,7 @@ class SqliteBackend:
             raise
         return result
 
-    def _commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    def _commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         try:
             return self._transaction(lambda database: [self._change(database, one) for one in changes])
         except sqlite3.Error as error:
@@ -254,21 +254,21 @@ class SqliteBackend:
                 raise
         return self._transaction(lambda database: [self._change(database, one) for one in changes])
 
-    def _change(self, database: sqlite3.Connection, change: Change) -> Outcome:
+    def _change(self, database: sqlite3.Connection, change: Change) -> ChangeOutcome:
         row = database.execute(
             "SELECT id, fence, serial, gone FROM records WHERE session_id = ?", (change.session_id,)
         ).fetchone()
         record, fence, serial, gone = row or (None, 0, 0, 1)
         if fence > change.fence:
-            return Outcome.LOST
+            return ChangeOutcome.LOST
         if change.clear is not None and change.snapshot is not None:
             if fence == change.fence and serial >= change.serial:
-                return Outcome.KEPT
+                return ChangeOutcome.KEPT
             record = self._replace(database, change, change.clear, change.snapshot)
         elif change.element is not None:
             newest = database.execute("SELECT max(number) FROM pieces WHERE record = ?", (record,)).fetchone()[0]
             if gone or (fence, serial, newest) != (change.fence, change.serial, change.place):
-                return Outcome.GAP
+                return ChangeOutcome.GAP
         if change.element is not None:
             piece = (record, change.place + 1, change.element)
             database.execute("INSERT INTO pieces (record, number, data) VALUES (?, ?, ?)", piece)
@@ -276,7 +276,7 @@ class SqliteBackend:
             self._bury(database, record, change.fence)
         elif change.end is StoreEnd.RELEASE:
             database.execute("UPDATE records SET holder = '' WHERE id = ?", (record,))
-        return Outcome.KEPT
+        return ChangeOutcome.KEPT
 
     def _replace(self, database: sqlite3.Connection, change: Change, clear: ClearPart, snapshot: bytes) -> int:
         now = self._clock()
@@ -310,7 +310,7 @@ class SqliteBackend:
             (fence, self._clock(), record),
         )
 
-    def _find(self, session_id: str) -> Found | None:
+    def _find(self, session_id: str) -> FoundRecord | None:
         now = self._clock()
         row = self._open_database.execute(
             "SELECT form, kind, owner, tokens, away, fence, holder, "
@@ -321,7 +321,7 @@ class SqliteBackend:
             return None
         form, kind, owner, tokens, away, fence, holder, held = row
         digests = msgspec.msgpack.decode(tokens, type=tuple[bytes, ...])
-        return Found(
+        return FoundRecord(
             ClearPart(form, kind, owner, digests, away is not None),
             fence=fence,
             holder=holder,

@@ -85,7 +85,7 @@ async def kept(store: SessionStore, session_id: str = "sess_1") -> Holder:
 async def until(condition: Callable[[], bool]) -> None:
     """Lets time pass until ``condition`` holds."""
     async with asyncio.timeout(100):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
 
 
