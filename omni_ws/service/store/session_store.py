@@ -282,15 +282,15 @@ class SessionStore:
     def _taken(self, session_id: str, found: FoundRecord, contents: Contents) -> Taken | None:
         if (before := self._leases.get(session_id)) is not None:
             self._lose(before)
-        snapshot, entries = self._opened(session_id, found, contents)
-        if snapshot is None:
+        opened = self._opened(session_id, found, contents)
+        if opened is None:
             self._metrics.store_takes.labels("unreadable").inc()
             return None
         self._metrics.store_takes.labels("taken").inc()
         seal = self._sealer.seal(session_id)
         lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
         self._leases[session_id] = lease
-        return Taken(lease, found, snapshot, entries)
+        return Taken(lease, found, *opened)
 
     async def read(self, session_id: str) -> tuple[bytes, tuple[bytes, ...]] | None:
         """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
@@ -298,13 +298,12 @@ class SessionStore:
         contents = None if found is None else await self._answer(self._backend.read(session_id))
         if found is None or contents is None:
             return None
-        snapshot, entries = self._opened(session_id, found, contents)
-        return None if snapshot is None else (snapshot, entries)
+        return self._opened(session_id, found, contents)
 
     def _opened(
         self, session_id: str, found: FoundRecord, contents: Contents
-    ) -> tuple[bytes | None, tuple[bytes, ...]]:
-        """Return snapshot and entries in the clear; None for the snapshot if they cannot be read."""
+    ) -> tuple[bytes, tuple[bytes, ...]] | None:
+        """Return snapshot and entries in the clear; None if they are damaged."""
         form = found.clear.form
         try:
             snapshot = self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE)
@@ -312,7 +311,7 @@ class SessionStore:
             return snapshot, tuple(entry for element in log for entry in _entries.decode(element))
         except (Unreadable, msgspec.DecodeError):
             logger.warning("the record of session %s in the store is damaged", session_id)
-            return None, ()
+            return None
 
     def release(self, lease: Lease, *, delete: bool) -> None:
         """Part with a record: delete it with its session, or leave it, as it will be when this is settled, for others.
