@@ -164,6 +164,9 @@ class RedisBackend:
         if self._client is not None:
             async with _mapped():
                 await self._client.aclose()
+                if self._address.sentinel is not None:
+                    for sentinel in self._client.connection_pool.sentinel_manager.sentinels:
+                        await sentinel.aclose()
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         async with _mapped():

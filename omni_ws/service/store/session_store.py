@@ -31,6 +31,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.metrics import Metrics
 from omni_ws.service.store.records import (
+    FULL,
     GONE,
     SLOW,
     Change,
@@ -57,6 +58,9 @@ _LOOP_LAG_SEC: Final = 0.1
 ANSWER_SEC: Final = 2.0
 #: Time between two tries while the store is degraded: it doubles, up to the second.
 RETRY_SEC: Final = (0.25, 2.0)
+#: A store that fails again within the first is tried again after twice the time of before, up to the second: to write
+#: all sessions anew is much work.
+_RELAPSE_SEC: Final = (30.0, 30.0)
 #: Time for the last commits of ``stop``.
 STOP_SEC: Final = 5.0
 #: Time between two signs of life of this process, and between two looks for what is too old or too much.
@@ -196,6 +200,8 @@ class SessionStore:
         self._wanting: dict[Lease, None] = {}
         self._queued_bytes = 0
         self._size = StoreSize(0, 0)
+        self._first_retry_sec = RETRY_SEC[0]
+        self._mended_at = float("-inf")
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         metrics.store_up.labels(backend.name).set_function(lambda: not self.degraded)
@@ -633,13 +639,18 @@ class SessionStore:
     async def _mend(self) -> None:
         """Try the store until it works and is fast enough."""
         loop = asyncio.get_running_loop()
-        delay, longest = RETRY_SEC
+        relapse, longest = _RELAPSE_SEC
+        again = loop.time() - self._mended_at < relapse
+        delay = self._first_retry_sec = min(2 * self._first_retry_sec, longest) if again else RETRY_SEC[0]
         while True:
             await asyncio.sleep(delay)
-            delay = min(2 * delay, longest)
+            delay = max(delay, min(2 * delay, RETRY_SEC[1]))
             began = loop.time()
             try:
                 await self._backend.open()
+                if self.reason == FULL:  # what nobody has any more makes room for those who talk
+                    room = min(self._max_bytes, self._size.bytes * 9 // 10)
+                    self._size = await self._backend.prune(max_age_sec=self._max_age_sec, max_bytes=room)
                 await self._backend.probe()
                 await self._backend.beat(self.process)
             except StoreError as error:
@@ -651,7 +662,7 @@ class SessionStore:
                 if loop.time() - began < SLOW_SEC:
                     break
                 self.reason = SLOW
-        self.degraded, self.reason = False, ""
+        self.degraded, self.reason, self._mended_at = False, "", loop.time()
         logger.info("the store of sessions (%s) works again", self._backend.name)
         self._wanting = dict.fromkeys(lease for lease in self._leases.values() if not lease.ended)
 

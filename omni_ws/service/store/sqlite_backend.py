@@ -138,7 +138,10 @@ class SqliteBackend:
         return await self._do(self._take, session_id, fence, holder)
 
     async def erase(self, session_id: str) -> bool:
-        return await self._do(self._erase, session_id)
+        erased = await self._do(self._erase, session_id)
+        if erased:
+            self._checkpoints.submit(self._checkpoint, "TRUNCATE")  # the WAL still has what was deleted
+        return erased
 
     async def beat(self, holder: str) -> None:
         await self._do(self._beat, holder)
@@ -205,7 +208,7 @@ class SqliteBackend:
                 if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
                     raise ConfigurationError([f"sessions.store: others may read {self._path}; make it chmod 600"])
         except OSError as error:
-            if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            if isinstance(error, PermissionError | NotADirectoryError | IsADirectoryError | FileExistsError):
                 raise ConfigurationError([f"sessions.store: cannot use {self._path}: {error.strerror}"]) from None
             raise
 
@@ -231,8 +234,8 @@ class SqliteBackend:
         database.execute(f"PRAGMA max_page_count = {max(16, self._max_bytes // page_bytes)}")
         database.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
         database.execute(f"PRAGMA wal_autocheckpoint = {_LAST_CHECKPOINT_PAGES}")
-        # What is deleted is overwritten, where that writes no further page.
-        database.execute("PRAGMA secure_delete = FAST")
+        # What is deleted is overwritten. A snapshot takes the pages of the one before, so that costs little.
+        database.execute("PRAGMA secure_delete = ON")
 
     def _transaction(self, call: Callable[[sqlite3.Connection], T]) -> T:
         database = self._open_database
@@ -414,11 +417,11 @@ class SqliteBackend:
         records = self._open_database.execute("SELECT count(*) FROM records WHERE NOT gone").fetchone()[0]
         return StoreSize(records, self._used_bytes())
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, mode: str = "PASSIVE") -> None:
         """Move what is in the WAL to the file, on a connection of its own: this waits for the disk, commits do not."""
         # A commit finds out what is wrong, and says so.
         with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_BUSY_SEC)) as database:
-            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            database.execute(f"PRAGMA wal_checkpoint({mode})")
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from support.fake_store import FakeBackend, FakeStore, kept_by
 from omni_ws.core.quota import ByteBudget
 from omni_ws.metrics import Metrics
 from omni_ws.service.store import session_store
-from omni_ws.service.store.records import RECORD_VERSION, StoreError
+from omni_ws.service.store.records import RECORD_VERSION, StoreError, StoreSize
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import Lease, SessionStore
 
@@ -429,6 +429,39 @@ async def test_sessions_are_told_and_kept_again_when_the_store_works(
         f"the store of sessions (fake) is {reason}",
         "the store of sessions (fake) works again",
     ]
+
+
+async def test_a_store_that_fails_again_soon_is_tried_less_often(shared: FakeStore, store: SessionStore) -> None:
+    holder = await kept(store)
+    loop = asyncio.get_running_loop()
+    took = []
+    for passed in (0.0, 1.0, 1.0, 31.0):
+        await asyncio.sleep(passed)
+        shared.gone = True
+        store.append(holder.lease, b"a")
+        await store.settle(holder.lease)
+        shared.gone, began = False, loop.time()
+        await until(lambda: holder.lease.whole)
+        took.append(loop.time() - began)
+    assert [round(seconds, 1) for seconds in took] == [0.3, 0.5, 1.0, 0.3]
+
+
+async def test_a_full_store_is_pruned(shared: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    pruned: list[int] = []
+    prune = FakeBackend.prune
+
+    async def told(backend: FakeBackend, *, max_age_sec: float, max_bytes: int) -> StoreSize:
+        pruned.append(max_bytes)
+        return await prune(backend, max_age_sec=max_age_sec, max_bytes=max_bytes)
+
+    monkeypatch.setattr(FakeBackend, "prune", told)
+    async with started(shared) as store:
+        await kept(store)
+        await asyncio.sleep(session_store.PRUNE_SEC)
+        shared.full = True
+        await kept(store, "sess_2")
+        await until(lambda: len(pruned) > 2)
+        assert pruned[2] == len(shared.records["sess_1"].snapshot) * 9 // 10
 
 
 async def test_a_process_starts_without_its_store(shared: FakeStore) -> None:
