@@ -203,6 +203,7 @@ class SessionStore:
         self._first_retry_sec = RETRY_SEC[0]
         self._mended_at = float("-inf")
         self._wake = asyncio.Event()
+        self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         metrics.store_up.labels(backend.name).set_function(lambda: not self.degraded)
         metrics.store_queued_bytes.set_function(lambda: self._queued_bytes)
@@ -239,9 +240,12 @@ class SessionStore:
             async with asyncio.timeout(STOP_SEC):
                 for lease in tuple(self._leases.values()):
                     await self.settle(lease)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._stopping = True
+        pending = set(self._tasks)
+        while pending:  # the client library of a store may take a cancellation for a lost connection
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=SLOW_SEC)
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(STOP_SEC):
                 await self._backend.leave(self.process)
@@ -592,7 +596,7 @@ class SessionStore:
 
     def _degrade(self, reason: str, message: str) -> None:
         self.reason = reason
-        if self.degraded:
+        if self.degraded or self._stopping:
             return
         self.degraded = True
         logger.warning(

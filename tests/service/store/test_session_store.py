@@ -661,3 +661,22 @@ async def test_the_store_is_measured(shared: FakeStore) -> None:
         assert sample("omni_ws_store_commit_seconds_count") == 2
         assert await store.take("sess_9", force=True) is None
         assert sample("omni_ws_store_takes_total", {"outcome": "absent"}) == 1
+
+
+async def test_stop_ends_though_a_cancellation_is_taken_for_an_error(
+    shared: FakeStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = asyncio.Event()
+
+    async def hangs(*_: object, **__: object) -> StoreSize:
+        entered.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            raise StoreError("gone", "the connection was lost") from None
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr(FakeBackend, "prune", hangs)
+    async with started(shared):
+        await entered.wait()
+    assert caplog.records == []
