@@ -611,6 +611,18 @@ class Sessions:
 
         Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
         """
+        living = self._living.get(session_id)
+        if living is not None and living.session.owner == key_name(key) and living.session.admits(token):
+            living.session.spend(token)
+            return living.session
+        raise SessionNotFound(_NO_SESSION, param="session_id")
+
+    async def delete(self, session_id: str, token: str | None, key: ApiKey | None) -> None:
+        """End a session, wherever it is, and delete what the store has of it.
+
+        The key must be the owner's. Without keys, the token must be one that admits its client. Raises SessionNotFound,
+        whatever is wrong; EngineOverloaded if the store does not answer.
+        """
         owner = key_name(key)
         if (living := self._living.get(session_id)) is not None:
             session = living.session
@@ -621,30 +633,6 @@ class Sessions:
                 return
         elif self._store is not None and await self._delete_kept(self._store, session_id, token, key):
             return
-        raise SessionNotFound(_NO_SESSION, param="session_id")
-
-    async def delete(self, session_id: str, token: str | None, key: ApiKey | None) -> None:
-        """End a session, wherever it is, and delete what the store has of it.
-
-        The key must be the owner's. Without keys, the token must be one that admits its client. Raises SessionNotFound,
-        whatever is wrong; EngineOverloaded if the store does not answer.
-        """
-        living = self._living.get(session_id)
-        if living is not None and living.session.owner == key_name(key):
-            if key is not None or (token is not None and living.session.admits(token)):
-                await self.end(living.session)
-                if living.session.keeper is not None:
-                    await living.session.keeper.settled()
-                return
-        elif living is None and self._store is not None:
-            try:
-                found = await self._store.peek(session_id)
-                if found is not None and found.clear.owner == key_name(key):
-                    if key is not None or (token is not None and _admits(found.clear, token, key)):
-                        await self._store.delete(session_id, owner=key_name(key))
-                        return
-            except StoreError as error:
-                raise _no_answer() from error
         raise SessionNotFound(_NO_SESSION, param="session_id")
 
     async def _delete_kept(self, store: SessionStore, session_id: str, token: str | None, key: ApiKey | None) -> bool:
