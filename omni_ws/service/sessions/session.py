@@ -518,14 +518,15 @@ class Sessions:
         """Continue a session of another server, whose client has received the outputs up to ``last_output``.
 
         Returns it with the frames that the client sent there after all that the session knows: hand them to it within
-        this pass of the event loop, before anything else. Raises SessionNotFound as ``claim`` does, also if it cannot
+        this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim`` does, also if it cannot
         be continued here; EngineOverloaded if the store does not answer; and what ``admit`` raises.
         """
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")
         lock = self._taking.setdefault(session_id, asyncio.Lock())
         async with lock:
-            if session_id in self._living:  # another connection was faster
+            living = self._living.get(session_id)
+            if living is not None and living.session.admits(token):  # another connection was faster
                 return self.claim(session_id, token, key), []
             try:
                 found = await self._store.peek(session_id)
@@ -537,6 +538,8 @@ class Sessions:
                 raise _no_answer() from error
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")
+            if (living := self._living.pop(session_id, None)) is not None:  # it was lost, and comes back
+                self._factory.admission.ended(living)
             try:
                 with refused_as_not_found():
                     saved = msgspec.msgpack.decode(taken.snapshot, type=SavedSession)
@@ -545,7 +548,6 @@ class Sessions:
             except BaseException:
                 self._store.release(taken.lease, delete=False)
                 raise
-            session.spend(token)
             return session, frames
 
     def open(
@@ -601,7 +603,9 @@ class Sessions:
         try:
             await session.run()
         finally:
-            self._factory.admission.ended(self._living.pop(session.session_id))
+            living = self._living.get(session.session_id)
+            if living is not None and living.session is session:
+                self._factory.admission.ended(self._living.pop(session.session_id))
             slot.release()
             if session.recording is not None:
                 session.recording.finish()

@@ -227,6 +227,7 @@ class StreamingInput(SessionFrontEnd):
         connection = recorded(connection, session.recording, last_output=returning.last_output)
         attachment = make(connection, session)
         attachment.receive_again(frames)
+        session.spend(returning.resume_token)
         if not session.resumable or not session.can_resume(returning.last_output):
             resumes.labels("resync").inc()
             message = f"the outputs after {returning.last_output} are no longer available; a new session follows"

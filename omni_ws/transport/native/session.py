@@ -297,7 +297,7 @@ class WebSocketSession(Attachment):
             self._send_ack(ack)
 
     def _send_ack(self, ack: InputAckFrame) -> None:
-        if not self._listening:
+        if not self._listening or not self._writing:
             return
         if self._outbox or self._connection.paused or not self._connection.is_open:
             self._outbox.put_nowait(ack)
