@@ -229,6 +229,8 @@ class Request:
     given: list[InputChunk] | None = None
     #: Whether another server has begun the answer: the engine makes that part again, and it is dropped.
     restored: bool = False
+    #: The numbers of pieces of its audio behind all that are known, which the client has received from another server.
+    unknown_audio: tuple[int, ...] = ()
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
