@@ -158,6 +158,8 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     cancelled: bool
     error: SavedError | None
     warnings: list[SavedError]
+    #: See Request.
+    unknown_audio: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -459,6 +461,7 @@ class Request:
             cancelled=self.state in (RequestState.CANCELLED, RequestState.HELD),
             error=None if self.error is None else SavedError.of(self.error),
             warnings=list(map(SavedError.of, self.warnings)),
+            unknown_audio=self.unknown_audio,
         )
 
     def restore(self, saved: SavedRequest) -> int:
@@ -470,6 +473,7 @@ class Request:
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
+        self.unknown_audio = saved.unknown_audio
         self.warnings = [one.restored() for one in saved.warnings]
         self.given, self.restored, self.timeline.times.moved = [*saved.given], True, True
         if saved.trigger is not None:
