@@ -137,11 +137,12 @@ class Keeper(Gate, LeaseHolder):
         else:
             self._store.when_settled(self._lease, call)
 
-    async def settled(self) -> None:
-        """Wait until everything so far is in the store, or the store is out of order, or the session is lost."""
+    async def settled(self) -> bool:
+        """Wait until everything so far is in the store, or the store is out of order. Returns False if it was lost."""
         if self._marked:
             self._snapshot()
         await self._store.settle(self._lease)
+        return not self._lease.lost
 
     # snapshots
 
