@@ -1,21 +1,20 @@
 """Answers that another server has begun: an engine goes on with them, or is asked for all of them again.
 
-The server in which an answer began is gone, and the client has the beginning. ``go_on`` has an engine write the rest. An
-engine that cannot go on by itself makes the whole answer again, and SameAnswer drops the part that the client has, as
-long as it is the same. If it is not, the answer ends with an EngineFailed that says so.
+The server in which an answer began is gone, and the client has the beginning. ``go_on`` has an engine write the rest.
+An engine that cannot go on by itself makes the whole answer again, and SameAnswer drops the part that the client has,
+as long as it is the same. If it is not, the answer ends with an EngineFailed that says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
-from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage, Word
-from omni_ws.core.ledger_entry import SentCall
+from omni_ws.core.chunks import FinishReason, ToolCall, ToolCallFragment, Usage, Word
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
     AudioOutput,
@@ -32,7 +31,7 @@ from omni_ws.engine.base import (
 from omni_ws.errors import EngineFailed
 
 #: The calls of tools that were told of an answer, by their index in it.
-ToldCalls = Mapping[int, SentCall]
+ToldCalls: TypeAlias = Mapping[int, ToolCall]
 NO_CALLS: Final[ToldCalls] = {}
 
 
@@ -59,14 +58,25 @@ async def go_on(engine: Engine, request: GenerationRequest, out: OutputWriter, *
 
     ``calls`` were told besides ``request.begun``. Raises ``not_continued``, and what ``Engine.generate`` raises.
     """
-    if not (request.begun or calls) or (not calls and can_continue(engine, request)):
+    if not calls and (not request.begun or can_continue(engine, request)):
         await engine.generate(request, out)
         return
+    await rest_of(engine.generate, request, out, calls=calls)
+
+
+async def rest_of(
+    generate: Callable[[GenerationRequest, OutputWriter], Awaitable[None]],
+    request: GenerationRequest,
+    out: OutputWriter,
+    *,
+    calls: ToldCalls = NO_CALLS,
+) -> None:
+    """Have ``generate`` write the whole answer again, compare it, and write the rest. Raises as ``go_on``."""
     same = SameAnswer(out, request, calls)
     anew = replace(request, begun="", begun_end=None, voice_from=0, voice_from_ms=0)
     try:
         async with asyncio.timeout(None) as same.making:
-            await engine.generate(anew, same)
+            await generate(anew, same)
     except TimeoutError:
         if not same.differs:
             raise
@@ -74,7 +84,7 @@ async def go_on(engine: Engine, request: GenerationRequest, out: OutputWriter, *
 
 
 def counted(finished: Finished, tokens: int) -> Finished:
-    """Return the end of an answer whose first ``tokens`` tokens were part of the prompt, with the usage of all of it."""
+    """Return ``finished`` with the usage of a whole answer, whose first ``tokens`` tokens were part of the prompt."""
     usage = finished.usage
     return replace(
         finished,
@@ -104,7 +114,7 @@ class SameAnswer(OutputFilter):
         self._same_arguments = dict.fromkeys(calls, 0)
         self._drop_ms = request.voice_from_ms
         self._dropped_ms = 0.0
-        self._over = False
+        self._finished = False
 
     def write(self, output: EngineOutput) -> None:
         if self.differs:
@@ -119,9 +129,9 @@ class SameAnswer(OutputFilter):
             case AudioOutput() if self._drop_ms:
                 self._behind(output)
             case Finished():
-                self._over = True
+                self._finished = True
                 whole = self._same == len(self._told) and all(
-                    length == self._calls[index].length for index, length in self._same_arguments.items()
+                    same == len(self._calls[index].arguments) for index, same in self._same_arguments.items()
                 )
                 if whole:
                     self._out.write(output)
@@ -140,15 +150,15 @@ class SameAnswer(OutputFilter):
         """Raise ``not_continued`` if the answer differs. If all calls that were told are whole, it ends with them."""
         if not self.differs:
             return
-        whole = [_is_whole(one) for one in self._calls.values()]
-        if not whole or not all(whole):
+        calls = self._calls.values()
+        if not calls or not all(one.is_whole for one in calls):
             raise not_continued()
         usage = self._meter.read() or Usage(output_tokens=count_words(self._told))
         self._out.write(Finished(FinishReason.TOOL_CALLS, usage))
 
     def _differ(self) -> None:
         self.differs = True
-        if self.making is not None and not self._over:
+        if self.making is not None and not self._finished:
             self.making.reschedule(asyncio.get_running_loop().time())
 
     def _compare(self, output: TextOutput, text: str) -> None:
@@ -160,12 +170,12 @@ class SameAnswer(OutputFilter):
         if len(told) < len(text):
             self._out.write(msgspec.structs.replace(output, text=text[len(told) :], logprobs=()))
 
-    def _compare_call(self, output: ToolCallOutput, call: ToolCallFragment, told: SentCall) -> None:
+    def _compare_call(self, output: ToolCallOutput, call: ToolCallFragment, told: ToolCall) -> None:
         if call.name and told.name and call.name != told.name:
             self._differ()
             return
         same = self._same_arguments[call.index]
-        expected = "".join(told.arguments)[same : same + len(call.arguments)]
+        expected = told.arguments[same : same + len(call.arguments)]
         if not call.arguments.startswith(expected):
             self._differ()
             return
@@ -187,11 +197,3 @@ class SameAnswer(OutputFilter):
         samples = output.samples[min(skipped, len(output.samples)) :]
         if len(samples) or words:
             self._out.write(AudioOutput(samples, output.sample_rate, words, output.text_end))
-
-
-def _is_whole(call: SentCall) -> bool:
-    try:
-        msgspec.json.decode("".join(call.arguments))
-    except msgspec.DecodeError:
-        return False
-    return True
