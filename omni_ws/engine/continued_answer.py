@@ -124,6 +124,8 @@ class SameAnswer(OutputFilter):
                 self._compare(output, text)
             case ThoughtOutput() if self._told or self._calls:
                 pass  # it was told, if it was asked for
+            case ToolCallOutput() if self._same < len(self._told):
+                self._differ()
             case ToolCallOutput(call=call) if call.index in self._calls:
                 self._compare_call(output, call, self._calls[call.index])
             case AudioOutput() if self._drop_ms:
