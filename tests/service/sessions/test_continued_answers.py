@@ -26,6 +26,7 @@ from omni_ws.core.chunks import (
     OutputModality,
     Word,
 )
+from omni_ws.engine.base import EngineOutput, Finished, OutputFilter
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.tts.speech_engine import SpeechEngine
@@ -46,6 +47,22 @@ TEXT = {"modalities": ["text"]}
 #: The bytes of a millisecond of this sound, and what cannot be heard at a seam.
 PCM_MS = 48
 NOTHING_MS = 30
+
+
+class Stalling(RetortEngine):
+    """A RetortEngine whose answer stops after some words, and has no end."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__(" ".join(REPLY.split(" ")[:words]))
+
+    async def act(self, request: Any, out: Any) -> None:
+        class Endless(OutputFilter):
+            def write(self, output: EngineOutput) -> None:
+                if not isinstance(output, Finished):
+                    super().write(output)
+
+        await super().act(request, Endless(out))
+        await asyncio.Event().wait()
 
 
 class Going(RetortEngine):
@@ -118,6 +135,20 @@ async def test_the_voice_goes_on_where_the_sound_ended(
         other = engine if share in (0.3, 0.7) else goes_on
         moved = await told(engine, QUESTION, config=SPOKEN, moves=after_audio(share * audio_ms(stays)), other=other)
         check_same(moved, stays)
+
+
+@pytest.mark.parametrize("words", [6, 9, 14, 20])
+@pytest.mark.parametrize("llm", [RetortEngine, Going])
+async def test_model_and_voice_go_on_in_the_middle_of_a_text(
+    voice: SpeechEngine, llm: Callable[[str], RetortEngine], words: int
+) -> None:
+    stalls, other = Stalling(words), llm(REPLY)
+    first, second = await composed(stalls, voice), await composed(other, voice)
+    stays = await told(second, QUESTION, config=SPOKEN)
+    moved = await told(first, QUESTION, config=SPOKEN, moves=after_audio(900), other=second)
+    check_same(moved, stays)
+    begun = stalls.reply if llm is Going else ""
+    assert [one.begun for one in other.requests] == ["", begun]
 
 
 def check_same(moved: list[ServerMessage], stays: list[ServerMessage]) -> None:
