@@ -103,8 +103,11 @@ class Keeper(Gate, LeaseHolder):
     def admit(self, message: ServerMessage) -> int:
         if self._sealed:
             return _NEVER
-        if type(message) is OutputChunk and (told := ToldOutput.of(message)) is not None:
-            return self._tell(told, waits=message.modality is not _AUDIO)
+        if type(message) is OutputChunk:
+            speaks = message.modality is _AUDIO
+            entry = self._session.conversation.ledger.find(message.request_id) if speaks else None
+            if (told := ToldOutput.of(message, 0 if entry is None else entry.sent_ms)) is not None:
+                return self._tell(told, waits=not speaks)
         if type(message) in UNKEPT:
             return 0
         self._ticket += 1
