@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import stat
 from collections.abc import AsyncIterator
@@ -263,7 +264,7 @@ async def test_a_store_that_was_full_takes_sessions_again(tmp_path: Path) -> Non
     async with started(tmp_path / "sessions.db", max_bytes=MIB) as store:
         leases = [store.begin(f"sess_{number}", kind="native", owner=None) for number in range(20)]
         for lease in leases:
-            store.snapshot(lease, bytes(100_000), tokens=(), away=False)
+            store.snapshot(lease, os.urandom(100_000), tokens=(), away=False)
         await asyncio.gather(*(store.settle(lease) for lease in leases))
         assert (store.degraded, store.reason) == (True, "full")
         for lease in leases:
