@@ -190,8 +190,9 @@ async def _move(port: int, moved: int, last_output: int) -> list[float]:
     clients = [asyncio.create_task(come_back(number)) for number in range(moved)]
     waiting = asyncio.gather(*clients)
     for _ in range(moved):
-        acquired = asyncio.create_task(everybody.acquire())
-        await asyncio.wait({acquired, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        acquired: asyncio.Future[object] = asyncio.ensure_future(everybody.acquire())
+        either: set[asyncio.Future[object]] = {acquired, waiting}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             await waiting  # a client failed
     gone.set()

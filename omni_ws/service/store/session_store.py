@@ -229,6 +229,9 @@ class SessionStore:
             await self._backend.beat(self.process)
         except StoreError as error:
             self._degrade(error.reason, str(error))
+        except ConfigurationError:
+            await self._backend.close()
+            raise
         self._tasks = [
             asyncio.create_task(self._write(), name="writer of the session store"),
             asyncio.create_task(self._beat(), name="heartbeat of the session store"),
@@ -253,7 +256,8 @@ class SessionStore:
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(STOP_SEC):
                 await self._backend.leave(self.process)
-        await self._backend.close()
+        with suppress(StoreError):
+            await self._backend.close()
 
     # leases
 
@@ -589,6 +593,7 @@ class SessionStore:
         began = loop.time()
 
         quiet = 0.0
+        timer: asyncio.TimerHandle
 
         def tick(due: float) -> None:
             """Count the time in which the loop had time for an answer: a busy one is not the store's fault."""
