@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -210,23 +211,20 @@ async def test_what_a_model_says_otherwise_ends_the_answer_behind_its_sound(voic
 
 
 async def test_rules_go_on_although_the_clock_does(voice: SpeechEngine) -> None:
-    at = iter([datetime(2026, 1, 5, 10, 42), datetime(2026, 1, 5, 10, 43)])
-    engines = []
-    for _ in range(2):
-        now = next(at)
-        engines.append(await composed(RulesEngine(now=lambda now=now: now), voice))
+    clocks = [partial(datetime, 2026, 1, 5, 10, minute) for minute in (42, 43)]
+    engines = [await composed(RulesEngine(now=clock), voice) for clock in clocks]
     question = InputChunk(Modality.TEXT, b"What time is it?", 0, end_of_input=True)
     stays = await told(engines[0], question, config=SPOKEN)
     moved = await told(engines[0], question, config=SPOKEN, moves=after_audio(500), other=engines[1])
     assert text_told(moved) == text_told(stays)
-    assert "10:42" in text_told(moved) or "42" in text_told(moved)
+    assert "42" in text_told(moved)
     assert [one.text for one in words_of(moved)] == [one.text for one in words_of(stays)]
     assert final_of(moved).finish_reason is FinishReason.STOP
     for engine in engines:
         await engine.llm_part.stop()
 
 
-async def test_an_echo_and_a_call_that_are_made_again() -> None:
+async def test_a_call_of_a_tool_goes_on_with_its_id() -> None:
     llm = ToolCallingEngine("Wait.")
     llm.gate = asyncio.Event()
     other = ToolCallingEngine("Wait.")
