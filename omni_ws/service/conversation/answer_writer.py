@@ -466,8 +466,10 @@ class AnswerWriter:
         """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before."""
         request, speech = self._request, self._speech
         if speech.start_ms < self._made_ms:
-            payload = speech.behind(self._made_ms, payload)
+            start_ms, payload = speech.start_ms, speech.behind(self._made_ms, payload)
             if not payload:
+                if text_end is not None and text_end > request.entry.read_end:  # it is not in the ledger
+                    request.entry.read_to(text_end, start_ms, speech.end_ms)
                 return
         if payload:
             start_ms = round(speech.start_ms)

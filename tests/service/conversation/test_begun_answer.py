@@ -120,6 +120,18 @@ def test_new_words_of_sound_that_is_dropped_come_with_the_next() -> None:
     assert pieces == [[], ["and", "left"], []]
 
 
+def test_words_of_sound_that_the_ledger_lacks_are_noted_and_not_told_again() -> None:
+    """As when it was restored from before that sound."""
+    entry = LedgerEntry(request_id="req_1", speaks=True)
+    entry.say(TEXT)
+    entry.send_to(250)
+    words = [Word(word, 100 * number, 100 * number + 90) for number, word in enumerate(["Dr", "Smith", "came", "He"])]
+    answer, begun = rest_of(entry, sound(200, *words[:3]), sound(200, words[3]), END)
+    assert begun == [0]
+    assert [word.text for word in entry.words] == ["Dr", "Smith", "came"]
+    assert answer.words == [words[3]]
+
+
 def test_sound_that_has_fewer_words_is_not_lost() -> None:
     entry = entry_of(made_ms=650)
     answer, begun = rest_of(entry, TextOutput(" More"), sound(250), TranscriptOutput("Hm"), END)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -25,12 +26,22 @@ from omni_ws.core.chunks import (
     InputChunk,
     Modality,
     OutputModality,
+    Task,
     Word,
 )
-from omni_ws.engine.base import EngineOutput, Finished, OutputFilter
+from omni_ws.engine.base import (
+    AudioOutput,
+    EngineOutput,
+    EngineState,
+    Finished,
+    GenerationRequest,
+    OutputFilter,
+    OutputWriter,
+)
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.fake import CAPABILITIES
 from omni_ws.engine.llm.rules_engine import RulesEngine
-from omni_ws.engine.tts.speech_engine import SpeechEngine
+from omni_ws.engine.tts.speech_engine import SpeechEngine, clause_by_clause
 from omni_ws.engine.tts.voice_process import VoiceProcess
 from omni_ws.errors import EngineFailed
 from omni_ws.service.conversation.messages import ServerMessage
@@ -150,6 +161,53 @@ async def test_model_and_voice_go_on_in_the_middle_of_a_text(
     check_same(moved, stays)
     begun = stalls.reply if llm is Going else ""
     assert [one.begun for one in other.requests] == ["", begun]
+
+
+class ClauseVoice:
+    """A Voice that says a clause in 20 ms a character, as a ramp, and tells no words."""
+
+    name = model = "ramp"
+    hosts = ()
+    measures_memory = False
+    state = EngineState.OK
+    capabilities = dataclasses.replace(
+        CAPABILITIES,
+        tasks=frozenset({Task.SPEECH}),
+        output_modalities=frozenset({OutputModality.AUDIO}),
+        voices=("ramp",),
+    )
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def describe(self) -> tuple[str, ...]:
+        return ()
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
+        async def say(clause: str) -> AsyncGenerator[AudioOutput, None]:
+            self.said.append(clause)
+            ramp = np.linspace(0, len(clause) / 400, 480 * len(clause), dtype=np.float32)
+            for begin in range(0, len(ramp), 4800):
+                yield AudioOutput(ramp[begin : begin + 4800], 24_000)
+
+        await clause_by_clause(request, text, out, say)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.9])
+async def test_a_voice_without_words_begins_again_at_the_clause(share: float) -> None:
+    voice = ClauseVoice()
+    engine = await composed(RetortEngine(REPLY), SpeechEngine(voice))
+    stays = await told(engine, QUESTION, config=SPOKEN)
+    clauses, voice.said = voice.said, []
+    moved = await told(engine, QUESTION, config=SPOKEN, moves=after_audio(share * audio_ms(stays)))
+    check_same(moved, stays)
+    assert np.abs(sound_of(moved).astype(int) - sound_of(stays)).max() <= 20
+    assert voice.said[-1] == clauses[-1]
+    assert voice.said.count(clauses[0]) == (2 if share < 0.3 else 1)
 
 
 def check_same(moved: list[ServerMessage], stays: list[ServerMessage]) -> None:
