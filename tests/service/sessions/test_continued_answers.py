@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.moving_session import chunks_of, final_of, text_told, told
-from support.part_engines import RetortEngine, ToolCallingEngine
+from support.part_engines import RetortEngine, ToolCallingEngine, WordEngine
 from support.voices import need
 
 from omni_ws.audio.codec import AudioDecoder
@@ -300,3 +300,30 @@ async def test_a_call_of_a_tool_goes_on_with_its_id() -> None:
     assert "".join(one.arguments for one in fragments) == '{"city":"Paris"}'
     assert text_told(moved) == "Wait."
     assert final_of(moved).finish_reason is FinishReason.TOOL_CALLS
+
+
+@pytest.mark.parametrize("modalities", [["text", "audio"], ["audio"]])
+async def test_a_greeting_is_said_once(voice: SpeechEngine, modalities: list[str]) -> None:
+    engine = await composed(RetortEngine(REPLY), voice)
+    config = {**SPOKEN, "modalities": modalities, "greeting": "Hello there. What can I do for you today?"}
+    stays = await told(engine, config=config, greets=True)
+    moved = await told(engine, config=config, greets=True, moves=after_audio(0.6 * audio_ms(stays)))
+    assert text_told(moved) == text_told(stays)
+    assert abs(len(sound_of(moved)) - len(sound_of(stays))) <= PCM_MS / 2 * NOTHING_MS
+    assert [one.text for one in words_of(moved)] == [one.text for one in words_of(stays)]
+
+
+@pytest.mark.parametrize("characters", [1, 60, 140])
+async def test_a_spoken_question_is_heard_once(characters: int) -> None:
+    llm, other = RetortEngine(REPLY), Going(REPLY)
+    first, second = (ComposedEngine(each, asr=WordEngine(), think_ahead=True) for each in (llm, other))
+    for engine in (first, second):
+        await engine.start()
+    question = InputChunk(Modality.AUDIO, b"tell me of the fox.", 0, end_of_input=True)
+    moved = await told(first, question, config=TEXT, moves=after_text(characters), other=second, then=[AND_NOW])
+    transcripts = [one.text for one in chunks_of(moved, OutputModality.TRANSCRIPT) if not one.interim]
+    assert transcripts == ["tell me of the fox."]
+    assert text_told(moved) == REPLY * 2
+    assert [one.begun for one in other.requests] == [text_told(moved)[: len(other.requests[0].begun)], ""]
+    assert other.requests[1].history[0].text == "tell me of the fox."
+    assert other.requests[1].history[1].text == REPLY
