@@ -461,6 +461,8 @@ class AnswerWriter:
                 refusal=output.refusal,
             )
             self._put(chunk)
+        elif text and self._outbox.gate is not None:
+            self._outbox.gate.said(request.request_id, text)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
         """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before."""
@@ -471,6 +473,11 @@ class AnswerWriter:
                 if text_end is not None and text_end > request.entry.read_end:  # it is not in the ledger
                     request.entry.read_to(text_end, start_ms, speech.end_ms)
                 return
+        if request.unknown_audio and payload:
+            number, *unknown = request.unknown_audio
+            request.unknown_audio = tuple(unknown)
+            request.ledger.send(request.entry, number, round(speech.start_ms), speech.end_ms, request.timeline.now())
+            return
         if payload:
             start_ms = round(speech.start_ms)
             number = self._sequencer.take_number(request.request_id)

@@ -159,6 +159,8 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     cancelled: bool
     error: SavedError | None
     warnings: list[SavedError]
+    #: See Request.
+    unknown_audio: tuple[int, ...] = ()
     #: See ``Request.text_end``.
     text_end: Finished | None = None
 
@@ -232,6 +234,8 @@ class Request:
     given: list[InputChunk] | None = None
     #: Whether another server has begun the answer, so that the engine goes on with it.
     restored: bool = False
+    #: The numbers of pieces of its audio behind all that are known, which the client has received from another server.
+    unknown_audio: tuple[int, ...] = ()
     #: How the text of a spoken answer ended, if the engine has told all of it, and goes on to speak.
     text_end: Finished | None = None
     state: RequestState = RequestState.OPEN
@@ -462,6 +466,7 @@ class Request:
             cancelled=self.state in (RequestState.CANCELLED, RequestState.HELD),
             error=None if self.error is None else SavedError.of(self.error),
             warnings=list(map(SavedError.of, self.warnings)),
+            unknown_audio=self.unknown_audio,
             text_end=self.text_end,
         )
 
@@ -474,6 +479,7 @@ class Request:
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
+        self.unknown_audio = saved.unknown_audio
         self.warnings, self.text_end = [one.restored() for one in saved.warnings], saved.text_end
         self.given, self.restored, self.timeline.times.moved = [*saved.given], True, True
         if saved.trigger is not None:
