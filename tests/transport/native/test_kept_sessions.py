@@ -63,6 +63,10 @@ async def resumed(server: LiveServer, before: NativeClient, **options: Any) -> A
         yield client
 
 
+def authorized(name: str) -> dict[str, Any]:
+    return {"additional_headers": {"Authorization": f"Bearer {name}"}}
+
+
 async def refused(server: LiveServer, wanted: str, param: str, **options: Any) -> None:
     """A client that comes with this query gets a fresh session, and is told so."""
     async with native_client(server, query=wanted, greeted=False, **options) as client:
@@ -187,7 +191,7 @@ async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeSt
 
 async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
     keys = (ALICE, BOB)
-    alice, bob = ({"additional_headers": {"Authorization": f"Bearer {one}"}} for one in ("alice", "bob"))
+    alice, bob = (authorized(name) for name in ("alice", "bob"))
     async with (
         live_server(streaming_input=KEEPS, keys=keys) as first,
         live_server(streaming_input=KEEPS, keys=keys) as second,
