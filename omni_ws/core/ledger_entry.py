@@ -37,7 +37,7 @@ class Clause(NamedTuple):
     end: int
 
 
-class BoundedText(msgspec.Struct):
+class BoundedText(msgspec.Struct, omit_defaults=True):
     """The pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is only counted."""
 
     pieces: list[str] = []
@@ -127,7 +127,7 @@ class Unheard(msgspec.Struct):
         return before
 
 
-class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
+class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
     """One request and its answer. The ledger changes it, only by its methods."""
 
     request_id: str
@@ -237,6 +237,11 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         self.words += words
         if len(self.words) > MAX_MARKS:
             self._sum_up()
+
+    @property
+    def read_end(self) -> int:
+        """The index in the text at which the last clause of the audio ends."""
+        return self.clauses[-1].end if self.clauses else self.base_end
 
     def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
         """Add audio to the clause that ends at ``text_end`` in the text, and begins where the clause before ends."""
