@@ -182,18 +182,12 @@ async def _move(port: int, moved: int, last_output: int) -> list[float]:
             if frame["type"] != "session_resumed":
                 raise RuntimeError(frame)
             took = time.monotonic() - began
-            everybody.release()
-            await gone.wait()
+            resumed.append(number)
+            if len(resumed) == moved:
+                everybody.set()
+            await everybody.wait()
         return took
 
-    gone, everybody = asyncio.Event(), asyncio.Semaphore(0)
-    clients = [asyncio.create_task(come_back(number)) for number in range(moved)]
-    waiting = asyncio.gather(*clients)
-    for _ in range(moved):
-        acquired: asyncio.Future[object] = asyncio.ensure_future(everybody.acquire())
-        either: set[asyncio.Future[object]] = {acquired, waiting}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            await waiting  # a client failed
-    gone.set()
-    return list(await waiting)
+    resumed: list[int] = []
+    everybody = asyncio.Event()
+    return await asyncio.gather(*(come_back(number) for number in range(moved)))
