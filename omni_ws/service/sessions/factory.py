@@ -45,6 +45,7 @@ from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
+from omni_ws.service.store.opening import configured_store
 
 if TYPE_CHECKING:
     from omni_ws.service.sessions.chats import Chats
@@ -107,6 +108,8 @@ class SessionFactory:
             counts=None if group is None else SharedSlotCounts(group.counts, group.row),
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
+        #: Where sessions are kept for other processes; None: nowhere.
+        self.store = configured_store(config.sessions, budget=self.budget, metrics=self.metrics)
         #: Opens chats that sessions hold beside their own conversation; set by the application.
         self.chats: Chats | None = None
         self._has_stood_in = False
