@@ -91,6 +91,10 @@ class SavedModeB(msgspec.Struct, kw_only=True):
     session: SavedSession | None
     output: SavedOutput | None
 
+    @property
+    def live(self) -> bool:
+        return self.state in (InputState.OPEN, InputState.STARTED)
+
 
 class ModeBSession(Attachment):
     """A session of Mode B: the Attachment of a Session with a single request, whose output it stores for readers.
@@ -108,6 +112,9 @@ class ModeBSession(Attachment):
     OPEN and STARTED are *live*: the session takes input. A session that ends with its answer keeps its output, even if
     the answer failed; ``fail``, ``cancel``, ``expire`` and ``evict`` clear it.
     """
+
+    #: Called when the work on the session is done, and everything is released.
+    when_done: Callable[[ModeBSession], None] | None = None
 
     def __init__(
         self,
@@ -203,6 +210,11 @@ class ModeBSession(Attachment):
     def live(self) -> bool:
         """Whether the session has not ended."""
         return self.state in (InputState.OPEN, InputState.STARTED)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is done for the session: a body is received, or there is work that is not done."""
+        return (self._bodies > 0 or self.state is InputState.STARTED) if self.live else self._session is not None
 
     @property
     def expired(self) -> bool:
@@ -425,6 +437,8 @@ class ModeBSession(Attachment):
         self._task = None  # the traceback of a cancelled task holds references
         self.output.finish()
         self._slot.close()
+        if self.when_done is not None:
+            self.when_done(self)
 
     # Attachment
 
@@ -577,10 +591,16 @@ class ModeBRegistry:
 
         Raises SessionNotFound and EngineOverloaded as ``Sessions.restore`` does, and what ``Admission.take`` raises.
         """
+        with refused_as_not_found():
+            saved = msgspec.msgpack.decode(data, type=SavedModeB)
+        return self.restored(saved, key, client=client)
+
+    def restored(self, saved: SavedModeB, key: ApiKey | None, *, client: str = "") -> ModeBSession:
+        """Do what ``restore`` does, with the value."""
         slot = ExitStack()
         try:
             with refused_as_not_found():
-                session = self._restored(msgspec.msgpack.decode(data, type=SavedModeB), key, client, slot)
+                session = self._restored(saved, key, client, slot)
         except BaseException:
             slot.close()
             raise
@@ -592,10 +612,9 @@ class ModeBRegistry:
         return session
 
     def _restored(self, saved: SavedModeB, key: ApiKey | None, client: str, slot: ExitStack) -> ModeBSession:
-        live = saved.state in (InputState.OPEN, InputState.STARTED)
-        if saved.key_name != key_name(key) or saved.session_id in self._by_id or live is (saved.session is None):
+        if saved.key_name != key_name(key) or saved.session_id in self._by_id or saved.live is (saved.session is None):
             raise KeyError(saved.session_id)
-        if live:
+        if saved.live:
             slot.enter_context(self._admission.session(key, client=client, many_requests=True))
             conversation = self.open(key, session_id=saved.session_id)
             session = self._session_of(conversation, saved.form, saved.created_at, slot)
@@ -626,8 +645,9 @@ class ModeBRegistry:
         return session
 
     def discard(self, session: ModeBSession) -> None:
-        """End and forget a session whose client does not know its id."""
-        session.cancel()
+        """End and forget a session: its client does not know its id, or another server goes on with it."""
+        if session.live:
+            session.cancel()
         self._forget(session)
 
     def drain(self, error: OmniError) -> None:
