@@ -129,6 +129,8 @@ class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="t
     parts: Parts | UnsetType = UNSET
     advice: str | UnsetType | None = UNSET
     capabilities: Capabilities | UnsetType = UNSET
+    #: Whether the session can be kept in the server's store: sent as that changes.
+    resumable: bool | UnsetType = UNSET
 
     @property
     def is_unasked(self) -> bool:
@@ -137,12 +139,16 @@ class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="t
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
-    """All chunks below ``next_sequence_id`` were accepted; the client may send ``credit_bytes`` more."""
+    """All chunks below ``next_sequence_id`` were accepted; the client may send ``credit_bytes`` more.
+
+    ``resumable`` is false while the server's store is out of order: the chunks are not kept beyond the server's life.
+    """
 
     next_sequence_id: int
     buffered_chunks: int
     received_bytes: int
     credit_bytes: int
+    resumable: bool | UnsetType = UNSET
 
 
 class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
@@ -334,11 +340,15 @@ class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
 
 
 class SessionClosingFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
-    """The server will close the session in ``time_left_ms``."""
+    """The server will close the session in ``time_left_ms``.
+
+    ``resume`` is ``now`` if the session was handed over: its client resumes it at once, at another server.
+    """
 
     reason: str
     retryable: bool
     time_left_ms: int
+    resume: str | UnsetType = UNSET
 
 
 class PongFrame(_ServerFrame, frozen=True, kw_only=True, tag="pong"):
