@@ -47,7 +47,7 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
                     return cls(number, request_id, chunk=output)
                 return cls(number, request_id, output.text)
             case OutputModality.AUDIO:
-                start_ms, end_ms = _interval(output)
+                start_ms, end_ms = interval(output)
                 return cls(number, request_id, start_ms=start_ms, end_ms=end_ms)
             case OutputModality.TRANSCRIPT:
                 return cls(number, request_id) if output.interim else None
@@ -56,7 +56,7 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
-def _interval(output: OutputChunk) -> tuple[float, float]:
+def interval(output: OutputChunk) -> tuple[float, float]:
     """Return where a piece of raw audio begins and ends in its answer, in milliseconds.
 
     The start of a piece is rounded to a millisecond. The end is at or behind the true one by less than 1 ms, so that

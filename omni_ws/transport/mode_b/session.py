@@ -50,6 +50,8 @@ MAX_READERS: Final = 16
 #: How many chunks of a body are accepted before other tasks have a turn on the event loop.
 _CHUNKS_AT_A_TIME: Final = 16
 
+#: The states of a session that has not ended.
+LIVE: Final = (InputState.OPEN, InputState.STARTED)
 _TRANSITIONS: Final = {
     InputState.OPEN: frozenset(set(InputState) - {InputState.OPEN, InputState.FINISHED}),
     InputState.STARTED: frozenset(set(InputState) - {InputState.OPEN, InputState.STARTED}),
@@ -90,10 +92,6 @@ class SavedModeB(msgspec.Struct, kw_only=True):
     #: The session while it is live, else None; and after its end, its stored output, else None.
     session: SavedSession | None
     output: SavedOutput | None
-
-    @property
-    def live(self) -> bool:
-        return self.state in (InputState.OPEN, InputState.STARTED)
 
 
 class ModeBSession(Attachment):
@@ -168,6 +166,8 @@ class ModeBSession(Attachment):
         session.attach(self)
         self._task = asyncio.create_task(session.run(), name=f"session {self.id}")
         self._task.add_done_callback(partial(self._work_done, session))
+        if self.output:  # messages of a session that was restored
+            self.output_ready()
 
     # saved
 
@@ -207,9 +207,14 @@ class ModeBSession(Attachment):
     # status
 
     @property
+    def conversation(self) -> Conversation | None:
+        """What answers the request; None when the work is done."""
+        return None if self._session is None else self._session.conversation
+
+    @property
     def live(self) -> bool:
         """Whether the session has not ended."""
-        return self.state in (InputState.OPEN, InputState.STARTED)
+        return self.state in LIVE
 
     @property
     def busy(self) -> bool:
@@ -446,7 +451,7 @@ class ModeBSession(Attachment):
         """Store the messages of the conversation in the output log."""
         assert self._session is not None
         conversation = self._session.conversation
-        while self.output:
+        while self.output.ready:
             try:
                 message = self.output.take()
             except OmniError as error:
@@ -612,9 +617,10 @@ class ModeBRegistry:
         return session
 
     def _restored(self, saved: SavedModeB, key: ApiKey | None, client: str, slot: ExitStack) -> ModeBSession:
-        if saved.key_name != key_name(key) or saved.session_id in self._by_id or saved.live is (saved.session is None):
+        live = saved.state in LIVE
+        if saved.key_name != key_name(key) or saved.session_id in self._by_id or live is (saved.session is None):
             raise KeyError(saved.session_id)
-        if saved.live:
+        if live:
             slot.enter_context(self._admission.session(key, client=client, many_requests=True))
             conversation = self.open(key, session_id=saved.session_id)
             session = self._session_of(conversation, saved.form, saved.created_at, slot)
