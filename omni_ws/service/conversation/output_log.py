@@ -79,7 +79,7 @@ class Gate:
     """What decides when the messages of a log may be taken: the keeper of a session that is kept in a store."""
 
     def admit(self, message: ServerMessage) -> int:
-        """Note a message that enters the log. Returns its ticket: it waits until ``OutputLog.open`` is called with that.
+        """Note a message that enters the log. Returns its ticket: it waits for ``OutputLog.open`` with that.
 
         Tickets never fall. 0: the message waits for nothing but those before it.
         """
@@ -541,7 +541,7 @@ class OutputLog:
         self._next_output, self._forgotten, self._first = saved.next_output, saved.forgotten, saved.first
 
     def receive(self, last_output: int, unsent: Sequence[OutputChunk]) -> None:
-        """Bring a restored log up to date: the client has received the outputs up to ``last_output`` since it was saved.
+        """Bring a restored log up to date: the client has received outputs since, up to ``last_output``.
 
         ``unsent`` are outputs that were made since, and that the client lacks.
         """

@@ -5,11 +5,12 @@ what happened since it. One commit appends at most one element to a log; the ele
 
 **Fencing.** Each record has a fence number. Whoever takes a record raises it; a change that carries a lower number is
 refused (``Outcome.LOST``). A deleted record leaves a tombstone with its number for ``TOMBSTONE_SEC``, so that a process
-that slept meanwhile cannot bring it back.
+that slept meanwhile cannot bring it back; only a snapshot with that number can.
 
-**Gaps.** An element carries its place in the log. If the record is gone, or its log has another length, the store has
-lost data (a server that came back without its last writes): the change is refused (``Outcome.GAP``), and a snapshot
-mends the record.
+**Gaps.** An element carries the number of the snapshot behind which it stands, and its place there. If the record is
+gone, has another snapshot, or a log of another length, the store has lost data (a server that came back without its
+last writes): the change is refused (``Outcome.GAP``), and a snapshot mends the record. A snapshot that arrives behind a
+newer one, over a connection that was given up, changes nothing.
 """
 
 from __future__ import annotations
@@ -81,12 +82,15 @@ class Change:
     fence: int
     #: The process that writes.
     holder: str
-    #: With ``snapshot``: replaces the record and its log. Without: the change is a GAP if the record is gone.
+    #: The number of the lease's newest snapshot: that in this change, or the one that the element stands behind.
+    serial: int
+    #: These two replace the record and its log, or both are None.
     clear: ClearPart | None
     snapshot: bytes | None
     #: An element to append, at place ``place`` (the first after a snapshot is 0); None for none.
     element: bytes | None
     place: int
+    #: Done after the rest. A change with nothing else needs the fence number alone.
     end: StoreEnd | None
 
 
@@ -127,7 +131,10 @@ class StoreBackend(Protocol):
     name: str
 
     async def open(self) -> None:
-        """Make it usable, again after an error. Raises ConfigurationError for what only the operator can mend."""
+        """Make it usable, at the start and again after an error.
+
+        Raises ConfigurationError, too, for what only the operator can mend.
+        """
 
     async def close(self) -> None:
         """Release what ``open`` took."""
@@ -142,10 +149,10 @@ class StoreBackend(Protocol):
         """Return the rest of a record; None if there is none."""
 
     async def take(self, session_id: str, *, fence: int, holder: str) -> Contents | None:
-        """Raise the fence number from ``fence`` by one and return what is there; None if the number is another by now."""
+        """Raise the fence number from ``fence`` by one and return what is there; None if the number is another now."""
 
     async def erase(self, session_id: str) -> bool:
-        """Delete a record whoever has it; whoever has it is told LOST. Returns whether there was one."""
+        """Delete a record whoever has it, and raise its fence number. Returns whether there was one."""
 
     async def beat(self, holder: str) -> None:
         """Give a sign of life of a process."""
