@@ -60,7 +60,7 @@ class App(Application):
         self.recordings = HttpRecordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         self.recorder = self.recordings.recorder if self.recordings else None
         self.registry = ModeBRegistry(self.sessions)
-        self.mode_b = ModeBKeeper(self.registry)
+        self.mode_b = ModeBKeeper(self.registry, self.sessions.store)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._router = Router()
         #: The coroutine function of the endpoint that serves each open WebSocket.

@@ -466,6 +466,9 @@ class OutputLog:
         """Discard the stored messages, and store none from now on. Positions continue. Idempotent."""
         self._first = self.end
         self._kept.clear()
+        if self._messages and not self.ready:  # they would not be stored, and the gate may never open
+            self._messages.clear()
+            self._give_back(self.queued)
         if self._stored is not None:
             self._stored.give(self.held)
         self.held = self._kept_capacity = 0

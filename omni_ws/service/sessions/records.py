@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from omni_ws.errors import EngineOverloaded, SessionConflict, SessionNotFound
 from omni_ws.service.store.records import Found, StoreError
 from omni_ws.service.store.session_store import SessionStore, Taken
 
+#: A process writes that it has given a record back after it has answered: so long another waits for that, and so often
+#: it looks.
+GIVING_BACK_SEC: Final = 0.1
+_LOOKS: Final = 5
 #: When a client may ask again for a session that another process has.
 HELD_RETRY_MS: Final = 1000
 
@@ -49,12 +54,16 @@ async def find_record(
 
 
 async def take_record(store: SessionStore, session_id: str) -> Taken:
-    """Take a record that ``find_record`` found. Raises SessionConflict if a living process has it, EngineOverloaded."""
-    with store_errors():
-        taken = await store.take(session_id, force=False)
-    if taken is None:
-        raise held_elsewhere()
-    return taken
+    """Take a record that ``find_record`` found; one that is being given back is waited for.
+
+    Raises SessionConflict if a living process has it, and EngineOverloaded if the store does not answer.
+    """
+    for wait in (*[GIVING_BACK_SEC / _LOOKS] * _LOOKS, 0):
+        with store_errors():
+            if (taken := await store.take(session_id, force=False)) is not None:
+                return taken
+        await asyncio.sleep(wait)
+    raise held_elsewhere()
 
 
 def held_elsewhere() -> SessionConflict:

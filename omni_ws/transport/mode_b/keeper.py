@@ -1,9 +1,10 @@
 """ModeBKeeper: finds Mode B sessions here and, with a store, in there; any server of the store can serve them.
 
 **In whose hands.** A session is here while something is done for it: a request is served, an answer is made. The record
-is held then, and other servers answer ``session_conflict``. A session at rest (its answer has not begun, or has ended)
-is given back: it is gone from this server's memory, and whichever server is asked next takes it. One with much input
-is given back a moment later, since to take it again costs as much as it has.
+is held then, and other servers answer ``session_conflict``. A session at rest (it waits for input, and nothing of its
+answer was made; or it has ended) is given back: it is gone from this server's memory, and whichever server is asked
+next takes it. One with much input, or on which an engine works, is given back a moment later, since to take it again
+costs as much as it has.
 
 **What is in the record.** A snapshot, and what happened since: the bodies that were fed, and the outputs of the running
 answer. Each costs as much as it has, however much came before. No request is answered before what it brought is
@@ -27,6 +28,7 @@ import msgspec
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import SAMPLE_BYTES, AudioEncoding, OutputChunk, OutputModality, heard_language
+from omni_ws.core.request_input import InputState
 from omni_ws.errors import EngineFailed, OmniError, SessionExpired, SessionNotFound
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.output_log import Gate
@@ -43,7 +45,8 @@ from omni_ws.wire.streaming_body import read_append
 _CAN_BE_CUT: Final = frozenset(SAMPLE_BYTES) | {AudioEncoding.WAV}
 #: The kind of these records.
 MODE_B_KIND: Final = "mode_b"
-#: A session with more input than this is given back when no request has come for so many seconds.
+#: A session with more input than this, or on which work has begun, is given back when no request has come for so many
+#: seconds.
 SMALL_BYTES: Final = 64 * 1024
 LINGER_SEC: Final = 0.5
 
@@ -98,6 +101,8 @@ class _Held(LeaseHolder, Gate):
         #: Whether the store has failed since the record was written.
         self.behind = False
         self.resting: asyncio.TimerHandle | None = None
+        #: Whether anything of the answer was made.
+        self.made = any(isinstance(one, OutputChunk) for one in session.output.messages)
         self._keeper = keeper
         self._store = store
         #: The newest ticket, see Gate.
@@ -111,6 +116,14 @@ class _Held(LeaseHolder, Gate):
     def write_by(self, lease: Lease) -> None:
         """Write the record by this lease from now on."""
         self.lease, lease.holder, self.session.output.gate = lease, self, self
+
+    @property
+    def works(self) -> bool:
+        """Whether there is work on the session that only this server can go on with, or that does not wait for input."""
+        session = self.session
+        if session.state is InputState.STARTED:
+            return self.made or session.progress.ended
+        return session.busy
 
     @property
     def waits(self) -> bool:
@@ -164,9 +177,10 @@ class _Held(LeaseHolder, Gate):
     # the gate of the output
 
     def admit(self, message: ServerMessage) -> int:
-        if self.lease is None:
+        if self.lease is None or not self.session.live:  # what follows the end is in the last snapshot
             return 0
         self._ticket += 1
+        self.made = self.made or type(message) is OutputChunk
         if not self._marked:
             if type(message) is OutputChunk:
                 self.append(_encode(_Made(message)))
@@ -296,9 +310,10 @@ class ModeBKeeper:
             held.resting = None
         session = held.session
         leaves = self._leaving and session.live
-        if held.users or self._store is None or self._store.degraded or (not leaves and (session.busy or held.waits)):
+        if held.users or self._store is None or self._store.degraded or (not leaves and (held.works or held.waits)):
             return
-        if session.live and not leaves and session.progress.received_bytes > SMALL_BYTES:
+        begun = session.live and (session.started or session.progress.received_bytes > SMALL_BYTES)
+        if begun and not leaves:
             held.resting = asyncio.get_running_loop().call_later(LINGER_SEC, self._give_back, held)
         else:
             self._give_back(held)

@@ -279,7 +279,8 @@ class ModeBSession(Attachment):
                 else:
                     self._progress.take_late(chunk.content)
             except OmniError as error:
-                if error.sequence_id in (None, _number(chunk)):
+                number = None if isinstance(chunk.content, InvalidRequest) else chunk.content.sequence_id
+                if error.sequence_id in (None, number):
                     error.about(param=chunk.name(error.param))
                 if isinstance(error, PayloadTooLarge | ReorderWindowExceeded):
                     self.fail(error)
@@ -493,10 +494,6 @@ class ModeBSession(Attachment):
             self.fail(error)
 
 
-def _number(chunk: BodyChunk) -> int | None:
-    return None if isinstance(chunk.content, InvalidRequest) else chunk.content.sequence_id
-
-
 # The registry.
 
 #: How many ended sessions are known; beyond that, those that ended first are forgotten.
@@ -526,9 +523,9 @@ class ModeBRegistry:
     """
 
     def __init__(self, sessions: SessionFactory, *, survive: bool = False) -> None:
-        """``survive``: sessions keep what is needed to save them at any time."""
+        """``survive``: sessions keep what is needed to save them at any time, as with a store."""
         config = sessions.config
-        self._survive = survive
+        self._survive = survive or sessions.store is not None
         self._sessions = sessions
         self.timeout: float = config.streaming_input.session_timeout_sec
         #: The byte budget of the server.

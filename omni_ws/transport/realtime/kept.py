@@ -120,6 +120,13 @@ class KeptConversation(Struct, frozen=True):
     tokens: tuple[bytes, ...]
 
 
+def check_kept(store: SessionStore | None, param: str) -> SessionStore:
+    """Return the store. Raises UnsupportedParameter, which names ``param``, if there is none."""
+    if store is None:
+        raise UnsupportedParameter("sessions are not kept here: there is no sessions.store", param=param)
+    return store
+
+
 async def take_realtime(
     store: SessionStore | None, session_id: str, key: ApiKey | None, token: str | None
 ) -> KeptConversation:
@@ -127,8 +134,7 @@ async def take_realtime(
 
     Raises UnsupportedParameter without a store, SessionNotFound, SessionConflict if it is open, and EngineOverloaded.
     """
-    if store is None:
-        raise UnsupportedParameter("sessions are not kept here (sessions.store)", param=SESSION)
+    store = check_kept(store, SESSION)
     found = await find_record(store, session_id, kind=REALTIME_KIND, key=key, token=token)
     taken = await take_record(store, session_id)
     try:
@@ -141,8 +147,7 @@ async def take_realtime(
 
 async def read_live(store: SessionStore | None, session_id: str, key: ApiKey | None, token: str | None) -> KeptLive:
     """Return what was kept of a Live session that is not open. Raises as ``take_realtime`` does."""
-    if store is None:
-        raise UnsupportedParameter("sessions are not kept here (sessions.store)", param="session_id")
+    store = check_kept(store, "session_id")
     found = await find_record(store, session_id, kind=LIVE_KIND, key=key, token=token)
     if found.held:
         raise held_elsewhere()

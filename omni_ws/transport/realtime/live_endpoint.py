@@ -20,7 +20,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.items import Event
-from omni_ws.transport.realtime.kept import LIVE_KIND, TOKEN, begin_record, new_token, read_live
+from omni_ws.transport.realtime.kept import LIVE_KIND, TOKEN, begin_record, check_kept, new_token, read_live
 from omni_ws.transport.realtime.live import LiveDialect, session_of
 from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.transport.realtime.sideband import Sideband
@@ -60,8 +60,12 @@ class Live(SessionFrontEnd):
         return accepted(request, self._sessions, key, serve=serve, route=LIVE_PATH, subprotocol=None)
 
     def fork(self, request: HttpRequest) -> UpgradeDecision:
-        """Accept the handshake of a session that begins with a stored one, as ``upgrade`` does."""
+        """Accept the handshake of a session that begins with a stored one, as ``upgrade`` does.
+
+        Raises UnsupportedParameter without a store.
+        """
         key = self._authenticator.authenticate(request)
+        check_kept(self._sessions.store, "fork")
         wanted = (session_of(request.segments[-2]), None if key is not None else request.query.get(TOKEN) or "")
         serve = partial(self._serve, key, request.client, wanted=wanted)
         return accepted(request, self._sessions, key, serve=serve, route=FORK_PATH, subprotocol=None)

@@ -34,7 +34,7 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
-from omni_ws.transport.realtime.kept import TOKEN, KeptLive, read_live
+from omni_ws.transport.realtime.kept import TOKEN, KeptLive, check_kept, read_live
 from omni_ws.transport.realtime.live import LiveDialect, live_id, session_of
 from omni_ws.transport.realtime.live_endpoint import FORK_PATH, LIVE_PATH
 from omni_ws.transport.realtime.realtime import RealtimeDialect
@@ -171,10 +171,11 @@ class WebrtcCalls(SessionFrontEnd):
         """Answer the offer of a Live session that begins with a stored one. Raises what ``read_live`` raises, too."""
         request = exchange.request
         key = self._authenticator.authenticate(request)
+        store = check_kept(self._sessions.store, "fork")
         self._check_served()
         session_id = session_of(exchange.path_parameters["session_id"])
         token = None if key is not None else request.query.get(TOKEN) or ""
-        await self._create_live(exchange, key, await read_live(self._sessions.store, session_id, key, token))
+        await self._create_live(exchange, key, await read_live(store, session_id, key, token))
 
     async def _create_live(self, exchange: HttpExchange, key: ApiKey | None, forked: KeptLive | None) -> None:
         body, _ = await read_json_object(exchange, MAX_BODY_BYTES)
