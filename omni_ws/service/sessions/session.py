@@ -562,9 +562,9 @@ class Sessions:
     ) -> Session:
         """Open a session, to be attached to a connection: a new one, or one that continues ``saved``.
 
-        ``client`` is the address of its client. ``session_id`` is that of a new session in place of an earlier one. ``taken`` has the lease of a session from the store, the outputs that
-        were told since it was saved, and the last of all outputs that its client received.
-        Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
+        ``client`` is the address of its client. ``session_id`` is that of a new session in place of an earlier one.
+        ``taken`` has the lease of a session from the store, the outputs that were told since it was saved, and the last
+        of all outputs that its client received. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
         slot = self._factory.admission.take(key, client=client, many_requests=True)
         try:
@@ -637,8 +637,8 @@ class Sessions:
                 if session.keeper is not None:
                     await session.keeper.settled()
                 return
-        elif self._store is not None and await self._delete_kept(self._store, session_id, token, key):
-            return
+        elif self._factory.store is not None and await self._delete_kept(self._factory.store, session_id, token, key):
+            return  # of any kind
         raise SessionNotFound(_NO_SESSION, param="session_id")
 
     async def _delete_kept(self, store: SessionStore, session_id: str, token: str | None, key: ApiKey | None) -> bool:

@@ -119,7 +119,7 @@ class _Held(LeaseHolder, Gate):
 
     @property
     def works(self) -> bool:
-        """Whether there is work on the session that only this server can go on with, or that does not wait for input."""
+        """Whether there is work on the session that does not wait for input, or of which something was made."""
         session = self.session
         if session.state is InputState.STARTED:
             return self.made or session.progress.ended

@@ -122,7 +122,7 @@ class LiveConnection(RealtimeConnection):
 
     def _begin_record(self, store: SessionStore, key: ApiKey | None) -> str:
         token = new_token() if key is None else ""
-        self.keep(begin_record(store, self._session, LIVE_KIND, key, self._live.kept, token), "")
+        self.keep(begin_record(store, self._session, LIVE_KIND, key, self._live.kept, token), {})
         self._send_settled(())
         return token
 

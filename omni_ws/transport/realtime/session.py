@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import msgpack, structs, to_builtins
 from websockets.frames import CloseCode
@@ -207,10 +207,11 @@ class Realtime(SessionFrontEnd):
         if store is not None:
             if kept is None:
                 token = new_token() if client.needs_token else ""
-                attachment.keep(begin_record(store, session, REALTIME_KIND, client.key, dialect.kept, token), token)
+                record = begin_record(store, session, REALTIME_KIND, client.key, dialect.kept, token)
+                attachment.keep(record, {"resume_token": token} if token else {})
             else:
                 record = ConversationRecord(store, kept.lease, session, dialect.kept, tokens=kept.tokens)
-                attachment.keep(record, token)
+                attachment.keep(record, {"item_ids": [item.item_id for item in kept.content.items]})
         session.attach(attachment)
         return attachment
 
@@ -294,11 +295,11 @@ class RealtimeConnection(SoleConnection):
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
 
-    def keep(self, record: ConversationRecord, token: str) -> None:
-        """Keep the session in the store from now on. ``token`` is told to a client that needs one; else empty."""
+    def keep(self, record: ConversationRecord, told: Mapping[str, Any]) -> None:
+        """Keep the session in the store from now on. ``told`` are fields of its first event."""
         self._record = record
-        if token and self._created:
-            self._created[0]["resume_token"] = token
+        if self._created:
+            self._created[0] |= told
 
     async def run(self) -> None:
         """Serve the session to its end, and close the connection. ``session.attach`` must have been called."""

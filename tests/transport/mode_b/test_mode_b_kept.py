@@ -192,8 +192,7 @@ class Wandering:
                 try:
                     return asked.result()
                 except (SessionConflict, EngineOverloaded) as error:
-                    assert error.retry_after_ms
-                    await asyncio.sleep(error.retry_after_ms / 1000)
+                    await asyncio.sleep((error.retry_after_ms or 0) / 1000)
                     which = 1 - which
                     continue
             asked.cancel()
