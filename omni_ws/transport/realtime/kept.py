@@ -16,6 +16,7 @@ from msgspec import Struct, msgpack
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.history import WORDS_UNKNOWN, Message
 from omni_ws.errors import SessionNotFound, UnsupportedParameter
+from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.records import find_record, held_elsewhere, store_errors, take_record, token_digest
 from omni_ws.service.sessions.session import Session, refused_as_not_found
 from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
@@ -79,7 +80,12 @@ class ConversationRecord(LeaseHolder):
 
     def write(self, *, away: bool = False) -> None:
         """Replace the record by the session as it is."""
-        self._store.snapshot(self._lease, msgpack.encode(self._content()), tokens=self._tokens, away=away)
+        try:
+            data = msgpack.encode(self._content())
+        except Exception as error:
+            self._session.end(unexpected(error, where="the record of a session"))
+        else:
+            self._store.snapshot(self._lease, data, tokens=self._tokens, away=away)
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Call ``call`` once what was written is in the store; at once if that is out of order."""

@@ -143,8 +143,11 @@ class LiveDialect:
         self.listening: Callable[[], bool] = lambda: True
         #: Begins to keep the session in the store, as its client wants; returns a token to tell, or nothing.
         self.keep: Callable[[], str] = lambda: ""
+        #: That token.
+        self.token = ""
         self.player: LivePlayer
         self._forked = forked
+        self._kept: KeptLive | None = None
         self._session = session
         self._media = media
         self._audio = media or AudioFormat()
@@ -210,9 +213,15 @@ class LiveDialect:
 
     def kept(self) -> KeptLive:
         """Return what a fork of the session begins with. It must have started."""
-        assert self.start_fields is not None
-        messages = [*map(as_text, self.conversation.ledger.history.messages())]
-        return KeptLive(start=structs.replace(self.start_fields, input=None), messages=messages)
+        self.remember()
+        assert self._kept is not None
+        return self._kept
+
+    def remember(self) -> None:
+        """Note what was said so far, which is forgotten as the session ends."""
+        if self.start_fields is not None and self.start_fields.store and self._session.is_open:
+            messages = [*map(as_text, self.conversation.ledger.history.messages())]
+            self._kept = KeptLive(start=structs.replace(self.start_fields, input=None), messages=messages)
 
     def close(self) -> None:
         """Stop the clock, and release all bytes that are charged to the session."""
@@ -296,8 +305,8 @@ class LiveDialect:
         self._expires_at = int(time.time() + self._ends_at - self._origin)
         silence = self.factory.config.live.silence
         self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
-        token = self.keep() if start.store else ""
-        told = {"resume_token": token} if token else {}
+        self.token = self.keep() if start.store else ""
+        told = {"resume_token": self.token} if self.token else {}
         self.send([{**_answering(event, event_id), **told} for event in self.greeting()])
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
 
@@ -338,6 +347,7 @@ class LiveDialect:
             closed = {"type": "session.closed", "reason": reason, "session": self.resource(), "usage": self.usage}
             self.send([_answering(closed, event_id)])
         self.closed = True
+        self.remember()
         self._session.end(None)
 
     # events of the client

@@ -126,10 +126,14 @@ class LiveConnection(RealtimeConnection):
         self._send_settled(())
         return token
 
+    def connection_closing(self) -> None:
+        self._live.remember()
+        super().connection_closing()
+
     def _send_settled(self, events: Iterable[Event]) -> None:
         self._send(events)  # what was said is heard later anyway, and sound waits for nothing
-        if self._record is not None:
-            self._record.write()
+        if self._kept is not None:
+            self._kept.write()
 
     def receive_message(
         self, data: bytes | bytearray | memoryview, *, is_text: bool, sideband: Sideband | None = None

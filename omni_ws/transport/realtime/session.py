@@ -272,7 +272,7 @@ class RealtimeConnection(SoleConnection):
     """
 
     #: Its record in the store; None if it is not kept.
-    _record: ConversationRecord | None = None
+    _kept: ConversationRecord | None = None
     #: Events that wait until the record is settled; None if nothing waits.
     _held: list[Event] | None = None
 
@@ -297,7 +297,7 @@ class RealtimeConnection(SoleConnection):
 
     def keep(self, record: ConversationRecord, told: Mapping[str, Any]) -> None:
         """Keep the session in the store from now on. ``told`` are fields of its first event."""
-        self._record = record
+        self._kept = record
         if self._created:
             self._created[0] |= told
 
@@ -316,8 +316,8 @@ class RealtimeConnection(SoleConnection):
             await self._connection.close_in_time(code, reason)
         finally:
             self._ignore_peer()
-            if self._record is not None:
-                self._record.end()
+            if self._kept is not None:
+                self._kept.end()
             self._dialect.close()
             self._session.detach(self)
 
@@ -373,9 +373,9 @@ class RealtimeConnection(SoleConnection):
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
-                    if self._record is not None:
-                        self._record.drop()
-                        self._record = None
+                    if self._kept is not None:
+                        self._kept.drop()
+                        self._kept = None
                     self._dialect.close()
                     self._dialect = VllmDialect(self._conversation)
                     self._dialect.connect(self._send, self._output_cleared)
@@ -416,7 +416,7 @@ class RealtimeConnection(SoleConnection):
                 if (message := self._outbox.take()) is None:
                     break
                 record_message(self._session.recording, message)
-                send = self._send if self._record is None or type(message) is not FinalChunk else self._send_settled
+                send = self._send if self._kept is None or type(message) is not FinalChunk else self._send_settled
                 send(self._render(message))
                 if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))
@@ -452,12 +452,12 @@ class RealtimeConnection(SoleConnection):
 
     def _send_settled(self, events: Iterable[Event]) -> None:
         """Write events, and all that follows them, once the store has the session as it is behind them."""
-        if self._record is None:
+        if self._kept is None:
             self._send(events)
             return
         held = self._held = [*(self._held or ()), *events]
-        self._record.write()
-        self._record.when_settled(partial(self._release, held))
+        self._kept.write()
+        self._kept.when_settled(partial(self._release, held))
 
     def _release(self, held: list[Event]) -> None:
         if self._held is held:

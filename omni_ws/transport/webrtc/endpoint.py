@@ -185,7 +185,10 @@ class WebrtcCalls(SessionFrontEnd):
         offer = read(transport.get("sdp"), str, "transport.sdp")
         given = object_field(body, "session") if forked is None or body.get("session") is not None else {}
 
+        dialect: LiveDialect | None = None
+
         def make(session: Session, channel: CallChannel) -> Call:
+            nonlocal dialect
             from omni_ws.transport.webrtc.live_call import LiveCall
 
             most = None if key is None else key.max_session_sec
@@ -205,7 +208,8 @@ class WebrtcCalls(SessionFrontEnd):
         except RealtimeRefusal as error:  # whose code is of this API alone
             await exchange.respond_json(400, {"error": error_fields(error)})
             return
-        shown = {"session": {"id": call_id}, "transport": {"type": "webrtc", "sdp": answer}}
+        token = {"resume_token": dialect.token} if dialect is not None and dialect.token else {}
+        shown = {"session": {"id": call_id, **token}, "transport": {"type": "webrtc", "sdp": answer}}
         await exchange.respond_json(201, shown, [("Location", f"{LIVE_PATH}/{call_id}")])
 
     async def hang_up_live(self, exchange: HttpExchange) -> None:
