@@ -1,7 +1,7 @@
 """A store of sessions in memory that several servers of a test share, and that can be slow, full, gone, or cut off.
 
-``FakeStore`` is what the servers share; each server has a ``FakeBackend`` of it, and ``kept_in`` makes its SessionStore.
-A process that dies is cut off: of its commits, the one that ``cut`` names is the last that the store sees.
+``FakeStore`` is what the servers share; each server has a ``FakeBackend`` of it, of which ``kept_by`` makes its
+SessionStore. A process that dies is cut off: the commit that ``cut`` names is its last.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from omni_ws.service.store.records import (
     GONE,
     HOLDER_EXPIRY_SEC,
     Change,
+    ChangeOutcome,
     ClearPart,
     Contents,
-    Found,
-    Outcome,
+    FoundRecord,
+    StoreBackend,
     StoreEnd,
     StoreError,
     StoreSize,
@@ -59,17 +60,6 @@ class FakeStore:
         #: Cleared while commits wait, before they do anything.
         self.open = asyncio.Event()
         self.open.set()
-
-    def kept_in(self, *, sealer: Sealer | None = None, metrics: Metrics | None = None) -> SessionStore:
-        """Return the store of one more server, which is to be started."""
-        return SessionStore(
-            FakeBackend(self),
-            sealer=sealer or Sealer(),
-            budget=ByteBudget(sys.maxsize),
-            metrics=metrics or Metrics(),
-            max_age_sec=86_400,
-            max_bytes=sys.maxsize,
-        )
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -114,7 +104,7 @@ class FakeBackend:
     async def close(self) -> None:
         pass
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         # As through a socket or a thread: never within the call.
         await asyncio.sleep(0)
         await self.shared.open.wait()
@@ -129,18 +119,18 @@ class FakeBackend:
             self.cut -= 1
         return self._commit(changes)
 
-    def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
+    def _commit(self, changes: Sequence[Change]) -> list[ChangeOutcome]:
         self.shared.commits += 1
         self.shared.changes += changes
         return [self._change(change) for change in changes]
 
-    def _change(self, change: Change) -> Outcome:
+    def _change(self, change: Change) -> ChangeOutcome:
         record = self.shared.records.get(change.session_id) or _Record()
         if record.fence > change.fence:
-            return Outcome.LOST
+            return ChangeOutcome.LOST
         if change.clear is not None and change.snapshot is not None:
             if record.fence == change.fence and record.serial >= change.serial:
-                return Outcome.KEPT
+                return ChangeOutcome.KEPT
             record.clear, record.snapshot, record.log = change.clear, change.snapshot, []
             record.fence, record.serial, record.holder, record.gone = change.fence, change.serial, change.holder, False
             away_since = self.shared.now() if record.away_since is None else record.away_since
@@ -149,22 +139,22 @@ class FakeBackend:
         elif change.element is not None:
             here = (record.gone, record.fence, record.serial, len(record.log))
             if here != (False, change.fence, change.serial, change.place):
-                return Outcome.GAP
+                return ChangeOutcome.GAP
         if change.element is not None:
             record.log.append(change.element)
         if change.end is StoreEnd.DELETE:
             record.gone, record.holder, record.snapshot, record.log = True, "", b"", []
         elif change.end is StoreEnd.RELEASE:
             record.holder = ""
-        return Outcome.KEPT
+        return ChangeOutcome.KEPT
 
-    async def find(self, session_id: str) -> Found | None:
+    async def find(self, session_id: str) -> FoundRecord | None:
         await self._work()
         record = self.shared.records.get(session_id)
         if record is None or record.gone or record.clear is None:
             return None
         away_sec = None if record.away_since is None else self.shared.now() - record.away_since
-        return Found(record.clear, record.fence, record.holder, self.shared.lives(record.holder), away_sec)
+        return FoundRecord(record.clear, record.fence, record.holder, self.shared.lives(record.holder), away_sec)
 
     async def read(self, session_id: str) -> Contents | None:
         await self._work()
@@ -202,3 +192,23 @@ class FakeBackend:
         await self._work()
         kept = [one for one in self.shared.records.values() if not one.gone]
         return StoreSize(len(kept), sum(len(one.snapshot) + sum(map(len, one.log)) for one in kept))
+
+
+def kept_by(
+    backend: StoreBackend,
+    *,
+    sealer: Sealer | None = None,
+    metrics: Metrics | None = None,
+    budget: ByteBudget | None = None,
+    max_age_sec: float = 86_400,
+    max_bytes: int = sys.maxsize,
+) -> SessionStore:
+    """Return the store of one server, which is to be started."""
+    return SessionStore(
+        backend,
+        sealer=sealer or Sealer(),
+        budget=budget or ByteBudget(sys.maxsize),
+        metrics=metrics or Metrics(),
+        max_age_sec=max_age_sec,
+        max_bytes=max_bytes,
+    )

@@ -6,14 +6,15 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final, TypeAlias
-
-import msgspec
 
 from omni_ws.audio.codec import AudioEncoder
 from omni_ws.audio.container import wav_header
 from omni_ws.audio.pcm import Pcm16, Samples
 from omni_ws.core.chunks import (
+    SAMPLE_BYTES,
     AudioEncoding,
     AudioFormat,
     FinalChunk,
@@ -35,9 +36,9 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
-    OutputFilter,
     OutputWriter,
     PartFailed,
+    TextComplete,
     TextOutput,
     ThoughtOutput,
     ToolCallOutput,
@@ -46,11 +47,13 @@ from omni_ws.engine.base import (
     WordsComplete,
 )
 from omni_ws.engine.channel import OUTPUT_BYTES, output_cost
+from omni_ws.engine.continued_answer import not_continued
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
+from omni_ws.service.conversation.begun_answer import RestOfAnswer, restart_of
 from omni_ws.service.conversation.messages import RequestWarning, message_cost
 from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request
@@ -113,7 +116,7 @@ class AnswerWriter:
         #: A time-out around the engine's call, rescheduled to end the call early; None while no call runs.
         self._making: asyncio.Timeout | None = None
         self._context: contextvars.Context | None = None
-        #: Milliseconds of the audio that another server made before: they are not sent again.
+        #: Milliseconds of the audio that another server has told: they are not sent again.
         self._made_ms = request.entry.made_ms if request.restored else 0
         self._speech = SpeechOutput(
             self._audio_format,
@@ -140,7 +143,10 @@ class AnswerWriter:
         failure: OmniError | None = None
         try:
             wanted = request.generation_request(history, earlier=earlier, warn=self.warn)
-            finished = await self._write_all(generate(wanted, _Unmade(self, request) if request.restored else self))
+            out: OutputWriter = self
+            if request.restored:
+                wanted, out = self._behind_the_told(wanted)
+            finished = await self._write_all(generate(wanted, out))
             request.know_words(WordsKnown.ALL if self._transcribes and not _deaf(request) else WordsKnown.NEVER)
             request.timeline.note_all_sent()
         except OmniError as error:
@@ -161,6 +167,19 @@ class AnswerWriter:
         if failure is not None and request.answering:
             request.fail(failure)
         return finished or Finished(FinishReason.ERROR, Usage())
+
+    def _behind_the_told(self, wanted: GenerationRequest) -> tuple[GenerationRequest, OutputWriter]:
+        """Return the request for what follows the part of the answer that another server has told, and its writer."""
+        request, entry = self._request, self._request.entry
+        begun = entry.said.joined()
+        if len(begun) < entry.said.length:
+            raise not_continued("its text is too long to be kept")
+        restart = restart_of(entry, from_start=not begun or request.remark is not None)
+        wanted = replace(
+            wanted, begun=begun, begun_end=request.text_end, voice_from=restart.position, voice_from_ms=restart.ms
+        )
+        begin_at = partial(self._speech.begin_at, sent_ms=self._made_ms)
+        return wanted, RestOfAnswer(self, entry, restart, begin_at=begin_at)
 
     async def _write_all(self, making: Awaitable[None]) -> Finished:
         """Await the engine's call ``making``, send its outputs, and return how it ended. Raises what it raises."""
@@ -405,6 +424,8 @@ class AnswerWriter:
                     number = self._sequencer.take_number(request.request_id)
                     modality = OutputModality.THOUGHT
                     self._put(OutputChunk(request.request_id, number, modality, text, choice=choice))
+            case TextComplete(finished=finished):
+                request.text_end = finished
             case TranscriptOutput():
                 if output in request.unsent:
                     request.unsent.remove(output)
@@ -444,10 +465,14 @@ class AnswerWriter:
             self._outbox.gate.said(request.request_id, text)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
-        """Put audio that ``_speech`` has just encoded into the outbox, unless another server has made it before."""
+        """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before."""
         request, speech = self._request, self._speech
-        if self._made_ms and speech.end_ms <= self._made_ms:
-            return
+        if speech.start_ms < self._made_ms:
+            start_ms, payload = speech.start_ms, speech.behind(self._made_ms, payload)
+            if not payload:
+                if text_end is not None and text_end > request.entry.read_end:  # it is not in the ledger
+                    request.entry.read_to(text_end, start_ms, speech.end_ms)
+                return
         if request.unknown_audio and payload:
             number, *unknown = request.unknown_audio
             request.unknown_audio = tuple(unknown)
@@ -489,33 +514,6 @@ class AnswerWriter:
 def _deaf(request: Request) -> bool:
     """Return whether speech recognition failed for a request, which the engine answers without its words."""
     return any(warning.param == "asr" for warning in request.warnings)
-
-
-class _Unmade(OutputFilter):
-    """An OutputFilter that drops the text, transcripts and tool calls that another server made of the answer before.
-
-    Audio passes, as AnswerWriter drops it by its position.
-    """
-
-    def __init__(self, out: OutputWriter, request: Request) -> None:
-        super().__init__(out)
-        entry = request.entry
-        self._characters, self._heard = entry.said.length, len(entry.heard.pieces)
-        self._fragments = sum(len(call.arguments) for call in entry.calls.values())
-
-    def write(self, output: EngineOutput) -> None:
-        match output:
-            case TextOutput(text=text) if self._characters:
-                begin = min(len(text), self._characters)
-                self._characters -= begin
-                if begin < len(text):
-                    self._out.write(msgspec.structs.replace(output, text=text[begin:], logprobs=()))
-            case TranscriptOutput(interim=interim) if self._heard:
-                self._heard -= not interim
-            case ToolCallOutput() if self._fragments:
-                self._fragments -= 1
-            case _:
-                self._out.write(output)
 
 
 # The messages of an answer.
@@ -634,6 +632,37 @@ class SpeechOutput:
         self._encoder: AudioEncoder | None = None
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
+        #: Whether another server has sent the beginning, and the samples before the end of that, in milliseconds.
+        self._goes_on = False
+        self._skip_ms = 0.0
+
+    def begin_at(self, start_ms: float, *, sent_ms: float) -> None:
+        """Begin at this place of an answer of which another server has sent ``sent_ms``. To be called first.
+
+        Compressed audio that was sent is not encoded again: a new file begins behind it, without what the other encoder
+        had kept, up to 200 ms with Opus. Other audio is, and ``behind`` cuts it.
+        """
+        self.start_ms = self.end_ms = start_ms
+        self._goes_on = True
+        if not self._is_pcm:
+            self._skip_ms = max(0.0, sent_ms - start_ms)
+
+    @property
+    def _is_pcm(self) -> bool:
+        return self._is_raw or self._target.encoding is AudioEncoding.WAV
+
+    def behind(self, position_ms: float, payload: bytes) -> bytes:
+        """Return the part behind a position of what was just encoded, which is empty if that ends before.
+
+        ``start_ms`` is then where the part begins. Compressed audio is not cut.
+        """
+        samples = round((self.end_ms - position_ms) * self._target.sample_rate / 1000)
+        if samples <= 0:
+            return b""
+        if not self._is_pcm:
+            return payload
+        self.start_ms = self.end_ms - samples * 1000 / self._target.sample_rate
+        return payload[-samples * SAMPLE_BYTES.get(self._target.encoding, 2) :]
 
     def encode_now(self, samples: Samples | Pcm16, sample_rate: int) -> bytes | None:
         """Encode samples as ``encode`` does. Returns None, having done nothing, if that would have to wait."""
@@ -657,11 +686,21 @@ class SpeechOutput:
         if sample_rate != self._source_rate:
             self._open(sample_rate)
         assert self._encoder is not None
+        if self._skip_ms:
+            samples = self._skipped(samples)
         if self._is_raw and len(samples) <= _INLINE_SAMPLES:
             payload = self._encoder.encode(samples)
         else:
             payload = await run_work(Work.ENCODING, self._encoder.encode, samples)
         return await self._place(payload, len(samples) * 1000 / sample_rate)
+
+    def _skipped(self, samples: Samples | Pcm16) -> Samples | Pcm16:
+        """Return samples without those that another server has sent."""
+        skipped = min(len(samples), round(self._skip_ms * self._source_rate / 1000))
+        skipped_ms = skipped * 1000 / self._source_rate
+        self._skip_ms = self._skip_ms - skipped_ms if skipped else 0.0
+        self.end_ms += skipped_ms
+        return samples[skipped:]
 
     def _open(self, sample_rate: int) -> None:
         """Create the encoder, for the first samples. Raises ValueError if there is one, for another sample rate."""
@@ -687,6 +726,7 @@ class SpeechOutput:
         if self._target.encoding is AudioEncoding.WAV:
             header = min(size, self._header_left)
             self._header_left -= header
+            payload = payload[header:] if self._goes_on else payload
             self.end_ms += self._target.duration_ms(size - header)
         else:
             self.end_ms += self._target.duration_ms(size) if self._is_raw else source_ms

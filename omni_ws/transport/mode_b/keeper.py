@@ -450,7 +450,7 @@ def _tell_again(session: ModeBSession, output: OutputChunk) -> None:
         case OutputModality.TEXT:
             entry.say(output.text)
         case OutputModality.AUDIO:
-            start_ms, end_ms = interval(output)
+            start_ms, end_ms = interval(output, entry.sent_ms)
             conversation.ledger.send(entry, output.sequence_id, start_ms, end_ms, request.timeline.now())
         case OutputModality.TRANSCRIPT if not output.interim:
             conversation.ledger.hear(entry, output.text, language=heard_language(output.hearing))

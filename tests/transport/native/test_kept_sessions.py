@@ -102,7 +102,8 @@ async def test_nothing_is_told_before_it_is_kept_but_audio(shared: FakeStore) ->
         await client.say("hello")
         await client.until("output_chunk")
         assert (await client.until("output_chunk"))["modality"] == "audio"
-        assert await quiet(client) == []
+        await asyncio.sleep(1)
+        assert set(await quiet(client)) <= {"input_ack"}
         shared.open.clear()
         go_on.set()
         assert (await client.until("output_chunk"))["modality"] == "audio"  # waits for nothing
@@ -148,7 +149,8 @@ async def test_another_server_goes_on_with_the_conversation(shared: FakeStore) -
             await client.say("one")
             assert (await client.answer()).text == "one"
             await client.chunk("two ")
-            await client.barrier()
+            while (await client.until("input_ack"))["next_sequence_id"] < 2:
+                pass
             async with resumed(second, client) as again:
                 assert again.next_sequence_id == 2
                 await client.chunk("too late", number=2)

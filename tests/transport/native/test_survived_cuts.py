@@ -27,7 +27,7 @@ from omni_ws.service.conversation import conversation as conversation_module
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.service.store.records import Change, Outcome
+from omni_ws.service.store.records import Change, ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator
@@ -158,7 +158,7 @@ class Laggard(FakeBackend):
         super().__init__(shared)
         self._fate = fate
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         await self._lag()
         outcomes = await super().commit(changes)
         await self._lag()
