@@ -11,7 +11,7 @@ from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import EngineOverloaded, SessionConflict, SessionNotFound
-from omni_ws.service.store.records import Found, StoreError
+from omni_ws.service.store.records import FoundRecord, StoreError
 from omni_ws.service.store.session_store import SessionStore, Taken
 
 #: A process writes that it has given a record back after it has answered: so long another waits for that, and so often
@@ -38,7 +38,7 @@ def store_errors() -> Iterator[None]:
 
 async def find_record(
     store: SessionStore, session_id: str, *, kind: str, key: ApiKey | None, token: str | None
-) -> Found:
+) -> FoundRecord:
     """Return the clear part of a record of ``kind`` that this client may have.
 
     It may with the key that opened the session. ``token``: what it must present besides; None for nothing. Raises

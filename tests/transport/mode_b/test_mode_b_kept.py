@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.fake_store import FakeBackend, FakeStore
+from support.kept_by import kept_by
 from support.mode_b_sessions import FORM, GOING, chunk
 from support.reined_engine import ReinedEngine, Reins
 
@@ -45,7 +46,7 @@ class Server:
     def __init__(self, shared: FakeStore, reins: Reins | None = None, **fields: Any) -> None:
         self.engine = ReinedEngine(reins or Reins())
         self.factory = SessionFactory(self.engine, ServerConfig(engine=EngineName.FAKE, **fields))
-        self.store = self.factory.store = shared.kept_in()
+        self.store = self.factory.store = kept_by(shared)
         self.backend: FakeBackend = self.store._backend  # type: ignore[assignment]
         self.keeper = ModeBKeeper(ModeBRegistry(self.factory), self.store)
         self.died = asyncio.Event()
