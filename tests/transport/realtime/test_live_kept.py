@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 from support.fake_store import FakeStore
 from support.inline_workers import inline, loud_24k, quiet_24k
 from support.kept_by import kept_by
@@ -18,7 +19,6 @@ from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import InvalidRequest
-from omni_ws.transport.realtime.live import session_of
 from omni_ws.wire.live_session import MediaStart, read_fork, read_start
 
 pytestmark = pytest.mark.virtual_clock
@@ -107,7 +107,7 @@ async def test_what_is_not_stored_or_is_open_or_belongs_to_others_has_no_forks()
             await client.end()
         assert await refused(server, query.partition("?")[0]) == "session_not_found"
         assert await refused(server, query + "x") == "session_not_found"
-        session_id = session_of(client.received[0]["session"]["id"])
+        session_id = client.received[0]["session"]["id"]
         token = query.partition("?")[2]
         assert (await call(server.port, "DELETE", f"/v1/sessions/{session_id}?{token}")).status == 204
         assert await refused(server, query) == "session_not_found"
@@ -128,6 +128,24 @@ async def test_with_keys_the_owner_forks() -> None:
         async with live_client(server, query=query, additional_headers=OWN) as client:
             await begin_fork(client)
             await client.end()
+
+
+async def test_openais_library_forks() -> None:
+    shared = FakeStore()
+    async with keeping(shared, Talker("yes"), KEYS) as server:
+        async with live_client(server, additional_headers=OWN) as client:
+            stored = await client.start(store=True, instructions="Be brief.")
+            await client.end()
+        address = f"127.0.0.1:{server.port}/v1"
+        openai = AsyncOpenAI(base_url=f"http://{address}", websocket_base_url=f"ws://{address}", api_key="secret")
+        async with openai, openai.live.forks.connect(session_id=stored["id"]) as fork:
+            await fork.session.start(session={})
+            started = await fork.recv()
+            assert started.type == "session.started"
+            assert started.session.instructions == "Be brief."
+            await fork.session.close()
+            while (await fork.recv()).type != "session.closed":
+                pass
 
 
 async def test_a_fork_is_refused_what_it_cannot_change() -> None:
