@@ -137,6 +137,9 @@ class Keeper(Gate, LeaseHolder):
         if not self._sealed and not self._marked:
             self._append(_OUTPUT + _encode(ToldOutput(None, request_id, text)))
 
+    def changed(self) -> None:
+        self.mark()
+
     def withdrew(self) -> None:
         self.mark()
 
@@ -206,7 +209,8 @@ class Keeper(Gate, LeaseHolder):
             else:
                 store.snapshot(lease, data, tokens=session.digests, away=session.disconnected)
                 self._logged, self._most_logged = 0, max(LOG_BYTES, len(data))
-        for call in (partial(session.outbox.open, self._ticket), *after):
+        store.when_settled(lease, partial(session.outbox.open, self._ticket))
+        for call in after:
             store.when_settled(lease, call)
 
     def hand_over(self) -> bool:

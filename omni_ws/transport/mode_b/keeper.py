@@ -33,7 +33,7 @@ from omni_ws.errors import EngineFailed, OmniError, SessionExpired, SessionNotFo
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.output_log import Gate
 from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.told_outputs import interval
+from omni_ws.service.conversation.told_outputs import ToldOutput
 from omni_ws.service.sessions.records import find_record, held_elsewhere, store_errors, take_record
 from omni_ws.service.sessions.session import refused_as_not_found
 from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
@@ -450,8 +450,9 @@ def _tell_again(session: ModeBSession, output: OutputChunk) -> None:
         case OutputModality.TEXT:
             entry.say(output.text)
         case OutputModality.AUDIO:
-            start_ms, end_ms = interval(output, entry.sent_ms)
-            conversation.ledger.send(entry, output.sequence_id, start_ms, end_ms, request.timeline.now())
+            told = ToldOutput.of(output, entry.sent_ms)
+            assert told is not None
+            conversation.ledger.send(entry, output.sequence_id, told.start_ms, told.end_ms, request.timeline.now())
         case OutputModality.TRANSCRIPT if not output.interim:
             conversation.ledger.hear(entry, output.text, language=heard_language(output.hearing))
         case OutputModality.TOOL_CALL if output.tool_call is not None:

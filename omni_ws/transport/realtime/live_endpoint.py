@@ -81,7 +81,11 @@ class Live(SessionFrontEnd):
         await serve_session(connection, address, partial(self._begin, key, address, connection, wanted))
 
     async def _begin(
-        self, key: ApiKey | None, address: str, connection: StreamConnection, wanted: tuple[str, str | None] | None
+        self,
+        key: ApiKey | None,
+        address: str,
+        connection: StreamConnection,
+        wanted: tuple[str, str | None] | None = None,
     ) -> LiveConnection:
         """Open a session, and attach it to ``connection``.
 

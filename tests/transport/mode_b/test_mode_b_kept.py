@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -152,7 +153,7 @@ class Wandering:
         start = self._rng.choice(["on_end_only", "on_min_length"])
         session_id: str = await self._do(lambda server: server.create("begin ", start=start))
         for number, text in enumerate(texts, 1):
-            await self._do(lambda server, text=text, number=number: server.append(session_id, f"{text} ", number))
+            await self._do(partial(self._append, session_id, f"{text} ", number))
         await self._do(lambda server: server.finish(session_id))
         request_id = await self._do(lambda server: self._request(server, session_id))
         while await self._do(lambda server: self._read(server, session_id)):
@@ -163,6 +164,9 @@ class Wandering:
         for server in self._servers:
             await server.stop()
         return self.seen
+
+    async def _append(self, session_id: str, text: str, number: int, server: Server) -> None:
+        await server.append(session_id, text, number)
 
     async def _request(self, server: Server, session_id: str) -> str:
         async with server.using(session_id) as session:

@@ -21,7 +21,7 @@ from support.fake_store import FakeBackend, FakeStore
 from support.reined_engine import ReinedEngine, Reins
 from websockets.protocol import State
 
-from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.config.model import EngineName, ServerConfig, StreamingInputConfig
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.conversation import conversation as conversation_module
 from omni_ws.service.conversation.conversation import Conversation
@@ -175,7 +175,8 @@ class Server:
 
     def __init__(self, reins: Reins, shared: FakeStore, fate: random.Random) -> None:
         self.engine = ReinedEngine(reins)
-        config = ServerConfig(engine=EngineName.FAKE, streaming_input={"ping_interval_sec": 0})
+        streaming = StreamingInputConfig(ping_interval_sec=0)
+        config = ServerConfig(engine=EngineName.FAKE, streaming_input=streaming)
         self.factory = SessionFactory(self.engine, config)
         self.backend = Laggard(shared, fate)
         self.factory.store = self.store = SessionStore(
