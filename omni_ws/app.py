@@ -28,6 +28,7 @@ from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Application, FrontEnd, Router, ServeConnection, UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.mode_b.keeper import ModeBKeeper
 from omni_ws.transport.mode_b.routes import SESSIONS_PATH
 from omni_ws.transport.mode_b.session import ModeBRegistry
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
@@ -59,6 +60,7 @@ class App(Application):
         self.recordings = HttpRecordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         self.recorder = self.recordings.recorder if self.recordings else None
         self.registry = ModeBRegistry(self.sessions)
+        self.mode_b = ModeBKeeper(self.registry, self.sessions.store)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._router = Router()
         #: The coroutine function of the endpoint that serves each open WebSocket.

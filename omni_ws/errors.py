@@ -281,10 +281,14 @@ class SessionExpired(OmniError):
 
 
 class SessionConflict(OmniError):
-    """The state of the session rules this out: its input has ended, or it was cancelled. Do not retry."""
+    """The state of the session rules this out: its input has ended, or it was cancelled. Do not retry.
+
+    With a ``retry_after_ms`` another server has the session: retry after that time.
+    """
 
     wire = WireMapping(
-        "session_conflict", None, 409, "ABORTED", note="a chunk after the end, a truncation within a request"
+        *("session_conflict", None, 409, "ABORTED"),
+        note="a chunk after the end, a truncation within a request; with `Retry-After`: another server has the session",
     )
 
 

@@ -21,7 +21,7 @@ from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 
 def mode_b_readers(app: App) -> FrontEnd:
-    return ModeBReaders(app.config, app.authenticator, app.registry, app.recordings)
+    return ModeBReaders(app.config, app.authenticator, app.mode_b, app.recordings)
 
 
 def streaming_input(app: App) -> FrontEnd:
@@ -57,7 +57,7 @@ def audiosocket(app: App) -> FrontEnd:
 
 
 def mode_b(app: App) -> FrontEnd:
-    return ModeBRoutes(app.sessions, app.authenticator, app.registry)
+    return ModeBRoutes(app.sessions, app.authenticator, app.mode_b)
 
 
 def chat(app: App) -> FrontEnd:

@@ -197,6 +197,15 @@ class MediaStart(LiveUpdate, frozen=True, kw_only=True):
             yield Message(_ROLES[type(item)], item.content[0].text)
 
 
+class ForkStart(_Strict, frozen=True, kw_only=True):
+    """The object ``session`` of a fork: what it has in place of the stored session's own."""
+
+    audio: LiveAudio | None = None
+    delegation: Delegation | None = None
+    client: ClientConfig | None = None
+    store: bool | None = None
+
+
 #: Fields that no ``session.update`` changes. The last two belong to media sessions, and are unknown on a WebSocket.
 _MEDIA_ONLY: Final = ("idle_timeout_s", "wake_policy")
 _FIXED: Final = frozenset(MediaStart.__struct_fields__) - frozenset(LiveUpdate.__struct_fields__)
@@ -231,6 +240,37 @@ def read_start(fields: Mapping[str, Any], *, media: bool = False) -> MediaStart:
             missing = "session.delegation.responses" + ("" if responses is None else ".model")
             raise _missing(missing)
     return start
+
+
+def read_fork(fields: Mapping[str, Any], stored: MediaStart, *, media: bool = False) -> MediaStart:
+    """Return the session that begins as ``stored``, with the overrides of a fork. Raises as ``read_start`` does."""
+    fork = strict(fields, ForkStart, "session")
+    if fork.audio is not None and fork.audio.output is not None:
+        raise _unknown("session.audio.output")
+    given = {name: value for name in ForkStart.__struct_fields__ if (value := getattr(fork, name)) is not None}
+    audio = LiveAudio(
+        format=None if media or fork.audio is None else fork.audio.format,
+        output=None if stored.audio is None else stored.audio.output,
+    )
+    if media and fork.audio is not None:
+        raise _unknown("session.audio")
+    delegation, before = fork.delegation, stored.delegation
+    if isinstance(delegation, ResponsesDelegation) and isinstance(before, ResponsesDelegation):
+        given["delegation"] = _merged_responses(before, delegation)
+    client = None if fork.client is None and not media else fork.client or stored.client
+    begun = msgspec.structs.replace(stored, **{**given, "audio": audio, "client": client})
+    return read_start(msgspec.to_builtins(begun), media=media)
+
+
+def _merged_responses(before: ResponsesDelegation, override: ResponsesDelegation) -> ResponsesDelegation:
+    """Return ``before`` with the fields that ``override`` sets."""
+    old, new = before.responses or ResponsesConfig(), override.responses or ResponsesConfig()
+    changed = {name: value for name in new.__struct_fields__ if (value := getattr(new, name)) is not None}
+    delay = override.acknowledgement_delay_ms
+    return ResponsesDelegation(
+        responses=msgspec.structs.replace(old, **changed),
+        acknowledgement_delay_ms=before.acknowledgement_delay_ms if delay is None else delay,
+    )
 
 
 def read_update(fields: Mapping[str, Any]) -> LiveUpdate:

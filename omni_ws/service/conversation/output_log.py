@@ -478,6 +478,9 @@ class OutputLog:
         """Discard the stored messages, and store none from now on. Positions continue. Idempotent."""
         self._first = self.end
         self._kept.clear()
+        if self._messages and not self.ready:  # they would not be stored, and the gate may never open
+            self._messages.clear()
+            self._give_back(self.queued)
         if self._stored is not None:
             self._stored.give(self.held)
         self.held = self._kept_capacity = 0
@@ -517,11 +520,12 @@ class OutputLog:
     def saved(self) -> SavedOutput:
         """Return the messages that are kept and that wait, except OF_THE_MOMENT, and the counters.
 
-        Of a gated log, which is saved often, only the newest SAVED_BYTES of what was taken are returned.
+        Of a gated log, which is saved often, only the newest SAVED_BYTES of what was taken are returned, unless it is
+        stored.
         """
         forgotten, first = self._forgotten, 0
         held = self.held
-        while self.gate is not None and held > SAVED_BYTES:
+        while self.gate is not None and self._stored is None and held > SAVED_BYTES:
             held -= self._kept[first].cost
             forgotten = max(forgotten, self._kept[first].number)
             first += 1

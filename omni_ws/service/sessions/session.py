@@ -485,10 +485,10 @@ class Sessions:
         self._any_model = any_model
         self._living: dict[str, _Living] = {}
 
-    async def admit(self, key: ApiKey | None, *, client: str = "") -> Session:
+    async def admit(self, key: ApiKey | None, *, client: str = "", session_id: str | None = None) -> Session:
         """Wait for a slot, as ``Admission.room`` does, and then ``open`` a session. Raises what the two raise."""
         await self._factory.admission.room(key, client=client)
-        return self.open(key, client=client)
+        return self.open(key, client=client, session_id=session_id)
 
     def save(self, session: Session) -> bytes:
         """Return a session as bytes, from which ``restore`` continues it in any server. Requires ``survive``."""
@@ -558,12 +558,13 @@ class Sessions:
         client: str = "",
         saved: SavedSession | None = None,
         taken: tuple[Lease, list[ToldOutput], int] | None = None,
+        session_id: str | None = None,
     ) -> Session:
         """Open a session, to be attached to a connection: a new one, or one that continues ``saved``.
 
-        ``client`` is the address of its client. ``taken`` has the lease of a session from the store, the outputs that
-        were told since it was saved, and the last of all outputs that its client received.
-        Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
+        ``client`` is the address of its client. ``session_id`` is that of a new session in place of an earlier one.
+        ``taken`` has the lease of a session from the store, the outputs that were told since it was saved, and the last
+        of all outputs that its client received. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
         slot = self._factory.admission.take(key, client=client, many_requests=True)
         try:
@@ -574,7 +575,7 @@ class Sessions:
                 origin=self._origin,
                 resumable=self._grace > 0,
                 survives=self._survive,
-                session_id=None if saved is None else saved.session_id,
+                session_id=session_id if saved is None else saved.session_id,
                 owner=key_name(key),
                 admit=partial(self._factory.admission.request, key),
             )
@@ -636,8 +637,8 @@ class Sessions:
                 if session.keeper is not None:
                     await session.keeper.settled()
                 return
-        elif self._store is not None and await self._delete_kept(self._store, session_id, token, key):
-            return
+        elif self._factory.store is not None and await self._delete_kept(self._factory.store, session_id, token, key):
+            return  # of any kind
         raise SessionNotFound(_NO_SESSION, param="session_id")
 
     async def _delete_kept(self, store: SessionStore, session_id: str, token: str | None, key: ApiKey | None) -> bool:

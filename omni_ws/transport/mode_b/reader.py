@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -26,7 +28,8 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router, UpgradeDecision
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession
+from omni_ws.transport.mode_b.keeper import ModeBKeeper
+from omni_ws.transport.mode_b.session import ModeBSession
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
 from omni_ws.transport.native.session import encode_message
@@ -46,13 +49,13 @@ class ModeBReaders(FrontEnd):
         self,
         config: ServerConfig,
         authenticator: Authenticator,
-        registry: ModeBRegistry,
+        keeper: ModeBKeeper,
         recordings: HttpRecordings | None = None,
     ) -> None:
         self._recordings = recordings
         self._streaming = config.streaming_input
         self._authenticator = authenticator
-        self._registry = registry
+        self._keeper = keeper
 
     def register(self, router: Router) -> None:
         router.add_websocket(NATIVE_PATH, self.upgrade, takes=self.is_meant)
@@ -68,12 +71,13 @@ class ModeBReaders(FrontEnd):
         subprotocol = chosen_subprotocol(request)
         return UpgradeDecision(
             connection=partial(
-                StreamConnection, budget=self._registry.budget, write_timeout=self._streaming.write_timeout_sec
+                StreamConnection, budget=self._keeper.registry.budget, write_timeout=self._streaming.write_timeout_sec
             ),
             serve=partial(
                 self._serve,
                 session_id=request.query.get("session_id") or "",
                 key=key,
+                client=request.client,
                 binary_audio=subprotocol == SUBPROTOCOL_BINARY,
             ),
             subprotocol=subprotocol,
@@ -82,30 +86,32 @@ class ModeBReaders(FrontEnd):
         )
 
     async def _serve(
-        self, connection: StreamConnection, *, session_id: str, key: ApiKey | None, binary_audio: bool
+        self, connection: StreamConnection, *, session_id: str, key: ApiKey | None, client: str, binary_audio: bool
     ) -> None:
         """Serve one connection, from the end of its handshake to its close."""
         streaming = self._streaming
         try:
-            session = self._find(session_id, key)
-            if self._recordings is not None:
-                connection = recorded(connection, self._recordings.find(session_id, key))
-            with session.reading():
-                await ModeBReader(
-                    connection,
-                    session,
-                    binary_audio=binary_audio,
-                    ping_interval=streaming.ping_interval_sec or None,
-                    write_timeout=streaming.write_timeout_sec,
-                ).run()
-            if self._recordings is not None and not session.live:
-                self._recordings.answer_read(session_id)
+            async with self._find(session_id, key, client) as session:
+                if self._recordings is not None:
+                    connection = recorded(connection, self._recordings.find(session_id, key))
+                with session.reading():
+                    await ModeBReader(
+                        connection,
+                        session,
+                        binary_audio=binary_audio,
+                        ping_interval=streaming.ping_interval_sec or None,
+                        write_timeout=streaming.write_timeout_sec,
+                    ).run()
+                if self._recordings is not None and not session.live:
+                    self._recordings.answer_read(session_id)
         except OmniError as error:
             await refuse(connection, error)
 
-    def _find(self, session_id: str, key: ApiKey | None) -> ModeBSession:
+    @asynccontextmanager
+    async def _find(self, session_id: str, key: ApiKey | None, client: str) -> AsyncIterator[ModeBSession]:
         try:
-            return self._registry.get(session_id, key)
+            async with self._keeper.using(session_id, key, client=client) as session:
+                yield session
         except SessionExpired as error:
             # A WebSocket does not distinguish between sessions that expired and those that never existed.
             raise SessionNotFound(error.message, param="session_id") from None

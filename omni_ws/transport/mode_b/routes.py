@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from omni_ws.audio.container import wav_header
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import AudioEncoding, AudioFormat, FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.core.request_input import InputState
@@ -38,7 +38,8 @@ from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object, to_thread_if_large
 from omni_ws.transport.http.request import error_object
-from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession, ResultForm
+from omni_ws.transport.mode_b.keeper import ModeBKeeper
+from omni_ws.transport.mode_b.session import ModeBSession, ResultForm
 from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.generation import slot_for_body
 from omni_ws.transport.routes.sole_request import SSE_HEADERS, EventBatch, charging, write_events
@@ -57,10 +58,11 @@ _RETRY_AFTER: Final = ("Retry-After", "1")
 class ModeBRoutes(FrontEnd):
     """The front end with the handlers of Mode B."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, registry: ModeBRegistry) -> None:
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, keeper: ModeBKeeper) -> None:
         self._sessions = sessions
         self._authenticator = authenticator
-        self._registry = registry
+        self._keeper = keeper
+        self._registry = keeper.registry
         self._config = sessions.config
 
     def register(self, router: Router) -> None:
@@ -75,10 +77,10 @@ class ModeBRoutes(FrontEnd):
         router.add("GET", f"{one}/result", self.result)
 
     def drain(self, time_left: float) -> None:
-        self._registry.drain(ShuttingDown("the server is shutting down"))
+        self._keeper.drain(ShuttingDown("the server is shutting down"))
 
     def end_all(self, error: OmniError) -> None:
-        self._registry.end_all(error)
+        self._keeper.end_all(error)
 
     async def wait_ended(self) -> None:
         await self._registry.wait_released()
@@ -95,16 +97,13 @@ class ModeBRoutes(FrontEnd):
                 fields, size = await read_json_object(exchange, self._config.http.max_body_bytes, may_be_empty=True)
             request, chunks = await to_thread_if_large(_weight(size, fields), partial(_read_create, fields))
             session = self._open(request, key, slot)
-        try:
-            await session.feed(chunks)
+        async with self._keeper.opened(session, key_name(key)):  # if this raises, the client does not learn the id
+            async with self._keeper.feeding(session, fields, size):
+                await session.feed(chunks)
             exchange.belongs_to(session.id)
             exchange.recording.opens_session(session.id)
             location = ("Location", f"{exchange.request.path}/{session.id}")
             await exchange.respond_json(201, self._status(session), [location])
-        except BaseException:
-            # The client does not learn the id.
-            self._registry.discard(session)
-            raise
 
     def _open(self, request: ChatRequest, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Open and register a session, which takes over ``slot``. Raises InvalidRequest for its parameters."""
@@ -119,36 +118,41 @@ class ModeBRoutes(FrontEnd):
 
     async def append(self, exchange: HttpExchange) -> None:
         """Feed chunks to a session, and wait while the engine is behind. Responds with 202 and its state."""
-        session = self._session(exchange)
-        self._limit_input(exchange, self._authenticate(exchange))
-        try:
-            with session.incoming():
-                fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
-                chunks: list[BodyChunk] = await to_thread_if_large(_weight(size, fields), partial(read_append, fields))
-                await session.feed(chunks)
-        except PayloadTooLarge as error:
-            session.fail(error)
-            raise
-        await exchange.respond_json(202, self._status(session))
+        async with self._session(exchange) as session:
+            self._limit_input(exchange, self._authenticate(exchange))
+            try:
+                with session.incoming():
+                    fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
+                    chunks: list[BodyChunk] = await to_thread_if_large(
+                        _weight(size, fields), partial(read_append, fields)
+                    )
+                    async with self._keeper.feeding(session, fields, size):
+                        await session.feed(chunks)
+            except PayloadTooLarge as error:
+                session.fail(error)
+                await self._keeper.settled(session)
+                raise
+            await exchange.respond_json(202, self._status(session))
 
     async def finish(self, exchange: HttpExchange) -> None:
         """End the input of a session. Idempotent. Responds with its state."""
-        session = self._session(exchange)
-        session.finish()
-        await session.wait_if_refused()
-        await exchange.respond_json(200, self._status(session))
+        async with self._session(exchange) as session:
+            async with self._keeper.feeding(session, None, 0):
+                session.finish()
+                await session.wait_if_refused()
+            await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:
         """Respond with the state of a session, without waiting."""
-        await exchange.respond_json(200, self._status(self._session(exchange)))
+        async with self._session(exchange) as session:
+            await exchange.respond_json(200, self._status(session))
 
     async def delete(self, exchange: HttpExchange) -> None:
         """Cancel a session, and respond with 204 once its engine has stopped."""
-        session = self._session(exchange)
-        session.cancel()
-        await session.wait_released()
-        await exchange.respond(204)
-        exchange.recording.ends_session()
+        async with self._session(exchange) as session:
+            await self._keeper.cancel(session)
+            await exchange.respond(204)
+            exchange.recording.ends_session()
 
     async def result(self, exchange: HttpExchange) -> None:
         """Respond with the result: as events, as they are produced, or as one object.
@@ -156,24 +160,28 @@ class ModeBRoutes(FrontEnd):
         For one object, wait for the end of the answer as long as ``?wait=`` says, and respond with 202 if it is not
         complete then.
         """
-        session = self._session(exchange)
-        wait = _wait(exchange)
-        with session.reading():
-            if _wants_events(exchange, session):
-                await write_result_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
-                exchange.recording.ends_session()
-                return
-            try:
-                async with asyncio.timeout(wait):
-                    await session.ended.wait()
-            except TimeoutError:
-                await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
-                return
-            if session.state is not InputState.FINISHED:
-                exchange.recording.ends_session()
-                raise session.failure()
-            await write_result(exchange, session, budget=self._sessions.budget)
+        async with self._session(exchange) as session:
+            wait = _wait(exchange)
+            with session.reading():
+                await self._write_result(exchange, session, wait)
+
+    async def _write_result(self, exchange: HttpExchange, session: ModeBSession, wait: float) -> None:
+        if _wants_events(exchange, session):
+            await write_result_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
             exchange.recording.ends_session()
+            return
+        try:
+            async with asyncio.timeout(wait):
+                await session.ended.wait()
+        except TimeoutError:
+            await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
+            return
+        await self._keeper.settled(session)
+        if session.state is not InputState.FINISHED:
+            exchange.recording.ends_session()
+            raise session.failure()
+        await write_result(exchange, session, budget=self._sessions.budget)
+        exchange.recording.ends_session()
 
     def _authenticate(self, exchange: HttpExchange) -> ApiKey | None:
         """Return the key of a request. Raises NotFound if streaming input is disabled, and Unauthenticated."""
@@ -184,12 +192,14 @@ class ModeBRoutes(FrontEnd):
         """Throttle the body to the key's rate, and charge it to the server's budget."""
         exchange.limit_input(self._sessions.admission.input_pace(key), Share(self._sessions.budget))
 
-    def _session(self, exchange: HttpExchange) -> ModeBSession:
-        """Return the session of the path, if it belongs to the key. Raises SessionNotFound and SessionExpired."""
+    @asynccontextmanager
+    async def _session(self, exchange: HttpExchange) -> AsyncIterator[ModeBSession]:
+        """Find the session of the path, if it belongs to the key. Raises what ``ModeBKeeper.using`` raises."""
         key = self._authenticate(exchange)
-        session = self._registry.get(exchange.path_parameters["id"], key)
-        exchange.belongs_to(session.id)
-        return session
+        client = exchange.request.client
+        async with self._keeper.using(exchange.path_parameters["id"], key, client=client) as session:
+            exchange.belongs_to(session.id)
+            yield session
 
     def _status(self, session: ModeBSession) -> dict[str, Any]:
         """Return the state of a session as clients see it; see protocol/README.md."""

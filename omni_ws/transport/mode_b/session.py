@@ -50,6 +50,8 @@ MAX_READERS: Final = 16
 #: How many chunks of a body are accepted before other tasks have a turn on the event loop.
 _CHUNKS_AT_A_TIME: Final = 16
 
+#: The states of a session that has not ended.
+LIVE: Final = (InputState.OPEN, InputState.STARTED)
 _TRANSITIONS: Final = {
     InputState.OPEN: frozenset(set(InputState) - {InputState.OPEN, InputState.FINISHED}),
     InputState.STARTED: frozenset(set(InputState) - {InputState.OPEN, InputState.STARTED}),
@@ -109,6 +111,9 @@ class ModeBSession(Attachment):
     the answer failed; ``fail``, ``cancel``, ``expire`` and ``evict`` clear it.
     """
 
+    #: Called when the work on the session is done, and everything is released.
+    when_done: Callable[[ModeBSession], None] | None = None
+
     def __init__(
         self,
         session_id: str,
@@ -161,6 +166,8 @@ class ModeBSession(Attachment):
         session.attach(self)
         self._task = asyncio.create_task(session.run(), name=f"session {self.id}")
         self._task.add_done_callback(partial(self._work_done, session))
+        if self.output:  # messages of a session that was restored
+            self.output_ready()
 
     # saved
 
@@ -200,9 +207,19 @@ class ModeBSession(Attachment):
     # status
 
     @property
+    def conversation(self) -> Conversation | None:
+        """What answers the request; None when the work is done."""
+        return None if self._session is None else self._session.conversation
+
+    @property
     def live(self) -> bool:
         """Whether the session has not ended."""
-        return self.state in (InputState.OPEN, InputState.STARTED)
+        return self.state in LIVE
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is done for the session: a body is received, or there is work that is not done."""
+        return (self._bodies > 0 or self.state is InputState.STARTED) if self.live else self._session is not None
 
     @property
     def expired(self) -> bool:
@@ -262,7 +279,8 @@ class ModeBSession(Attachment):
                 else:
                     self._progress.take_late(chunk.content)
             except OmniError as error:
-                if error.sequence_id in (None, _number(chunk)):
+                number = None if isinstance(chunk.content, InvalidRequest) else chunk.content.sequence_id
+                if error.sequence_id in (None, number):
                     error.about(param=chunk.name(error.param))
                 if isinstance(error, PayloadTooLarge | ReorderWindowExceeded):
                     self.fail(error)
@@ -425,6 +443,8 @@ class ModeBSession(Attachment):
         self._task = None  # the traceback of a cancelled task holds references
         self.output.finish()
         self._slot.close()
+        if self.when_done is not None:
+            self.when_done(self)
 
     # Attachment
 
@@ -432,7 +452,7 @@ class ModeBSession(Attachment):
         """Store the messages of the conversation in the output log."""
         assert self._session is not None
         conversation = self._session.conversation
-        while self.output:
+        while self.output.ready:
             try:
                 message = self.output.take()
             except OmniError as error:
@@ -474,10 +494,6 @@ class ModeBSession(Attachment):
             self.fail(error)
 
 
-def _number(chunk: BodyChunk) -> int | None:
-    return None if isinstance(chunk.content, InvalidRequest) else chunk.content.sequence_id
-
-
 # The registry.
 
 #: How many ended sessions are known; beyond that, those that ended first are forgotten.
@@ -507,9 +523,9 @@ class ModeBRegistry:
     """
 
     def __init__(self, sessions: SessionFactory, *, survive: bool = False) -> None:
-        """``survive``: sessions keep what is needed to save them at any time."""
+        """``survive``: sessions keep what is needed to save them at any time, as with a store."""
         config = sessions.config
-        self._survive = survive
+        self._survive = survive or sessions.store is not None
         self._sessions = sessions
         self.timeout: float = config.streaming_input.session_timeout_sec
         #: The byte budget of the server.
@@ -577,10 +593,16 @@ class ModeBRegistry:
 
         Raises SessionNotFound and EngineOverloaded as ``Sessions.restore`` does, and what ``Admission.take`` raises.
         """
+        with refused_as_not_found():
+            saved = msgspec.msgpack.decode(data, type=SavedModeB)
+        return self.restored(saved, key, client=client)
+
+    def restored(self, saved: SavedModeB, key: ApiKey | None, *, client: str = "") -> ModeBSession:
+        """Do what ``restore`` does, with the value."""
         slot = ExitStack()
         try:
             with refused_as_not_found():
-                session = self._restored(msgspec.msgpack.decode(data, type=SavedModeB), key, client, slot)
+                session = self._restored(saved, key, client, slot)
         except BaseException:
             slot.close()
             raise
@@ -592,7 +614,7 @@ class ModeBRegistry:
         return session
 
     def _restored(self, saved: SavedModeB, key: ApiKey | None, client: str, slot: ExitStack) -> ModeBSession:
-        live = saved.state in (InputState.OPEN, InputState.STARTED)
+        live = saved.state in LIVE
         if saved.key_name != key_name(key) or saved.session_id in self._by_id or live is (saved.session is None):
             raise KeyError(saved.session_id)
         if live:
@@ -626,8 +648,9 @@ class ModeBRegistry:
         return session
 
     def discard(self, session: ModeBSession) -> None:
-        """End and forget a session whose client does not know its id."""
-        session.cancel()
+        """End and forget a session: its client does not know its id, or another server goes on with it."""
+        if session.live:
+            session.cancel()
         self._forget(session)
 
     def drain(self, error: OmniError) -> None:

@@ -254,7 +254,10 @@ class StreamingInput(SessionFrontEnd):
         check_enabled(self._sessions.config.streaming_input)
         request = exchange.request
         key = self._authenticator.authenticate(request)
-        await self._live.delete(exchange.path_parameters["id"], request.query.get("resume_token"), key)
+        session_id = exchange.path_parameters["id"]
+        if "sess_" not in session_id:  # as the Live API names it
+            session_id = session_id.replace("live_", "sess_", 1)
+        await self._live.delete(session_id, request.query.get("resume_token"), key)
         await exchange.respond(204)
 
     @property

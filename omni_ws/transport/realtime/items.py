@@ -253,6 +253,22 @@ class ConversationItems:
             },
         )
 
+    def in_order(self) -> Iterable[Item]:
+        """Return all items, in order."""
+        return self._items.values()
+
+    def go_on(self, items: Iterable[Item]) -> None:
+        """Begin with the items of an earlier session, also in the history. Raises EngineOverloaded."""
+        for item in items:
+            if item.status == "in_progress":
+                item.status = "incomplete"
+            item.request_id = None
+            self._items[item.item_id] = item
+            self._charge(item)
+            self._ledger.place(messages_of([item]), item_id=item.item_id)
+        self._ledger.weigh()
+        self._find_pending()
+
     def restore(self, saved: SavedItems, items: Sequence[Item]) -> None:
         """Restore the state. ``items`` has the items by their numbers. Raises IndexError and EngineOverloaded."""
         for item in map(items.__getitem__, saved.order):
@@ -315,6 +331,10 @@ def messages_of(items: Iterable[Item]) -> Iterator[Message]:
                 yield Message("assistant", "", tool_calls=(ToolCall(item.call_id, item.name, item.text),))
             case "function_call_output":
                 yield Message("tool", item.text, tool_call_id=item.call_id)
+            case "mcp_call" if item.request_id is None and not item.chunks and "output" in item.extra:  # of before
+                call = ToolCall(item.item_id, item.extra.get("name", ""), item.extra.get("arguments", ""))
+                yield Message("assistant", "", tool_calls=(call,))
+                yield Message("tool", str(item.extra["output"] or item.extra.get("error") or ""), tool_call_id=call.id)
             case "mcp_call" | "mcp_approval_response":  # the answer that made the call has it in the history
                 for chunk in item.chunks:
                     yield Message("tool", chunk.payload.decode(), tool_call_id=item.call_id)
@@ -401,6 +421,21 @@ class Turn:
 def _words(text: str) -> list[str]:
     """Return the words of a text, each with the white space before it."""
     return _WORD.findall(text)
+
+
+def transcription_event(turn: Turn, kind: str, **fields: Any) -> Event:
+    """Return an event about the transcript of a turn."""
+    return {
+        "type": f"conversation.item.input_audio_transcription.{kind}",
+        "item_id": turn.item.item_id,
+        "content_index": 0,
+        **fields,
+    }
+
+
+def empty_buffer() -> RealtimeRefusal:
+    """Return the refusal to commit nothing."""
+    return RealtimeRefusal("input_audio_buffer_commit_empty", "there is no audio to commit")
 
 
 class SavedTurn(Struct, kw_only=True):

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 
 from omni_ws.core.chunks import (
     SAMPLE_BYTES,
@@ -52,6 +52,7 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.realtime.delegation import ResponsesDelegations
 from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.kept import KeptLive, as_text
 from omni_ws.transport.realtime.live_delegations import (
     DELEGATE,
     DELEGATE_RULE,
@@ -72,6 +73,7 @@ from omni_ws.wire.live_session import (
     invalid_audio,
     live_config,
     read_audio,
+    read_fork,
     read_start,
     read_update,
     session_resource,
@@ -125,9 +127,10 @@ class LiveDialect:
         *,
         max_sec: float | None = None,
         media: AudioFormat | None = None,
+        forked: KeptLive | None = None,
     ) -> None:
         """``max_sec``: how long the session may last from now on, besides the operator's limit. ``media``: the format
-        of the tracks that carry the audio, if events do not."""
+        of the tracks that carry the audio, if events do not. ``forked``: the session with which it begins."""
         self.session_id = live_id(session.session_id)
         self.conversation = session.conversation
         self.factory = factory
@@ -138,7 +141,13 @@ class LiveDialect:
         #: Whether the client takes no output, and whether its input is read. Set by what carries the events.
         self.blocked: Callable[[], bool] = lambda: False
         self.listening: Callable[[], bool] = lambda: True
+        #: Begins to keep the session in the store, as its client wants; returns a token to tell, or nothing.
+        self.keep: Callable[[], str] = lambda: ""
+        #: That token.
+        self.token = ""
         self.player: LivePlayer
+        self._forked = forked
+        self._kept: KeptLive | None = None
         self._session = session
         self._media = media
         self._audio = media or AudioFormat()
@@ -202,6 +211,18 @@ class LiveDialect:
     def saved(self) -> None:
         """Return nothing: a Live session cannot be continued in another server."""
 
+    def kept(self) -> KeptLive:
+        """Return what a fork of the session begins with. It must have started."""
+        self.remember()
+        assert self._kept is not None
+        return self._kept
+
+    def remember(self) -> None:
+        """Note what was said so far, which is forgotten as the session ends."""
+        if self.start_fields is not None and self.start_fields.store and self._session.is_open:
+            messages = [*map(as_text, self.conversation.ledger.history.messages())]
+            self._kept = KeptLive(start=structs.replace(self.start_fields, input=None), messages=messages)
+
     def close(self) -> None:
         """Stop the clock, and release all bytes that are charged to the session."""
         if self._clock is not None:
@@ -248,7 +269,8 @@ class LiveDialect:
 
     def start(self, fields: Mapping[str, Any], event_id: str | None = None) -> None:
         """Start the session with the object ``session``. Raises an InvalidRequest, and nothing is started then."""
-        start = read_start(fields, media=self._media is not None)
+        media, forked = self._media is not None, self._forked
+        start = read_start(fields, media=media) if forked is None else read_fork(fields, forked.start, media=media)
         conversation = self.conversation
         self._check_llm()
         self._check_store(start)
@@ -260,8 +282,8 @@ class LiveDialect:
         config = live_config(start, turn_detection=kind, tools=(DELEGATE_TOOL,) if delegates else ())
         config["instructions"] = self._instructions(start, delegates=delegates)
         if self._media is not None:
-            media = {"format": self._media.encoding.value, "sample_rate": self._media.sample_rate}
-            config |= {"input_audio": media, "output_audio": media}
+            audio = {"format": self._media.encoding.value, "sample_rate": self._media.sample_rate}
+            config |= {"input_audio": audio, "output_audio": audio}
         delegations = self._delegations_of(start)
         self._share.resize(beyond_ordinary(memory_of(start)))
         try:
@@ -272,9 +294,9 @@ class LiveDialect:
         if delegates:
             conversation.answer_with(replace(conversation.options, tool_rule=DELEGATE_RULE))
         conversation.ledger.play_at_once()
-        conversation.ledger.place(start.messages())
+        conversation.ledger.place(start.messages() if forked is None else forked.messages)
         self.start_fields, self._delegations = start, delegations
-        if start.store and self._session.recording is not None:
+        if start.store and self._session.recording is not None and self._session.recording.has_sound:
             self._session.recording.store()
         self._audio = self._media or audio_of(start.format)
         self._fixture = LiveFixture(self, self._audio)
@@ -283,13 +305,15 @@ class LiveDialect:
         self._expires_at = int(time.time() + self._ends_at - self._origin)
         silence = self.factory.config.live.silence
         self.player = LivePlayer(self._audio, self._play, self._passed, silence=silence)
-        self.send([_answering(event, event_id) for event in self.greeting()])
+        self.token = self.keep() if start.store else ""
+        told = {"resume_token": self.token} if self.token else {}
+        self.send([{**_answering(event, event_id), **told} for event in self.greeting()])
         self._clock = self._loop.call_at(self._origin + FRAME_MS / 1000, self._tick)
 
     def _check_store(self, start: MediaStart) -> None:
-        """Raise UnsupportedParameter if the session is to be stored and its sound is not recorded."""
+        """Raise UnsupportedParameter if the session is to be stored, and neither its sound nor its words can be."""
         recording = self._session.recording
-        if start.store and (recording is None or not recording.has_sound):
+        if start.store and self.factory.store is None and (recording is None or not recording.has_sound):
             why = "this session is not recorded" if self.factory.config.record else "nothing is recorded (--record)"
             raise UnsupportedParameter(
                 f"sessions are not stored here: {why}; store must be false", param="session.store"
@@ -323,6 +347,7 @@ class LiveDialect:
             closed = {"type": "session.closed", "reason": reason, "session": self.resource(), "usage": self.usage}
             self.send([_answering(closed, event_id)])
         self.closed = True
+        self.remember()
         self._session.end(None)
 
     # events of the client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -12,19 +13,22 @@ from omni_ws.errors import ORDERLY_ENDS, InvalidFrame, InvalidRequest, OmniError
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
+from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.items import Event
-from omni_ws.transport.realtime.live import LiveDialect
+from omni_ws.transport.realtime.kept import LIVE_KIND, TOKEN, begin_record, check_kept, new_token, read_live
+from omni_ws.transport.realtime.live import LiveDialect, session_of
 from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.transport.realtime.sideband import Sideband
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.realtime_events import encode_event
 
 LIVE_PATH: Final = "/v1/live/sessions"
+FORK_PATH: Final = f"{LIVE_PATH}/{{session_id}}/fork"
 #: Label of the sessions in metrics, logs and recordings.
 LIVE_ORIGIN: Final = "live"
 
@@ -46,6 +50,8 @@ class Live(SessionFrontEnd):
         if self._sessions.config.streaming_input.enabled:
             router.add("GET", LIVE_PATH, needs_upgrade)
             router.add_websocket(LIVE_PATH, self.upgrade)
+            router.add("GET", FORK_PATH, needs_upgrade)
+            router.add_websocket(FORK_PATH, self.fork)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises Unauthenticated; an event reports all other errors. The query is ignored."""
@@ -53,16 +59,47 @@ class Live(SessionFrontEnd):
         serve = partial(self._serve, key, request.client)
         return accepted(request, self._sessions, key, serve=serve, route=LIVE_PATH, subprotocol=None)
 
-    async def _serve(self, key: ApiKey | None, address: str, connection: StreamConnection) -> None:
-        await serve_session(connection, address, partial(self._begin, key, address, connection))
+    def fork(self, request: HttpRequest) -> UpgradeDecision:
+        """Accept the handshake of a session that begins with a stored one, as ``upgrade`` does.
 
-    async def _begin(self, key: ApiKey | None, address: str, connection: StreamConnection) -> LiveConnection:
-        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
+        Raises UnsupportedParameter without a store.
+        """
+        key = self._authenticator.authenticate(request)
+        check_kept(self._sessions.store, "fork")
+        wanted = (session_of(request.segments[-2]), None if key is not None else request.query.get(TOKEN) or "")
+        serve = partial(self._serve, key, request.client, wanted=wanted)
+        return accepted(request, self._sessions, key, serve=serve, route=FORK_PATH, subprotocol=None)
+
+    async def _serve(
+        self,
+        key: ApiKey | None,
+        address: str,
+        connection: StreamConnection,
+        *,
+        wanted: tuple[str, str | None] | None = None,
+    ) -> None:
+        await serve_session(connection, address, partial(self._begin, key, address, connection, wanted))
+
+    async def _begin(
+        self,
+        key: ApiKey | None,
+        address: str,
+        connection: StreamConnection,
+        wanted: tuple[str, str | None] | None = None,
+    ) -> LiveConnection:
+        """Open a session, and attach it to ``connection``.
+
+        ``wanted`` is the id of the session with which it begins, and the token of its client. Raises what
+        ``Sessions.admit`` and ``read_live`` raise.
+        """
+        forked = None if wanted is None else await read_live(self._sessions.store, wanted[0], key, wanted[1])
         session = await self._live.admit(key, client=address)
         begin_recording(self._recorder, session, LIVE_ORIGIN, key)
-        dialect = LiveDialect(session, self._sessions, max_sec=None if key is None else key.max_session_sec)
+        most = None if key is None else key.max_session_sec
+        dialect = LiveDialect(session, self._sessions, max_sec=most, forked=forked)
         link = recorded(connection, session.recording)
         attachment = LiveConnection(link, session, dialect, keep_alive=self._keep_alive)
+        attachment.keep_in(self._sessions.store, key)
         session.attach(attachment)
         return attachment
 
@@ -70,7 +107,8 @@ class Live(SessionFrontEnd):
 class LiveConnection(RealtimeConnection):
     """The connection of a Live session. It ends with ``session.closed``, and then the code 1000.
 
-    A session cannot be resumed, nor moved to another server: as this one ends, the session has expired.
+    A session cannot be resumed, nor moved to another server: as this one ends, the session has expired. One with
+    ``store: true`` is kept in the store, and others can begin with it.
     """
 
     def __init__(
@@ -80,6 +118,26 @@ class LiveConnection(RealtimeConnection):
         self._live = dialect
         dialect.blocked = lambda: connection.paused
         dialect.listening = lambda: connection.is_reading
+
+    def keep_in(self, store: SessionStore | None, key: ApiKey | None) -> None:
+        """Keep the session in the store, if there is one, once it has started and if its client wants that."""
+        if store is not None:
+            self._live.keep = partial(self._begin_record, store, key)
+
+    def _begin_record(self, store: SessionStore, key: ApiKey | None) -> str:
+        token = new_token() if key is None else ""
+        self.keep(begin_record(store, self._session, LIVE_KIND, key, self._live.kept, token), {})
+        self._send_settled(())
+        return token
+
+    def connection_closing(self) -> None:
+        self._live.remember()
+        super().connection_closing()
+
+    def _send_settled(self, events: Iterable[Event]) -> None:
+        self._send(events)  # what was said is heard later anyway, and sound waits for nothing
+        if self._kept is not None:
+            self._kept.write()
 
     def receive_message(
         self, data: bytes | bytearray | memoryview, *, is_text: bool, sideband: Sideband | None = None

@@ -47,9 +47,12 @@ from omni_ws.transport.realtime.items import (
     Turn,
     as_input,
     as_new,
+    empty_buffer,
     messages_of,
     spoken_item,
+    transcription_event,
 )
+from omni_ws.transport.realtime.kept import KeptRealtime
 from omni_ws.transport.realtime.mcp_items import McpItems
 from omni_ws.transport.realtime.saved import SavedRealtime
 from omni_ws.transport.realtime.url_images import UrlImages
@@ -111,12 +114,13 @@ class RealtimeDialect:
         *,
         media: Mapping[str, Any] | None = None,
         saved: SavedRealtime | None = None,
+        kept: KeptRealtime | None = None,
     ) -> None:
         """Create the dialect of a new session, or of a restored one from its state ``saved``.
 
         ``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
-        decides, whatever the client sets. Raises IndexError, KeyError or EngineOverloaded if ``saved`` cannot be
-        restored here.
+        decides, whatever the client sets. ``kept`` is the conversation to go on with. Raises IndexError, KeyError or
+        EngineOverloaded if ``saved`` cannot be restored here.
         """
         conversation = session.conversation
         limit = factory.config.streaming_input.max_payload_per_session
@@ -156,6 +160,9 @@ class RealtimeDialect:
         self._goes_on = saved is not None
         try:
             self._start(saved)
+            if kept is not None:
+                self._conversation_id = kept.conversation_id
+                self._items.go_on(kept.items)
         except BaseException:
             self.close()
             raise
@@ -293,6 +300,12 @@ class RealtimeDialect:
             share.resize(0)
 
     # saved
+
+    def kept(self) -> KeptRealtime:
+        """Return what another session needs to go on with the conversation."""
+        return KeptRealtime(
+            conversation_id=self._conversation_id, session=self._session, items=[*self._items.in_order()]
+        )
 
     def saved(self) -> SavedRealtime:
         """Return the state of the dialect."""
@@ -452,7 +465,7 @@ class RealtimeDialect:
             if turn is None or turn.committed or turn.cleared:
                 if just_committed and self._session.transcribes_only:
                     return  # a client that detects turns itself, and was slower: its audio is committed
-                raise _empty_buffer()
+                raise empty_buffer()
             turn.end(turn.end_ms or turn.start_ms)
             self._conversation.finish()
             self._send(self._commit(turn))
@@ -461,7 +474,7 @@ class RealtimeDialect:
             self._commit_dictation()
             return
         if not self._audio:
-            raise _empty_buffer()
+            raise empty_buffer()
         audio = InputChunk(Modality.AUDIO, bytes(self._audio))
         turn = Turn(spoken_item(audio), self._session.answers_turns, end_ms=self._duration_ms(len(audio.payload)))
         self._drop_audio()
@@ -470,7 +483,7 @@ class RealtimeDialect:
     def _commit_dictation(self) -> None:
         dictation, turn = self._dictation, self._dictation.turn
         if turn is None:
-            raise _empty_buffer()
+            raise empty_buffer()
         turn.end(self._duration_ms(dictation.size))
         self._send(self._commit(turn))
         ended, error = dictation.ended, dictation.error
@@ -596,7 +609,7 @@ class RealtimeDialect:
         else:
             text = turn.hear(chunk.text, language=heard_language(chunk.hearing))
         if self._session.wants_transcripts and text and not turn.cleared:
-            yield _transcription(turn, "delta", delta=text)
+            yield transcription_event(turn, "delta", delta=text)
 
     def _transcribed(self, turn: Turn, error: OmniError | None = None, *, failed: bool = False) -> Iterator[Event]:
         """End the transcript of a turn: it is complete, or ``error`` ended the request, or recognition ``failed``."""
@@ -610,13 +623,13 @@ class RealtimeDialect:
         if error is not None and not turn.transcript:
             fields = error_fields(error)
             shown = {name: fields[name] for name in ("type", "code", "message", "param")}
-            yield _transcription(turn, "failed", error=shown)
+            yield transcription_event(turn, "failed", error=shown)
         else:
             seconds = max(0, turn.end_ms - turn.start_ms) / 1000
             usage = {"type": "duration", "seconds": seconds}
             code = turn.language
             told: dict[str, Any] = {} if code is None else {"language": code, "languages": [{"code": code}]}
-            yield _transcription(turn, "completed", transcript=turn.text, usage=usage, **told)
+            yield transcription_event(turn, "completed", transcript=turn.text, usage=usage, **told)
 
     # items
 
@@ -877,16 +890,3 @@ class RealtimeDialect:
         if turn is not None and not turn.answered:
             self._respond_deferred()
         self._mcp.flush()
-
-
-def _transcription(turn: Turn, kind: str, **fields: Any) -> Event:
-    return {
-        "type": f"conversation.item.input_audio_transcription.{kind}",
-        "item_id": turn.item.item_id,
-        "content_index": 0,
-        **fields,
-    }
-
-
-def _empty_buffer() -> RealtimeRefusal:
-    return RealtimeRefusal("input_audio_buffer_commit_empty", "there is no audio to commit")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from msgspec import msgpack, structs
+from msgspec import msgpack, structs, to_builtins
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.chunks import AnyOutput
+from omni_ws.core.chunks import AnyOutput, FinalChunk
 from omni_ws.errors import (
     InvalidRequest,
     OmniError,
@@ -36,6 +36,16 @@ from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.telling import record_message
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
+from omni_ws.transport.realtime.kept import (
+    REALTIME_KIND,
+    SESSION,
+    TOKEN,
+    ConversationRecord,
+    KeptConversation,
+    begin_record,
+    new_token,
+    take_realtime,
+)
 from omni_ws.transport.realtime.live import LiveDialect
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.saved import SavedRealtime
@@ -45,7 +55,7 @@ from omni_ws.transport.realtime.vllm_dialect import SavedVllm, VllmDialect, begi
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.realtime_events import check_event, decode_event, encode_event, error_event
-from omni_ws.wire.realtime_session import SessionFields
+from omni_ws.wire.realtime_session import SessionFields, merged_session
 
 REALTIME_PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"
@@ -62,6 +72,13 @@ class RealtimeCaller:
     key: ApiKey | None
     address: str
     bound: SessionFields = field(default_factory=SessionFields)
+    #: Whether it has a client secret in place of the key.
+    by_secret: bool = False
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether its key does not show that it may have a session: it has none, or is a page with a secret."""
+        return self.key is None or self.by_secret
 
 
 def identify(request: HttpRequest, authenticator: Authenticator, secrets: ClientSecrets) -> RealtimeCaller:
@@ -71,7 +88,7 @@ def identify(request: HttpRequest, authenticator: Authenticator, secrets: Client
         raise Unauthenticated("this client secret is for another kind of session")
     if secret is None:
         return RealtimeCaller(authenticator.authenticate(request), request.client)
-    return RealtimeCaller(secret.key, request.client, secret.settings())
+    return RealtimeCaller(secret.key, request.client, secret.settings(), by_secret=True)
 
 
 def accepted(
@@ -152,24 +169,57 @@ class Realtime(SessionFrontEnd):
         if request.query.get("intent") == "transcription":
             client = replace(client, bound=structs.replace(client.bound, type="transcription"))
         self._sessions.any_model.check(request.query.get("model"))
-        return accepted(request, self._sessions, client.key, serve=partial(self._serve, client), route=REALTIME_PATH)
+        wanted = (request.query.get(SESSION), request.query.get(TOKEN) or "")
+        serve = partial(self._serve, client, wanted)
+        return accepted(request, self._sessions, client.key, serve=serve, route=REALTIME_PATH)
 
-    async def _serve(self, client: RealtimeCaller, connection: StreamConnection) -> None:
-        await serve_session(connection, client.address, partial(self._begin, client, connection))
+    async def _serve(
+        self, client: RealtimeCaller, wanted: tuple[str | None, str], connection: StreamConnection
+    ) -> None:
+        await serve_session(connection, client.address, partial(self._begin, client, wanted, connection))
 
-    async def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
-        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
-        session = await self._live.admit(client.key, client=client.address)
-        begin_recording(self._recorder, session, REALTIME_ORIGIN, client.key)
+    async def _begin(
+        self, client: RealtimeCaller, wanted: tuple[str | None, str], connection: StreamConnection
+    ) -> RealtimeConnection:
+        """Open a session, and attach it to ``connection``.
+
+        ``wanted`` is the id of the session with whose conversation it goes on, None for a new one, and the client's
+        token. Raises what ``Sessions.admit`` and ``take_realtime`` raise.
+        """
+        store, (session_id, token) = self._sessions.store, wanted
+        kept: KeptConversation | None = None
+        if session_id is not None:
+            kept = await take_realtime(store, session_id, client.key, token if client.needs_token else None)
         try:
-            dialect = RealtimeDialect(session, self._sessions, client.bound)
-        except OmniError:
-            session.end(None)
+            session = await self._live.admit(client.key, client=client.address, session_id=session_id)
+            begin_recording(self._recorder, session, REALTIME_ORIGIN, client.key)
+            try:
+                dialect = self._dialect(session, client.bound, kept)
+            except OmniError:
+                session.end(None)
+                raise
+        except BaseException:
+            if kept is not None and store is not None:
+                store.release(kept.lease, delete=False)
             raise
         connection = recorded(connection, session.recording)
         attachment = RealtimeConnection(connection, session, dialect, keep_alive=self._keep_alive)
+        if store is not None:
+            if kept is None:
+                token = new_token() if client.needs_token else ""
+                record = begin_record(store, session, REALTIME_KIND, client.key, dialect.kept, token)
+                attachment.keep(record, {"resume_token": token} if token else {})
+            else:
+                record = ConversationRecord(store, kept.lease, session, dialect.kept, tokens=kept.tokens)
+                attachment.keep(record, {"item_ids": [item.item_id for item in kept.content.items]})
         session.attach(attachment)
         return attachment
+
+    def _dialect(self, session: Session, bound: SessionFields, kept: KeptConversation | None) -> RealtimeDialect:
+        if kept is None:
+            return RealtimeDialect(session, self._sessions, bound)
+        fields = merged_session(kept.content.session, to_builtins(bound))
+        return RealtimeDialect(session, self._sessions, fields, kept=kept.content)
 
 
 # A session.
@@ -217,8 +267,14 @@ def restored_dialect(session: Session, factory: SessionFactory) -> RealtimeDiale
 class RealtimeConnection(SoleConnection):
     """The connection of a Realtime session: receives and sends events; a FrameReceiver and an Attachment.
 
-    A session of the Realtime API cannot be resumed: it ends with its connection.
+    A session of the Realtime API cannot be resumed: it ends with its connection. If it is kept in the store, another
+    session can go on with its conversation.
     """
+
+    #: Its record in the store; None if it is not kept.
+    _kept: ConversationRecord | None = None
+    #: Events that wait until the record is settled; None if nothing waits.
+    _held: list[Event] | None = None
 
     def __init__(
         self,
@@ -239,10 +295,16 @@ class RealtimeConnection(SoleConnection):
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
 
+    def keep(self, record: ConversationRecord, told: Mapping[str, Any]) -> None:
+        """Keep the session in the store from now on. ``told`` are fields of its first event."""
+        self._kept = record
+        if self._created:
+            self._created[0] |= told
+
     async def run(self) -> None:
         """Serve the session to its end, and close the connection. ``session.attach`` must have been called."""
         try:
-            self._send(self._created)
+            self._send_settled(self._created)
             self._connection.attach(self, self._conversation.account)
             self._watch_peer()
             error = await self._over
@@ -254,8 +316,14 @@ class RealtimeConnection(SoleConnection):
             await self._connection.close_in_time(code, reason)
         finally:
             self._ignore_peer()
+            if self._kept is not None:
+                self._kept.end()
             self._dialect.close()
             self._session.detach(self)
+
+    def replaced(self) -> None:
+        self._held = None
+        self.session_over(None)  # another server has the session, or it was deleted
 
     def _close_code(self, error: OmniError) -> int:
         return close_code(error)
@@ -305,6 +373,9 @@ class RealtimeConnection(SoleConnection):
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
+                    if self._kept is not None:
+                        self._kept.drop()
+                        self._kept = None
                     self._dialect.close()
                     self._dialect = VllmDialect(self._conversation)
                     self._dialect.connect(self._send, self._output_cleared)
@@ -340,12 +411,13 @@ class RealtimeConnection(SoleConnection):
         self._flush_scheduled = False
         try:
             for _ in range(WRITE_BATCH_MESSAGES):
-                if not self._connection.is_open or self._connection.paused:
+                if not self._connection.is_open or self._connection.paused or self._held is not None:
                     break
                 if (message := self._outbox.take()) is None:
                     break
                 record_message(self._session.recording, message)
-                self._send(self._render(message))
+                send = self._send if self._kept is None or type(message) is not FinalChunk else self._send_settled
+                send(self._render(message))
                 if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))
         except OmniError as error:
@@ -353,6 +425,8 @@ class RealtimeConnection(SoleConnection):
             return
         except Exception as error:
             self._loop.call_soon(self._session.end, unexpected(error, where="the output of a Realtime session"))
+            return
+        if self._held is not None:
             return
         if not self._outbox:
             self._emptied.set()
@@ -369,9 +443,27 @@ class RealtimeConnection(SoleConnection):
 
     def _send(self, events: Iterable[Event]) -> None:
         """Write events without waiting. When the connection is gone, they are rendered and dropped."""
+        if self._held is not None:
+            self._held += events
+            return
         for event in events:
             if self._connection.is_open:
                 self._write(event)
+
+    def _send_settled(self, events: Iterable[Event]) -> None:
+        """Write events, and all that follows them, once the store has the session as it is behind them."""
+        if self._kept is None:
+            self._send(events)
+            return
+        held = self._held = [*(self._held or ()), *events]
+        self._kept.write()
+        self._kept.when_settled(partial(self._release, held))
+
+    def _release(self, held: list[Event]) -> None:
+        if self._held is held:
+            self._held = None
+            self._send(held)
+            self.output_ready()
 
     def _write(self, event: Event) -> None:
         write_event(self._connection, event)

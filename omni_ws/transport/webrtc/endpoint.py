@@ -34,8 +34,9 @@ from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
-from omni_ws.transport.realtime.live import LiveDialect, live_id
-from omni_ws.transport.realtime.live_endpoint import LIVE_PATH
+from omni_ws.transport.realtime.kept import TOKEN, KeptLive, check_kept, read_live
+from omni_ws.transport.realtime.live import LiveDialect, live_id, session_of
+from omni_ws.transport.realtime.live_endpoint import FORK_PATH, LIVE_PATH
 from omni_ws.transport.realtime.realtime import RealtimeDialect
 from omni_ws.transport.realtime.session import CALL_ID, REALTIME_PATH, accepted, identify
 from omni_ws.transport.realtime.sideband import Sideband
@@ -111,10 +112,9 @@ class WebrtcCalls(SessionFrontEnd):
         router.add("POST", f"{one}/hangup", self.hang_up_live)
         router.add("GET", f"{one}/attach", needs_upgrade)
         router.add_websocket(f"{one}/attach", self.attach)
-        for step in ("accept", "reject", "refer", "fork"):
+        router.add("POST", FORK_PATH, self.fork_live)
+        for step in ("accept", "reject", "refer"):
             router.add("POST", f"{one}/{step}", self.refuse)
-        router.add("GET", f"{one}/fork", needs_upgrade)
-        router.add_websocket(f"{one}/fork", self.refuse_fork)
 
     def connect_gauges(self, metrics: Metrics) -> None:
         metrics.webrtc_calls.set_function(lambda: len(self._calls))
@@ -165,19 +165,37 @@ class WebrtcCalls(SessionFrontEnd):
         """Answer the offer of a Live session. Raises what ``create`` raises. Client secrets do not open any."""
         key = self._authenticator.authenticate(exchange.request)
         self._check_served()
+        await self._create_live(exchange, key, None)
+
+    async def fork_live(self, exchange: HttpExchange) -> None:
+        """Answer the offer of a Live session that begins with a stored one. Raises what ``read_live`` raises, too."""
+        request = exchange.request
+        key = self._authenticator.authenticate(request)
+        store = check_kept(self._sessions.store, "fork")
+        self._check_served()
+        session_id = session_of(exchange.path_parameters["session_id"])
+        token = None if key is not None else request.query.get(TOKEN) or ""
+        await self._create_live(exchange, key, await read_live(store, session_id, key, token))
+
+    async def _create_live(self, exchange: HttpExchange, key: ApiKey | None, forked: KeptLive | None) -> None:
         body, _ = await read_json_object(exchange, MAX_BODY_BYTES)
         transport = object_field(body, "transport")
         if transport.get("type") != "webrtc":
             raise UnsupportedParameter("the only transport here is webrtc", param="transport.type")
         offer = read(transport.get("sdp"), str, "transport.sdp")
-        given = object_field(body, "session")
+        given = object_field(body, "session") if forked is None or body.get("session") is not None else {}
+
+        dialect: LiveDialect | None = None
 
         def make(session: Session, channel: CallChannel) -> Call:
+            nonlocal dialect
             from omni_ws.transport.webrtc.live_call import LiveCall
 
             most = None if key is None else key.max_session_sec
-            dialect = LiveDialect(session, self._sessions, max_sec=most, media=AudioFormat(sample_rate=24_000))
+            media = AudioFormat(sample_rate=24_000)
+            dialect = LiveDialect(session, self._sessions, max_sec=most, media=media, forked=forked)
             call = LiveCall(channel, session, dialect, self._sessions.metrics)
+            call.keep_in(self._sessions.store, key)
             try:
                 call.start(given)
             except BaseException:
@@ -190,7 +208,8 @@ class WebrtcCalls(SessionFrontEnd):
         except RealtimeRefusal as error:  # whose code is of this API alone
             await exchange.respond_json(400, {"error": error_fields(error)})
             return
-        shown = {"session": {"id": call_id}, "transport": {"type": "webrtc", "sdp": answer}}
+        token = {"resume_token": dialect.token} if dialect is not None and dialect.token else {}
+        shown = {"session": {"id": call_id, **token}, "transport": {"type": "webrtc", "sdp": answer}}
         await exchange.respond_json(201, shown, [("Location", f"{LIVE_PATH}/{call_id}")])
 
     async def hang_up_live(self, exchange: HttpExchange) -> None:
@@ -205,14 +224,10 @@ class WebrtcCalls(SessionFrontEnd):
         return self._accept(request, key, running, route=f"{LIVE_PATH}/{{session_id}}/attach")
 
     async def refuse(self, exchange: HttpExchange) -> None:
-        """Raise Unauthenticated, or UnsupportedParameter: a step of telephone calls, or ``fork``."""
+        """Raise Unauthenticated, or UnsupportedParameter: a step of telephone calls."""
         self._authenticator.authenticate(exchange.request)
-        raise _not_offered(exchange.request)
-
-    def refuse_fork(self, request: HttpRequest) -> UpgradeDecision:
-        """Raise Unauthenticated, or UnsupportedParameter."""
-        self._authenticator.authenticate(request)
-        raise _not_offered(request)
+        step = exchange.request.segments[-1]
+        raise UnsupportedParameter(f"{step} is not offered here: there are no telephone calls (SIP)", param=step)
 
     # all calls
 
@@ -297,12 +312,6 @@ class WebrtcCalls(SessionFrontEnd):
         await super().wait_closed()
         if self._calls:
             await asyncio.wait([running.task for running in self._calls.values()])
-
-
-def _not_offered(request: HttpRequest) -> UnsupportedParameter:
-    step = request.segments[-1]
-    why = "sessions are not continued" if step == "fork" else "there are no telephone calls (SIP)"
-    return UnsupportedParameter(f"{step} is not offered here: {why}", param=step)
 
 
 async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:

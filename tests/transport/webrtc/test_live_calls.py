@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -419,6 +420,38 @@ async def test_what_telephones_and_stored_sessions_would_need() -> None:
             assert refusal.value.response.status_code == status
         for step in ("attach", "fork"):
             assert (await client.get(f"{path}/{step}")).status_code == 426
+
+
+async def test_a_stored_call_is_forked(tmp_path: Path) -> None:
+    kept = {"store": f"sqlite:{tmp_path / 'kept' / 'sessions.db'}"}
+    async with live_server(Talker(), sessions=kept) as server, http(server) as client:
+        first, second = LiveCaller(), LiveCaller()
+        try:
+            stored = {**SESSION, "store": True, "instructions": "Be brief."}
+            body = {"session": stored, "transport": {"type": "webrtc", "sdp": await first.offer()}}
+            answer = await client.post(LIVE, json=body)
+            session = answer.json()["session"]
+            await first.accept(httpx.Response(201, text=answer.json()["transport"]["sdp"], headers=answer.headers))
+            assert "resume_token" not in await first.until(STARTED)
+            fork = f"{LIVE}/{session['id']}/fork"
+            transport = {"type": "webrtc", "sdp": await second.offer()}
+            query = {"resume_token": session["resume_token"]}
+            assert (
+                await client.post(fork, json={"transport": transport}, params=query)
+            ).status_code == 409
+            assert (await client.post(f"{LIVE}/{session['id']}/hangup")).status_code == 200
+            assert (await client.post(fork, json={"transport": transport})).status_code == 404
+            asked = {"transport": transport, "session": {"store": False}}
+            answer = await client.post(fork, json=asked, params=query)
+            assert answer.status_code == 201, answer.text
+            sdp = httpx.Response(201, text=answer.json()["transport"]["sdp"], headers=answer.headers)
+            await second.accept(sdp)
+            shown = (await second.until(STARTED))["session"]
+            assert (shown["instructions"], shown["store"]) == ("Be brief.", False)
+            assert shown["id"] == answer.json()["session"]["id"] != session["id"]
+        finally:
+            await first.close()
+            await second.close()
 
 
 async def test_pages_of_other_origins() -> None:

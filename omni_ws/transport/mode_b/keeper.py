@@ -1,0 +1,461 @@
+"""ModeBKeeper: finds Mode B sessions here and, with a store, in there; any server of the store can serve them.
+
+**In whose hands.** A session is here while something is done for it: a request is served, an answer is made. The record
+is held then, and other servers answer ``session_conflict``. A session at rest (it waits for input, and nothing of its
+answer was made; or it has ended) is given back: it is gone from this server's memory, and whichever server is asked
+next takes it. One with much input, or on which an engine works, is given back a moment later, since to take it again
+costs as much as it has.
+
+**What is in the record.** A snapshot, and what happened since: the bodies that were fed, and the outputs of the running
+answer. Each costs as much as it has, however much came before. No request is answered before what it brought is
+settled, and readers see no output before it is. So an answer goes on in another server behind what any reader has seen.
+
+**Ended sessions** never change, except that they are deleted. They are read without being held, by any number of
+servers at once. The clear part of a record has ``away`` set if its session has ended, and since when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeAlias
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.core.chunks import SAMPLE_BYTES, AudioEncoding, OutputChunk, OutputModality, heard_language
+from omni_ws.core.request_input import InputState
+from omni_ws.errors import EngineFailed, OmniError, SessionExpired, SessionNotFound
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.output_log import Gate
+from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.told_outputs import ToldOutput
+from omni_ws.service.sessions.records import find_record, held_elsewhere, store_errors, take_record
+from omni_ws.service.sessions.session import refused_as_not_found
+from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
+from omni_ws.transport.http.exchange import to_thread_if_large
+from omni_ws.transport.mode_b.session import LIVE, ModeBRegistry, ModeBSession, SavedModeB
+from omni_ws.wire.streaming_body import read_append
+
+#: The encodings of audio of which it is known what a piece has of the answer.
+_CAN_BE_CUT: Final = frozenset(SAMPLE_BYTES) | {AudioEncoding.WAV}
+#: The kind of these records.
+MODE_B_KIND: Final = "mode_b"
+#: A session with more input than this, or on which work has begun, is given back when no request has come for so many
+#: seconds.
+SMALL_BYTES: Final = 64 * 1024
+LINGER_SEC: Final = 0.5
+
+
+class KeptModeB(msgspec.Struct, kw_only=True):
+    """The snapshot of a record."""
+
+    #: When it was written; Unix time in seconds.
+    at: float
+    session: SavedModeB
+
+
+class _Fed(msgspec.Struct, array_like=True, tag="fed"):
+    """An entry of the log: a body that was fed at the time ``at``; without ``body``, the end of the input."""
+
+    at: float
+    body: dict[str, Any] | None
+
+
+class _Made(msgspec.Struct, array_like=True, tag="made"):
+    """An entry of the log: an output of the running answer."""
+
+    output: OutputChunk
+
+
+class _Said(msgspec.Struct, array_like=True, tag="said"):
+    """An entry of the log: text of an answer that is only spoken."""
+
+    request_id: str
+    text: str
+
+
+_Entry: TypeAlias = _Fed | _Made | _Said
+_decoder: Final = msgspec.msgpack.Decoder(_Entry)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class _Held(LeaseHolder, Gate):
+    """A session that is here, and the right to write its record; without a ``lease`` it is a copy to be read."""
+
+    def __init__(
+        self, keeper: ModeBKeeper, store: SessionStore, session: ModeBSession, owner: str | None, lease: Lease | None
+    ) -> None:
+        self.session, self.owner = session, owner
+        self.lease: Lease | None = None
+        #: Requests and readers that use it.
+        self.users = 0
+        #: Held while a body is fed, so that the log has bodies in the order in which they were.
+        self.feeding = asyncio.Lock()
+        #: Whether a snapshot was written while the body was fed, and has a part of it.
+        self.mixed = False
+        #: Whether the store has failed since the record was written.
+        self.behind = False
+        self.resting: asyncio.TimerHandle | None = None
+        #: Whether anything of the answer was made.
+        self.made = any(isinstance(one, OutputChunk) for one in session.output.messages)
+        self._keeper = keeper
+        self._store = store
+        #: The newest ticket, see Gate.
+        self._ticket = 0
+        #: Whether a snapshot is to be written in the next pass; the log has nothing of what happens until then.
+        self._marked = False
+        session.when_done = self._done
+        if lease is not None:
+            self.write_by(lease)
+
+    def write_by(self, lease: Lease) -> None:
+        """Write the record by this lease from now on."""
+        self.lease, lease.holder, self.session.output.gate = lease, self, self
+
+    @property
+    def works(self) -> bool:
+        """Whether there is work on the session that does not wait for input, or of which something was made."""
+        session = self.session
+        if session.state is InputState.STARTED:
+            return self.made or session.progress.ended
+        return session.busy
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to be written, or waits for what was."""
+        return self._marked or self.behind or bool(self.session.output)
+
+    def snapshot(self) -> None:
+        """Replace the record by the session as it is."""
+        if self.lease is None:
+            return
+        self._marked = self.behind = False
+        self.mixed = True
+        session = self.session
+        data = _encode(KeptModeB(at=time.time(), session=session.saved_for(self.owner)))
+        self._store.snapshot(self.lease, data, tokens=(), away=not session.live)
+        self._open_when_settled(self.lease)
+
+    def append(self, entry: bytes) -> None:
+        """Add to the record what has happened."""
+        if self.lease is not None:
+            self._store.append(self.lease, entry)
+
+    async def settled(self) -> None:
+        """Wait until the record has everything so far."""
+        if self.lease is not None:
+            if self._marked:
+                self.snapshot()
+            await self._store.settle(self.lease)
+
+    def release(self, *, delete: bool) -> None:
+        """Write no more, and leave the record to others, or delete it."""
+        self.session.when_done = self.session.output.gate = None
+        if self.resting is not None:
+            self.resting.cancel()
+        if self.lease is not None and not self.lease.lost:
+            self._store.release(self.lease, delete=delete)
+        self.lease = None
+
+    def _open_when_settled(self, lease: Lease) -> None:
+        self._store.when_settled(lease, partial(self.session.output.open, self._ticket))
+
+    def _take_marked(self) -> None:
+        if self._marked:
+            self.snapshot()
+            self._keeper.rest(self)
+
+    def _done(self, session: ModeBSession) -> None:
+        self.snapshot()
+        self._keeper.rest(self)
+
+    # the gate of the output
+
+    def admit(self, message: ServerMessage) -> int:
+        if self.lease is None or not self.session.live:  # what follows the end is in the last snapshot
+            return 0
+        self._ticket += 1
+        self.made = self.made or type(message) is OutputChunk
+        if not self._marked:
+            if type(message) is OutputChunk:
+                self.append(_encode(_Made(message)))
+                self._open_when_settled(self.lease)
+            else:
+                self._marked = True
+                asyncio.get_running_loop().call_soon(self._take_marked)
+        return self._ticket
+
+    def said(self, request_id: str, text: str) -> None:
+        if not self._marked:
+            self.append(_encode(_Said(request_id, text)))
+
+    def withdrew(self) -> None:
+        pass  # no answer is interrupted here
+
+    # the store
+
+    def lease_lost(self) -> None:
+        self._keeper.lose(self)
+
+    def store_degraded(self) -> None:
+        self.behind = True
+
+    def store_wants_snapshot(self) -> None:
+        self.snapshot()
+        self._keeper.rest(self)
+
+
+class ModeBKeeper:
+    """Finds the sessions of ``registry``, and keeps them in ``store``, if there is one: see the module."""
+
+    def __init__(self, registry: ModeBRegistry, store: SessionStore | None = None) -> None:
+        self.registry = registry
+        self._store = store
+        self._held: dict[str, _Held] = {}
+        #: By id, held while a session is sought in the store.
+        self._seeking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._leaving = False
+
+    # requests
+
+    @asynccontextmanager
+    async def opened(self, session: ModeBSession, owner: str | None) -> AsyncIterator[None]:
+        """Keep a new session, which is created and used in the block. If the block raises, nothing is left of it."""
+        held: _Held | None = None
+        if self._store is not None:
+            lease = self._store.begin(session.id, kind=MODE_B_KIND, owner=owner)
+            held = self._held[session.id] = _Held(self, self._store, session, owner, lease)
+            held.users = 1
+        try:
+            yield
+        except BaseException:
+            self._drop(held, delete=True)
+            self.registry.discard(session)
+            raise
+        self._unuse(held)
+
+    @asynccontextmanager
+    async def using(self, session_id: str, key: ApiKey | None, *, client: str) -> AsyncIterator[ModeBSession]:
+        """Find a session, here or in the store, for the block.
+
+        Raises what ``ModeBRegistry.get`` and ``restored`` raise; SessionConflict if another server has it, and
+        EngineOverloaded if the store does not answer.
+        """
+        held: _Held | None = None
+        if self._store is not None:
+            async with self._seeking.setdefault(session_id, asyncio.Lock()):
+                held = self._held.get(session_id) or await self._fetched(session_id, key, client, self._store)
+                held.users += 1
+        try:
+            yield self.registry.get(session_id, key)
+        finally:
+            self._unuse(held)
+
+    @asynccontextmanager
+    async def feeding(self, session: ModeBSession, body: Mapping[str, Any] | None, size: int) -> AsyncIterator[None]:
+        """Feed ``body`` of ``size`` bytes to a session in the block, or end its input; then wait until that is settled.
+
+        What is accepted is kept even if the block raises.
+        """
+        held = self._held.get(session.id)
+        if held is None or held.lease is None:
+            yield
+            return
+        async with held.feeding:
+            held.mixed = not held.lease.whole
+            try:
+                yield
+            finally:
+                if session.live:
+                    entry = _Fed(time.time(), None if body is None else dict(body))
+                    encoded = await to_thread_if_large(size, partial(_encode, entry))
+                    if held.mixed:
+                        held.snapshot()
+                    else:
+                        held.append(encoded)
+                await self.settled(session)
+
+    async def cancel(self, session: ModeBSession) -> None:
+        """Cancel a session, and wait until the engine has stopped, and until that is settled.
+
+        Raises SessionConflict if another server has it.
+        """
+        held = self._held.get(session.id)
+        if held is not None and held.lease is None and self._store is not None:  # it has ended
+            held.write_by((await take_record(self._store, session.id)).lease)
+        was_live = session.live
+        session.cancel()
+        if not was_live and held is not None:
+            held.snapshot()
+        await self.settled(session)
+
+    async def settled(self, session: ModeBSession) -> None:
+        """Wait until the store has the session as it is. If it has ended, wait until the engine has released it."""
+        if not session.live:
+            await session.wait_released()
+        if (held := self._held.get(session.id)) is not None:
+            await held.settled()
+
+    # in whose hands
+
+    def rest(self, held: _Held) -> None:
+        """Give a session back, now or a moment later, if nothing is done for it."""
+        if held.resting is not None:
+            held.resting.cancel()
+            held.resting = None
+        session = held.session
+        leaves = self._leaving and session.live
+        if held.users or self._store is None or self._store.degraded or (not leaves and (held.works or held.waits)):
+            return
+        begun = session.live and (session.started or session.progress.received_bytes > SMALL_BYTES)
+        if begun and not leaves:
+            held.resting = asyncio.get_running_loop().call_later(LINGER_SEC, self._give_back, held)
+        else:
+            self._give_back(held)
+
+    def lose(self, held: _Held) -> None:
+        """End a session that another server has taken."""
+        self._drop(held)
+        held.session.fail(held_elsewhere())
+        self.registry.discard(held.session)
+
+    def _give_back(self, held: _Held) -> None:
+        self._drop(held)
+        self.registry.discard(held.session)
+
+    def _drop(self, held: _Held | None, *, delete: bool = False) -> None:
+        """Write no more of a session, and leave its record to others, or delete it."""
+        if held is not None and self._held.pop(held.session.id, None) is not None:
+            held.release(delete=delete)
+
+    def _unuse(self, held: _Held | None) -> None:
+        if held is not None:
+            held.users -= 1
+            if self._held.get(held.session.id) is held:
+                self.rest(held)
+
+    # taking
+
+    async def _fetched(self, session_id: str, key: ApiKey | None, client: str, store: SessionStore) -> _Held:
+        found = await find_record(store, session_id, kind=MODE_B_KIND, key=key, token=None)
+        if found.away_sec is not None:
+            self._check_age(found.away_sec)
+            with store_errors():
+                contents = await store.read(session_id)
+            if contents is None:  # deleted meanwhile
+                raise SessionNotFound("session not found", param="session_id")
+            return await self._restored(store, contents[0], (), None, key, client)
+        taken = await take_record(store, session_id)
+        try:
+            return await self._restored(store, taken.snapshot, taken.entries, taken.lease, key, client)
+        except BaseException:
+            store.release(taken.lease, delete=False)
+            raise
+
+    async def _restored(
+        self,
+        store: SessionStore,
+        snapshot: bytes,
+        entries: tuple[bytes, ...],
+        lease: Lease | None,
+        key: ApiKey | None,
+        client: str,
+    ) -> _Held:
+        size = len(snapshot) + sum(map(len, entries))
+        with refused_as_not_found():
+            kept, log = await to_thread_if_large(size, lambda: _decoded(snapshot, entries))
+            if kept.session.state in LIVE:
+                self._check_age(time.time() - max([kept.at, *(one.at for one in log if isinstance(one, _Fed))]))
+            session = self.registry.restored(kept.session, key, client=client)
+        try:
+            with refused_as_not_found():
+                await _go_through(session, log)
+        except BaseException:
+            self.registry.discard(session)
+            raise
+        held = self._held[session.id] = _Held(self, store, session, kept.session.key_name, lease)
+        if kept.session.state in LIVE and not session.live and not session.busy:  # it has ended meanwhile
+            held.snapshot()
+        return held
+
+    def _check_age(self, age: float) -> None:
+        """Raise SessionExpired or SessionNotFound for a session at rest for ``age`` seconds, as if it had been here."""
+        if age >= 2 * self.registry.timeout:
+            raise SessionNotFound("session not found", param="session_id")
+        if age >= self.registry.timeout:
+            raise SessionExpired("the session has expired", param="session_id")
+
+    # the server
+
+    def drain(self, error: OmniError) -> None:
+        """Give back the sessions that nobody uses, and each other one when nobody does; end those without any input."""
+        self._leaving = True
+        for held in [*self._held.values()]:
+            self.rest(held)
+        self.registry.drain(error)
+
+    def end_all(self, error: OmniError) -> None:
+        """End every session here. Their records are as they were last written."""
+        for held in [*self._held.values()]:
+            self._drop(held)
+        self.registry.end_all(error)
+
+
+def _decoded(snapshot: bytes, entries: tuple[bytes, ...]) -> tuple[KeptModeB, list[_Entry]]:
+    return msgspec.msgpack.decode(snapshot, type=KeptModeB), [*map(_decoder.decode, entries)]
+
+
+async def _go_through(session: ModeBSession, log: Sequence[_Entry]) -> None:
+    """Bring a session that was restored from a snapshot to where it was. Raises LookupError if the log does not fit.
+
+    The answer that begins anew is behind the outputs that were made: they are told again before anything is awaited.
+    """
+    for one in log:
+        match one:
+            case _Made(output=output):
+                _tell_again(session, output)
+            case _Said(request_id=request_id, text=text):
+                _open_request(session, request_id).entry.say(text)
+    for one in log:
+        match one:
+            case _Fed(body=None):
+                session.finish()
+            case _Fed(body=dict(body)):
+                with suppress(OmniError):  # which its client was told
+                    await session.feed(read_append(body))
+
+
+def _open_request(session: ModeBSession, request_id: str) -> Request:
+    request = None if session.conversation is None else session.conversation.queue.find(request_id)
+    if request is None:
+        raise LookupError(request_id)
+    return request
+
+
+def _tell_again(session: ModeBSession, output: OutputChunk) -> None:
+    """Note an output of a restored session's answer, which readers may have seen, and store it."""
+    request = _open_request(session, output.request_id)
+    entry, conversation = request.entry, session.conversation
+    assert conversation is not None
+    coding = None if output.format is None else output.format.encoding
+    if output.choice or (coding is not None and coding not in _CAN_BE_CUT):
+        session.fail(EngineFailed("the server that made this answer was lost, and this kind of answer cannot go on"))
+        return
+    match output.modality:
+        case OutputModality.TEXT:
+            entry.say(output.text)
+        case OutputModality.AUDIO:
+            told = ToldOutput.of(output, entry.sent_ms)
+            assert told is not None
+            conversation.ledger.send(entry, output.sequence_id, told.start_ms, told.end_ms, request.timeline.now())
+        case OutputModality.TRANSCRIPT if not output.interim:
+            conversation.ledger.hear(entry, output.text, language=heard_language(output.hearing))
+        case OutputModality.TOOL_CALL if output.tool_call is not None:
+            entry.call(output.tool_call)
+    conversation.queue.number_from(output.sequence_id + 1)
+    conversation.outbox.put_nowait(output)

@@ -1,0 +1,178 @@
+"""Realtime and Live sessions in the store: what another session needs to go on with their conversations.
+
+A record has no log: it is written whole, as each answer ends. The events that end an answer are sent once it is
+settled, so that a client has seen nothing of what was said that a record lacks. Sound is not in it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct, msgpack
+
+from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.core.history import WORDS_UNKNOWN, Message
+from omni_ws.errors import SessionNotFound, UnsupportedParameter
+from omni_ws.service.failure import unexpected
+from omni_ws.service.sessions.records import find_record, held_elsewhere, store_errors, take_record, token_digest
+from omni_ws.service.sessions.session import Session, refused_as_not_found
+from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
+from omni_ws.wire.live_session import MediaStart
+from omni_ws.wire.realtime_events import Item
+from omni_ws.wire.realtime_session import SessionFields
+
+#: The kinds of these records.
+REALTIME_KIND: Final = "realtime"
+LIVE_KIND: Final = "live"
+#: The query parameters that name the session to go on with, and show that one may.
+SESSION: Final = "session"
+TOKEN: Final = "resume_token"
+Content = TypeVar("Content")
+
+
+class KeptRealtime(Struct, kw_only=True):
+    """The snapshot of a session of the Realtime API."""
+
+    conversation_id: str
+    session: SessionFields
+    items: list[Item]
+
+
+class KeptLive(Struct, kw_only=True):
+    """The snapshot of a session of the Live API, with what was said in it and what it was told."""
+
+    start: MediaStart
+    messages: list[Message]
+
+
+def as_text(message: Message) -> Message:
+    """Return the message without its sound and pictures."""
+    parts = [replace(part, speech=None, picture=None, more=()) for part in message.parts]
+    text = " ".join(filter(None, (part.text for part in parts)))
+    if not text and message.speech is not None:
+        text = WORDS_UNKNOWN
+    return replace(parts[0], text=text)
+
+
+class ConversationRecord(LeaseHolder):
+    """The record of an open session, which ``content`` returns as it is.
+
+    ``tokens`` are the digests of what a client must present that does not have the session's own key.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        lease: Lease,
+        session: Session,
+        content: Callable[[], Any],
+        *,
+        tokens: tuple[bytes, ...],
+    ) -> None:
+        self._store, self._lease = store, lease
+        self._session = session
+        self._content = content
+        self._tokens = tokens
+        lease.holder = self
+
+    def write(self, *, away: bool = False) -> None:
+        """Replace the record by the session as it is."""
+        try:
+            data = msgpack.encode(self._content())
+        except Exception as error:
+            self._session.end(unexpected(error, where="the record of a session"))
+        else:
+            self._store.snapshot(self._lease, data, tokens=self._tokens, away=away)
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once what was written is in the store; at once if that is out of order."""
+        self._store.when_settled(self._lease, call)
+
+    def end(self) -> None:
+        """Leave the record to other sessions, as the session has ended."""
+        if not self._lease.lost:
+            self.write(away=True)
+            self._store.release(self._lease, delete=False)
+
+    def drop(self) -> None:
+        """Delete the record."""
+        self._store.release(self._lease, delete=True)
+
+    # what the store tells, see LeaseHolder
+
+    def lease_lost(self) -> None:
+        self._session.lose()
+
+    def store_degraded(self) -> None:
+        pass  # these clients are told nothing of what is kept
+
+    def store_wants_snapshot(self) -> None:
+        self.write()
+
+
+def new_token() -> str:
+    """Return a token with which a client without a key may go on with its session."""
+    return secrets.token_urlsafe(24)
+
+
+class KeptConversation(Struct, frozen=True):
+    """The conversation that a new session goes on with, and the right to write its record."""
+
+    content: KeptRealtime
+    lease: Lease
+    tokens: tuple[bytes, ...]
+
+
+def check_kept(store: SessionStore | None, param: str) -> SessionStore:
+    """Return the store. Raises UnsupportedParameter, which names ``param``, if there is none."""
+    if store is None:
+        raise UnsupportedParameter("sessions are not kept here: there is no sessions.store", param=param)
+    return store
+
+
+async def take_realtime(
+    store: SessionStore | None, session_id: str, key: ApiKey | None, token: str | None
+) -> KeptConversation:
+    """Take a session of the Realtime API that is not open, for a client with this key, and ``token`` if it needs one.
+
+    Raises UnsupportedParameter without a store, SessionNotFound, SessionConflict if it is open, and EngineOverloaded.
+    """
+    store = check_kept(store, SESSION)
+    found = await find_record(store, session_id, kind=REALTIME_KIND, key=key, token=token)
+    taken = await take_record(store, session_id)
+    try:
+        content = _decoded(taken.snapshot, KeptRealtime)
+    except BaseException:
+        store.release(taken.lease, delete=False)
+        raise
+    return KeptConversation(content, taken.lease, found.clear.tokens)
+
+
+async def read_live(store: SessionStore | None, session_id: str, key: ApiKey | None, token: str | None) -> KeptLive:
+    """Return what was kept of a Live session that is not open. Raises as ``take_realtime`` does."""
+    store = check_kept(store, "session_id")
+    found = await find_record(store, session_id, kind=LIVE_KIND, key=key, token=token)
+    if found.held:
+        raise held_elsewhere()
+    with store_errors():
+        contents = await store.read(session_id)
+    if contents is None:
+        raise SessionNotFound("session not found", param="session_id")
+    return _decoded(contents[0], KeptLive)
+
+
+def _decoded(snapshot: bytes, kind: type[Content]) -> Content:
+    with refused_as_not_found():
+        return msgpack.decode(snapshot, type=kind)
+
+
+def begin_record(
+    store: SessionStore, session: Session, kind: str, key: ApiKey | None, content: Callable[[], Any], token: str
+) -> ConversationRecord:
+    """Begin the record of a new session. ``token`` is empty if its key suffices."""
+    tokens = (token_digest(token),) if token else ()
+    lease = store.begin(session.session_id, kind=kind, owner=key_name(key))
+    return ConversationRecord(store, lease, session, content, tokens=tokens)

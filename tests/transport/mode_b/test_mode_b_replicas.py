@@ -1,0 +1,77 @@
+"""Mode B over HTTP at two servers with one store: a request may go to either."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from support.live_server import LiveServer, live_server
+from support.mode_b_client import ModeBSession, create, text
+from support.raw_http import call
+from support.reined_engine import ReinedEngine, Reins
+
+from omni_ws.config.keys import ApiKey, digest
+
+KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open")))
+ONE, TWO = "Authorization: Bearer sesame", "Authorization: Bearer open"
+
+
+def at(server: LiveServer, session: ModeBSession, *headers: str) -> ModeBSession:
+    return ModeBSession(server, session.created, headers or session.headers)
+
+
+@asynccontextmanager
+async def replicas(
+    folder: Path, reins: Reins | None = None, keys: tuple[ApiKey, ...] = ()
+) -> AsyncIterator[list[LiveServer]]:
+    kept = {"store": f"sqlite:{folder / 'kept' / 'sessions.db'}"}
+    async with (
+        live_server(ReinedEngine(reins or Reins()), sessions=kept, keys=keys) as first,
+        live_server(ReinedEngine(reins or Reins()), sessions=kept, keys=keys) as second,
+    ):
+        yield [first, second]
+
+
+async def test_each_request_of_a_session_may_go_to_another_server(tmp_path: Path) -> None:
+    async with replicas(tmp_path) as (first, second):
+        here = await create(first, {"start_policy": "on_end_only", "chunks": [text("one ", 0)]})
+        there = at(second, here)
+        await there.append(text("two ", 1))
+        assert (await here.status())["next_sequence_id"] == 2
+        assert (await there.append(text("two ", 1)))["duplicates"] == 1
+        await here.append(text("three", 2))
+        await there.finish()
+        events = await there.events()
+        assert await here.events() == events
+        assert await here.events(last=2) == events[2:] == await there.events(last=2)
+        assert (await here.completion())["choices"] == (await there.completion())["choices"]
+        assert (await here.content()).endswith("one two three")
+        assert await here.attached() == await there.attached()
+        assert await there.delete() == 204
+        assert (await here.status())["state"] == "cancelled"
+
+
+async def test_a_session_that_another_server_has_is_a_conflict_to_be_tried_again(tmp_path: Path) -> None:
+    reins = Reins()
+    reins.loose = False
+    async with replicas(tmp_path, reins) as (first, second):
+        here = await create(first, {"chunks": [text("one", 0, end_of_input=True)]})
+        answer = await at(second, here).result()
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], answer.headers["retry-after"]) == (409, "session_conflict", "1")
+        reins.let_go()
+        content = await here.content()
+        assert await at(second, here).content() == content
+
+
+async def test_a_session_is_its_owners_at_every_server_and_its_owner_deletes_it(tmp_path: Path) -> None:
+    async with replicas(tmp_path, keys=KEYS) as (first, second):
+        here = await create(first, {"chunks": [text("one", 0, end_of_input=True)]}, ONE)
+        await here.content()
+        assert (await at(second, here, TWO).call("GET")).status == 404
+        path = f"/v1/sessions/{here.id}"
+        assert (await call(second.port, "DELETE", path, None, TWO)).status == 404
+        assert (await call(second.port, "DELETE", path, None, ONE)).status == 204
+        assert (await here.call("GET")).status == 404
+        assert (await call(second.port, "DELETE", path, None, ONE)).status == 404
