@@ -200,13 +200,15 @@ class SpeechStopped:
 class InputAck:
     """The acknowledgement of all input below ``next_sequence_id``.
 
-    ``credit_bytes`` more may be sent; ``buffered_chunks`` wait for a missing chunk.
+    ``credit_bytes`` more may be sent; ``buffered_chunks`` wait for a missing chunk. ``resumable`` is False if only
+    this server has that input, as its store does not work.
     """
 
     next_sequence_id: int
     buffered_chunks: int
     received_bytes: int
     credit_bytes: int
+    resumable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +235,27 @@ class ErrorEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumableChanged:
+    """The server's store stopped working (``resumable`` is False), or works again.
+
+    Meanwhile the session is lost if its server is. Its connection may still break and be made again.
+    """
+
+    resumable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Closing:
-    """The server is about to close the session for ``reason``, without an error."""
+    """The server is about to close the session for ``reason``, without an error.
+
+    With ``resumes`` the session can be continued at once, here or at another replica. With ``reconnect`` the client
+    does so without this event: Resumed follows.
+    """
 
     reason: str
     retryable: bool
     time_left_ms: int
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +284,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnecting:
-    """The connection is lost because of ``error``; the next attempt is in ``seconds``, which is 1 or more."""
+    """The connection is lost because of ``error``; the next attempt is in ``seconds``.
+
+    Told once a second or more has been waited, this time included: a session is usually back before.
+    """
 
     seconds: float
     error: Exception
@@ -287,6 +307,7 @@ Event: TypeAlias = (
     | SpeechStopped
     | InputAck
     | ErrorEvent
+    | ResumableChanged
     | Closing
     | Reconnected
     | Resumed

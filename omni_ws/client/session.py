@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ssl import SSLContext
 from typing import Any
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 @asynccontextmanager
 async def connect(
-    url: str = DEFAULT_URL,
+    url: str | Sequence[str] = DEFAULT_URL,
     *,
     api_key: str | None = None,
     binary: bool = True,
@@ -52,9 +52,10 @@ async def connect(
 
     Raises ConnectionFailed if no server answers, and the error of the server if it refuses the session or ``config``.
 
-    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`). If the
-    server has ended the session, or does not resume sessions, a fresh one gets the configuration and all unfinished
-    requests, whole and numbered from 0 (:class:`Reconnected`).
+    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`), where servers
+    share a store also at another server: ``url`` may be several, and a name may have several addresses or get a new
+    one. If the session has ended, or the server does not resume sessions, a fresh one gets the configuration and all
+    unfinished requests, whole and numbered from 0 (:class:`Reconnected`).
 
     A ``greeting`` in ``config`` is the first answer of the session, before that to any request: take it with
     ``answer``, or from the events. A fresh session does not repeat a greeting that has ended.
@@ -120,6 +121,11 @@ class ClientSession:
     def output_audio(self) -> OutputAudioConfig:
         """The format of the audio of answers."""
         return self._link.incoming.output_audio
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another server could continue the session now; True as long as no server says otherwise."""
+        return self._link.incoming.resumable
 
     @property
     def last_output_sequence_id(self) -> int:
