@@ -309,8 +309,8 @@ class IncomingFrames:
             case None:
                 return None
             case AudioChunk():
-                event = self._unheard(event)
                 request = self._outgoing.find(event.request_id)
+                event = self._unheard(event)
             case Final():
                 request = self._outgoing.final(event.request_id, ref=event.ref, turn_id=event.turn_id)
                 if request is not None:
