@@ -406,7 +406,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   /** @param {KeptTurn} turn @param {{ samples: Int16Array, place: number }} frame */
   #play(turn, { samples, place }) {
     // A server that took the session over may not know of the last sound that the one before sent.
-    const known = this.#resumed ? (turn.soundEnd ?? 0) - place : 0;
+    const known = this.#resumed && this.#configuredRate ? (turn.soundEnd ?? 0) - place : 0;
     if (known > OVERLAP) {
       samples = samples.subarray(known);
       place += known;
