@@ -1,0 +1,168 @@
+"""Faults of a fleet, one after the other: after each, every conversation has to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.fleet.processes import PATIENCE_SEC, Replica, StoreProcess, now
+from benchmarks.fleet.talkers import Talker, Tally
+
+#: Words of each conversation that have to come back after a fault.
+GOES_ON: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is done to a fleet. ``stop_sec`` is how long a replica is stopped, at least: until all have gone on."""
+
+    conversations: int
+    kills: int
+    stops: int
+    restarts: int
+    store_restarts: int
+    stop_sec: float = 0.0
+    word_ms: int = 50
+
+    def faults(self, luck: random.Random) -> list[str]:
+        """The faults, in a random order."""
+        kinds = {"kill": self.kills, "stop": self.stops, "restart": self.restarts, "store": self.store_restarts}
+        found = [kind for kind, count in kinds.items() for _ in range(count)]
+        luck.shuffle(found)
+        return found
+
+
+class Chaos:
+    """One run: conversations, and the faults of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        replicas: Sequence[Replica],
+        store: StoreProcess | None,
+        *,
+        urls: Sequence[str] = (),
+        seed: int,
+    ) -> None:
+        """``urls``: of a front; by default the clients know the replicas."""
+        self.tally = Tally()
+        self._plan = plan
+        self._replicas = replicas
+        self._store = store
+        self._luck = random.Random(seed)
+        self._word = asyncio.Event()
+        self._talkers: list[Talker] = []
+        for number in range(plan.conversations):
+            known = [one.url for one in replicas]
+            self._luck.shuffle(known)
+            talker = Talker(
+                f"t{number}",
+                urls or known,
+                self.tally,
+                seed=self._luck.randrange(2**32),
+                word_sec=plan.word_ms / 1000,
+                heard=self._word.set,
+            )
+            self._talkers.append(talker)
+
+    async def run(self) -> Tally:
+        """Talk, and do all faults meanwhile."""
+        talking = [asyncio.create_task(one.run(), name=one.name) for one in self._talkers]
+        try:
+            await self._all_go_on()
+            faults: dict[str, Callable[[], Awaitable[None]]] = {
+                "kill": self._kill,
+                "stop": self._stop,
+                "restart": self._restart,
+                "store": self._restart_store,
+            }
+            for kind in self._plan.faults(self._luck):
+                if not await self._happen(kind, faults[kind]):
+                    break
+            for talker in self._talkers:
+                talker.stop = True
+            _, late = await asyncio.wait(talking, timeout=PATIENCE_SEC)
+            self.tally.wrong += [f"{one.get_name()} does not come to an end" for one in late]
+        finally:
+            for task in talking:
+                task.cancel()
+            await asyncio.gather(*talking, return_exceptions=True)
+        return self.tally
+
+    async def _happen(self, kind: str, fault: Callable[[], Awaitable[None]]) -> bool:
+        """Do a fault, and wait until all conversations have gone on. Returns whether they have."""
+        self.tally.counts[f"fault: {kind}"] += 1
+        began = now()
+        try:
+            await fault()
+        except TimeoutError:
+            self.tally.wrong.append(f"{kind}: no end after {PATIENCE_SEC:g} s")
+            return False
+        gaps = self.tally.gaps.setdefault(kind, [])
+        gaps += [one.next_word_at - began for one in self._talkers if one.resumed_at > began and one.next_word_at]
+        return True
+
+    async def _all_go_on(self) -> None:
+        """Return when each conversation has heard some more words.
+
+        Raises TimeoutError, and says whose conversation it is that does not go on.
+        """
+        wanted = {one: one.heard + GOES_ON for one in self._talkers}
+        try:
+            async with asyncio.timeout(PATIENCE_SEC):
+                while any(one.heard < count for one, count in wanted.items()):
+                    self._word.clear()
+                    await self._word.wait()
+        except TimeoutError:
+            stuck = [one.name for one, count in wanted.items() if one.heard < count]
+            self.tally.wrong.append(f"no word for {PATIENCE_SEC:g} s: {', '.join(stuck)}")
+            raise
+
+    def _some_replica(self) -> Replica:
+        return self._luck.choice([one for one in self._replicas if one.is_running])
+
+    async def _kill(self) -> None:
+        replica = self._some_replica()
+        await replica.kill()
+        if len(self._replicas) > 1:
+            await self._all_go_on()  # at the others
+            await replica.start()
+        else:
+            await replica.start()
+            await self._all_go_on()
+
+    async def _stop(self) -> None:
+        replica, began = self._some_replica(), now()
+        replica.signal(signal.SIGSTOP)
+        try:
+            await self._all_go_on()
+            await asyncio.sleep(max(0.0, began + self._plan.stop_sec - now()))
+        finally:
+            replica.signal(signal.SIGCONT)
+        await replica.until_well()
+
+    async def _restart(self) -> None:
+        """A deploy, of one replica."""
+        replica, began = self._some_replica(), now()
+        status = await replica.end()
+        self.tally.gaps.setdefault("drain", []).append(now() - began)
+        if status != 0:
+            self.tally.wrong.append(f"{replica.name} ended with status {status}")
+        await self._all_go_on()
+        await replica.start()
+
+    async def _restart_store(self) -> None:
+        assert self._store is not None
+        if self._luck.random() < 0.5:
+            await self._store.kill()
+        else:
+            await self._store.end()
+        if self._luck.random() < 0.5:
+            await self._all_go_on()  # without a store
+        await self._store.start()
+        await asyncio.gather(*(one.until_well() for one in self._replicas))
+        await self._all_go_on()
