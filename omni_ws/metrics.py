@@ -56,6 +56,7 @@ class Metrics:
         self._turns()
         self._input()
         self._output()
+        self._store()
         self._server()
 
     def _sessions(self) -> None:
@@ -192,6 +193,28 @@ class Metrics:
             "output_stall_seconds", "Total time that answers were blocked by clients that did not read."
         )
         self.stalls = self._counter("output_stalls", "Times that an answer was blocked so.")
+
+    def _store(self) -> None:
+        self.store_up = self._gauge("store_up", "1 if the store of sessions works, 0 while it is degraded.", "store")
+        self.store_failures = self._counter(
+            "store_failures", "Times that the store became degraded: it was `slow`, `full` or `gone`.", "reason"
+        )
+        self.store_commit_seconds = self._histogram("store_commit_seconds", "Duration of commits to the store.", SHORT)
+        self.store_written_bytes = self._counter("store_written_bytes", "Bytes of snapshots and logs committed.")
+        self.store_queued_bytes = self._gauge("store_queued_bytes", "Bytes that wait for a commit.")
+        self.store_leases = self._gauge("store_leases", "Sessions that this process keeps in the store.")
+        self.store_records = self._gauge(
+            "store_records", "Sessions in the store, of all processes; counted once a minute."
+        )
+        self.store_bytes = self._gauge("store_bytes", "Size of the store, of all processes; measured once a minute.")
+        self.store_takes = self._counter(
+            "store_takes",
+            "Sessions that were to be taken over: `taken`; `absent`; `held` by another process; or `unreadable`.",
+            "outcome",
+        )
+        self.store_lost = self._counter(
+            "store_lost", "Sessions that ended here because another process took them over, or they were deleted."
+        )
 
     def _server(self) -> None:
         self.held_bytes = self._gauge(

@@ -83,7 +83,8 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "mcp_types": "omni_ws.service.mcp.client",
     "httpx2": "omni_ws.service.mcp",
     "httpcore": "omni_ws.transport.http.media_fetch",
-    "cryptography": "omni_ws.tools.lan_certificate",
+    "cryptography": ("omni_ws.tools.lan_certificate", "omni_ws.service.store.sealing"),
+    "redis": "omni_ws.service.store.redis_backend",
     "segno": "omni_ws.tools.lan",
     "opentelemetry": ("omni_ws.service.observing.tracing", "omni_ws.service.observing.otlp_metrics"),
     # JSON is for msgspec, or for orjson where there is no schema. Upstreams cut texts within a character, which both
@@ -95,7 +96,7 @@ CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.
 
 #: The folders of a floor that has wings: each imports from those before it, never from one behind.
 WINGS = {
-    "omni_ws.service": ("recording", "observing", "listening", "mcp", "conversation", "sessions", "tokens"),
+    "omni_ws.service": ("recording", "observing", "listening", "mcp", "store", "conversation", "sessions", "tokens"),
     "omni_ws.transport": (
         *("http", "recording", "native", "realtime", "webrtc", "telephony", "routes", "mode_b", "grpc_salience"),
     ),

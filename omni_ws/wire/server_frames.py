@@ -123,25 +123,25 @@ class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="t
     """The effective configuration, from the next request on.
 
     If the frame comes unasked, as the engine has changed, it also has the ``parts``, ``advice`` and ``capabilities`` of
-    ``session_created``, as they are now. If it comes as the store fails or works again, it has ``resumable``: whether
-    another server could continue the session.
+    ``session_created``, as they are now.
     """
 
     parts: Parts | UnsetType = UNSET
     advice: str | UnsetType | None = UNSET
     capabilities: Capabilities | UnsetType = UNSET
+    #: Whether the session can be kept in the server's store: sent as that changes.
     resumable: bool | UnsetType = UNSET
 
     @property
     def is_unasked(self) -> bool:
         """Whether this is no reply to a ``session_config``."""
-        return self.capabilities is not UNSET or self.resumable is not UNSET
+        return self.capabilities is not UNSET
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
     """All chunks below ``next_sequence_id`` were accepted; the client may send ``credit_bytes`` more.
 
-    ``resumable`` is false if the store does not have these chunks, and absent otherwise.
+    ``resumable`` is false while the server's store is out of order: the chunks are not kept beyond the server's life.
     """
 
     next_sequence_id: int
@@ -342,8 +342,7 @@ class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
 class SessionClosingFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
     """The server will close the session in ``time_left_ms``.
 
-    ``resume`` is ``now`` if the session goes on at another server, or at this one once it is there again: the client
-    resumes it at once.
+    ``resume`` is ``now`` if the session was handed over: its client resumes it at once, at another server.
     """
 
     reason: str

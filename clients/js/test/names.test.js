@@ -446,7 +446,7 @@ test("a resumed connection decides nothing, and what it repeats is not heard aga
 test("sound that a server sends again, as it did not know of it, is heard once", async () => {
   const { client, hear, sockets } = conversation();
   Object.defineProperty(client.sound, "rate", { value: 24_000 });
-  client.sound.context = { state: "running" };
+  Object.defineProperty(client.sound, "context", { value: { state: "running" } });
   client.sound.dispatchEvent(new Event("change"));
   await client.write("one");
   hear(started("A", { ref: "turn-0" }));

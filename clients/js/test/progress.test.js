@@ -190,7 +190,7 @@ test("a session that failed is not resumed, one whose connection broke is", asyn
   const { session } = opened();
   session.WebSocket = class extends Socket {
     constructor(url) {
-      super();
+      super(url);
       addresses.push(url.searchParams.has("resume_token"));
     }
   };

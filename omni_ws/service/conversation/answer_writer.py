@@ -440,6 +440,8 @@ class AnswerWriter:
                 refusal=output.refusal,
             )
             self._put(chunk)
+        elif text and self._outbox.gate is not None:
+            self._outbox.gate.said(request.request_id, text)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
         """Put audio that ``_speech`` has just encoded into the outbox, unless another server has made it before."""

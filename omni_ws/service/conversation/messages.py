@@ -95,6 +95,9 @@ OF_THE_MOMENT: Final = frozenset(
     {InputHeard, InputAckFrame, PongFrame, BackchannelFrame, SessionClosingFrame, SessionCreatedFrame}
 )
 
+#: Messages that are never kept in a store: those of the moment, except the one that tells a client its first token.
+UNKEPT: Final = OF_THE_MOMENT - {SessionCreatedFrame}
+
 #: Bytes of a message besides its content: the frame around it.
 MESSAGE_OVERHEAD_BYTES: Final = 128
 #: Bytes of a token with its log-probability.

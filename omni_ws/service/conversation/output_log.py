@@ -10,7 +10,8 @@ import asyncio
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -74,6 +75,25 @@ class Attachment:
 NOBODY: Final = Attachment()
 
 
+class Gate:
+    """What decides when the messages of a log may be taken: the keeper of a session that is kept in a store."""
+
+    def admit(self, message: ServerMessage) -> int:
+        """Note a message that enters the log. Returns its ticket: it waits for ``OutputLog.open`` with that.
+
+        Tickets never fall. 0: the message waits for nothing but those before it.
+        """
+        raise NotImplementedError
+
+    def said(self, request_id: str, text: str) -> None:
+        """Note text of an answer that is only spoken, and so is in no message."""
+        raise NotImplementedError
+
+    def withdrew(self) -> None:
+        """Note that outputs were withdrawn from the log, and that their numbers are used again."""
+        raise NotImplementedError
+
+
 class StoredBytes:
     """A budget of bytes for all stored answers together: at most ``capacity``, and charged to ``server`` as well.
 
@@ -108,6 +128,8 @@ class StoredBytes:
 
 #: Bytes that each session may queue, and keep, even while the server as a whole holds too much.
 FAIR_SHARE_BYTES: Final = 64 * 1024
+#: Bytes of the messages that were taken, and that a record of the session in a store has: some seconds of sound.
+SAVED_BYTES: Final = 512 * 1024
 #: Outputs that follow another this soon are written together, with fewer system calls. At the pace of a model or a
 #: microphone, each output is written at once.
 COALESCE_SEC: Final = 0.001
@@ -156,7 +178,14 @@ class OutputLog:
 
     *Stored.* With ``stored``, which is charged for them, messages that were taken are kept for any number of readers,
     each at a position of its own. Old ones make no room for new ones: ``take`` raises if there is too much.
+
+    *Gated.* With a ``gate``, a message is taken only once ``open`` was called with its ticket.
     """
+
+    # Here, since most logs have none.
+    gate: Gate | None = None
+    #: The ticket of the newest message that may be taken.
+    _opened = 0
 
     def __init__(
         self,
@@ -181,8 +210,8 @@ class OutputLog:
         self._write_timeout = write_timeout
         self._now = now
         self.budget = budget
-        #: Each message with its cost.
-        self._messages: deque[tuple[ServerMessage, int]] = deque()
+        #: Each message with its cost, and its ticket (see Gate).
+        self._messages: deque[tuple[ServerMessage, int, int]] = deque()
         self._waiting: list[asyncio.Future[bool]] = []
         #: Since when the log is full; None while it has room.
         self.full_since: float | None = None
@@ -219,7 +248,8 @@ class OutputLog:
     def put_nowait(self, message: ServerMessage) -> None:
         """Queue a message, even if the log is full. The reader may take it before this returns."""
         messages = self._messages
-        if type(message) is OutputChunk and not messages:
+        ticket = 0 if self.gate is None else self.gate.admit(message)
+        if type(message) is OutputChunk and not messages and ticket <= self._opened:
             now = self._now()
             if now - self.written_at >= COALESCE_SEC and self.reader.write_now(message):
                 self.written_at = now
@@ -231,15 +261,27 @@ class OutputLog:
         elif isinstance(message, RequestWarning):
             message = RequestWarning(message.error.without_traceback())
         cost = message_cost(message)
-        messages.append((message, cost))
+        messages.append((message, cost, ticket))
         self.queued += cost
         if self.budget is not None:
             self.budget.charge(cost)
         if self.full_since is None and self._over_limit:
             self.full_since = self._now()
             self._when_full()
-        if len(messages) == 1:
+        if len(messages) == 1 and ticket <= self._opened:
             self.reader.output_ready()
+
+    def open(self, ticket: int) -> None:
+        """Let messages be taken whose tickets are not above ``ticket``. See Gate."""
+        if ticket > self._opened:
+            self._opened = ticket
+            if self.ready:
+                self.reader.output_ready()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a message waits that may be taken."""
+        return bool(self._messages) and self._messages[0][2] <= self._opened
 
     def _keep_written(self, output: OutputChunk) -> None:
         """Keep an output that was written at once, and charge it."""
@@ -285,9 +327,9 @@ class OutputLog:
         If messages are stored, raises PayloadTooLarge beyond the capacity and EngineOverloaded beyond a budget, but
         only for output: other messages are small and end or begin an answer.
         """
-        if not self._messages:
+        if not self._messages or self._messages[0][2] > self._opened:
             return None
-        message, cost = self._messages.popleft()
+        message, cost, _ = self._messages.popleft()
         if not self._kept_capacity or type(message) in OF_THE_MOMENT:
             self._give_back(cost)
             return message
@@ -316,7 +358,7 @@ class OutputLog:
         withdrawn: list[OutputChunk] = []
         waiting, self._messages = self._messages, deque()
         freed = 0
-        for message, cost in waiting:
+        for message, cost, ticket in waiting:
             if (
                 isinstance(message, OutputChunk)
                 and message.request_id == request_id
@@ -325,8 +367,10 @@ class OutputLog:
                 withdrawn.append(message)
                 freed += cost
                 continue
-            self._messages.append((_renumbered(message, len(withdrawn)), cost))
+            self._messages.append((_renumbered(message, len(withdrawn)), cost, ticket))
         self._give_back(freed)
+        if withdrawn and self.gate is not None:
+            self.gate.withdrew()
         return withdrawn
 
     def clear(self) -> None:
@@ -362,18 +406,18 @@ class OutputLog:
         """
         self.drop_of_the_moment()
         self.acknowledge(last_output)
-        self._messages.extendleft((one.message, one.cost) for one in reversed(self._kept))
+        self._messages.extendleft((one.message, one.cost, 0) for one in reversed(self._kept))
         self.queued, self.held = self.queued + self.held, 0
         self._kept.clear()
         self._next_output = last_output + 1
         if self.full_since is not None or self._over_limit:
             self.full_since = self._now()
-        return sum(type(message) in OUTPUTS for message, _ in self._messages)
+        return sum(type(one[0]) in OUTPUTS for one in self._messages)
 
     def drop_of_the_moment(self) -> None:
         """Drop the queued messages OF_THE_MOMENT, whose connection is gone."""
-        kept = [(message, cost) for message, cost in self._messages if type(message) not in OF_THE_MOMENT]
-        dropped = self.queued - sum(cost for _, cost in kept)
+        kept = [one for one in self._messages if type(one[0]) not in OF_THE_MOMENT]
+        dropped = self.queued - sum(cost for _, cost, _ in kept)
         self._messages = deque(kept)
         self._give_back(dropped)
 
@@ -459,12 +503,22 @@ class OutputLog:
     # saved
 
     def saved(self) -> SavedOutput:
-        """Return the messages that are kept and that wait, except OF_THE_MOMENT, and the counters."""
+        """Return the messages that are kept and that wait, except OF_THE_MOMENT, and the counters.
+
+        Of a gated log, which is saved often, only the newest SAVED_BYTES of what was taken are returned.
+        """
+        forgotten, first = self._forgotten, 0
+        held = self.held
+        while self.gate is not None and held > SAVED_BYTES:
+            held -= self._kept[first].cost
+            forgotten = max(forgotten, self._kept[first].number)
+            first += 1
+        kept = self._kept if not first else islice(self._kept, first, None)
         return SavedOutput(
-            kept=[(SavedMessage.of(one.message), one.number) for one in self._kept],
-            waiting=[SavedMessage.of(one) for one, _ in self._messages if type(one) not in OF_THE_MOMENT],
+            kept=[(SavedMessage.of(one.message), one.number) for one in kept],
+            waiting=[SavedMessage.of(one) for one, *_ in self._messages if type(one) not in OF_THE_MOMENT],
             next_output=self._next_output,
-            forgotten=self._forgotten,
+            forgotten=forgotten,
             first=self._first,
         )
 
@@ -472,7 +526,7 @@ class OutputLog:
         """Continue another log. Raises what ``SavedMessage.restored`` and ``StoredBytes.take`` raise."""
         kept = [(told.restored(), number) for told, number in saved.kept]
         costs = [message_cost(message) for message, _ in kept]
-        waiting = [(one, message_cost(one)) for one in (told.restored() for told in saved.waiting)]
+        waiting = [(one, message_cost(one), 0) for one in (told.restored() for told in saved.waiting)]
         if self._stored is not None:
             self._stored.take(sum(costs))
         elif self.budget is not None:
@@ -480,10 +534,23 @@ class OutputLog:
         for (message, number), cost in zip(kept, costs, strict=True):
             self._kept.append(KeptMessage(message, cost, number))
         self._messages.extend(waiting)
-        self.held, self.queued = sum(costs), sum(cost for _, cost in waiting)
+        self.held, self.queued = sum(costs), sum(cost for _, cost, _ in waiting)
         if self.budget is not None:
             self.budget.charge(self.queued)
         self._next_output, self._forgotten, self._first = saved.next_output, saved.forgotten, saved.first
+
+    def receive(self, last_output: int, unsent: Sequence[OutputChunk]) -> None:
+        """Bring a restored log up to date: the client has received outputs since, up to ``last_output``.
+
+        ``unsent`` are outputs that were made since, and that the client lacks.
+        """
+        while self._messages and self._next_output <= last_output:
+            message, cost, _ = self._messages.popleft()
+            self.queued -= cost
+            self._keep(message, cost)
+        self._next_output = max(self._next_output, last_output + 1)
+        for chunk in unsent:
+            self.put_nowait(chunk)
 
     # limits
 

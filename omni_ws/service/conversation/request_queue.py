@@ -193,6 +193,15 @@ class RequestQueue:
             self._put_transcript(chunk)
         self._wake.set()
 
+    @property
+    def next_output(self) -> int:
+        """The number of the next output."""
+        return self._sequencer.next_sequence_id
+
+    def number_from(self, next_output: int) -> None:
+        """Number outputs from ``next_output`` on, as another server has made those before."""
+        self._sequencer.next_sequence_id = next_output
+
     # requests
 
     def open(self, request: Request) -> None:

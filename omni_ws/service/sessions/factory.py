@@ -45,6 +45,7 @@ from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
+from omni_ws.service.store.session_store import SessionStore
 
 if TYPE_CHECKING:
     from omni_ws.service.sessions.chats import Chats
@@ -82,6 +83,8 @@ class SessionFactory:
     ) -> None:
         """``group`` is set if this process is one of several workers, which share limits."""
         self.group = group
+        #: Keeps sessions for other processes; None for memory alone.
+        self.store: SessionStore | None = None
         self.engine = engine
         #: Returns advice to sessions on how the operator could improve the engine's parts; None for none.
         self.advise: Callable[[], str | None] = lambda: None

@@ -26,21 +26,35 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from omni_ws.config.keys import ApiKey, key_name
-from omni_ws.errors import ORDERLY_ENDS, InvalidRequest, OmniError, SessionNotFound, SessionTimeout, ShuttingDown
+from omni_ws.errors import (
+    ORDERLY_ENDS,
+    EngineOverloaded,
+    InvalidRequest,
+    OmniError,
+    SessionNotFound,
+    SessionTimeout,
+    ShuttingDown,
+)
 from omni_ws.service.conversation.conversation import Conversation, SavedConversation
 from omni_ws.service.conversation.output_log import Attachment, OutputLog
 from omni_ws.service.conversation.request_queue import WakeUp
+from omni_ws.service.conversation.told_outputs import ToldOutput, tell_again
 from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.keeper import Keeper, ReceivedFrame, read_entries
+from omni_ws.service.store.records import ClearPart, StoreError
+from omni_ws.service.store.session_store import Lease, SessionStore
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
 
@@ -66,6 +80,9 @@ class Session:
 
     ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
+
+    #: What keeps it in the store; None without one.
+    keeper: Keeper | None = None
 
     def __init__(self, session_id: str, conversation: Conversation, outbox: OutputLog, *, grace: float) -> None:
         self.session_id = session_id
@@ -135,7 +152,14 @@ class Session:
 
     def confirm_token(self) -> None:
         """Note that the client was heard over its newest connection, and therefore has its new token."""
+        if self.keeper is not None and self.spent_token is not None:
+            self.keeper.mark()
         self.spent_token = None
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """Digests of the tokens with which its client may come back."""
+        return (self._token,) if self.spent_token is None else (self._token, self.spent_token)
 
     # saved
 
@@ -193,6 +217,8 @@ class Session:
         token = self.new_token()
         assert token is not None
         self.attach(attachment)
+        if self.keeper is not None:
+            self.keeper.mark()
         if self._drained_by is not None:
             self._announce_drain()
         self._announce_length()
@@ -223,6 +249,8 @@ class Session:
             return
         self.outbox.drop_of_the_moment()
         self._grace_timer = self._loop.call_later(self._grace, self.end, None)
+        if self.keeper is not None:
+            self.keeper.mark()  # since its client is away
         self._end_if_complete()
 
     def _part(self) -> None:
@@ -239,6 +267,10 @@ class Session:
         answers.add_done_callback(self._answers_ended)
         try:
             error = await self._reason
+            if self.keeper is not None and self.keeper.handed_over:  # its client need not wait for the engine
+                await self.keeper.settled()
+                if self._attachment is not None:
+                    self._attachment.session_over(error)
             await self._stop(answers)
             if self._attachment is not None:
                 self._attachment.session_over(error)
@@ -249,6 +281,8 @@ class Session:
             if self._length_timer is not None:
                 self._length_timer.cancel()
             await self._stop(answers)
+            if self.keeper is not None:
+                self.keeper.end()
             self.outbox.close()
             self.conversation.observed.ended()
 
@@ -277,6 +311,21 @@ class Session:
             self._length_timer.cancel()
         if not self._reason.done():  # which is cancelled with ``run``
             self._reason.set_result(error)
+
+    def hand_over(self) -> bool:
+        """Leave the session in the store, and end it here: its client goes on with it elsewhere.
+
+        Returns False, having done nothing, if it is not kept in a store, or that is out of order.
+        """
+        if self.keeper is None or not self.is_open or not self.keeper.resumable or not self.keeper.hand_over():
+            return False
+        self._end_with(ShuttingDown("the server is shutting down"))
+        return True
+
+    def lose(self) -> None:
+        """End the session here without a word, since another server has it."""
+        self.release()
+        self.end(None)
 
     def drain(self, time_left: float) -> None:
         """Refuse new requests, answer those that are open, and then end the session; ``time_left`` is in seconds.
@@ -355,15 +404,35 @@ def refused_as_not_found() -> Iterator[None]:
         raise SessionNotFound("this session cannot be resumed here", param="session_id") from error
 
 
-def restore(session: Session, saved: SavedSession) -> None:
-    """Restore a saved session into a new one. If that fails, end the new session, and raise the error."""
+def restore(session: Session, saved: SavedSession, told: Sequence[ToldOutput] = (), last_output: int = -1) -> None:
+    """Restore a saved session into a new one. If that fails, end the new session, and raise the error.
+
+    ``told`` are the outputs since it was saved, and ``last_output`` is the last that its client has received; see
+    ``tell_again``.
+    """
     try:
         session.restore(saved)
+        if told or last_output >= 0:
+            tell_again(session.conversation, told, last_output)
     except BaseException:
         session.conversation.end()
         session.outbox.close()
         session.conversation.observed.ended()
         raise
+
+
+_NO_SESSION: Final = "no session to resume with this session_id and resume_token"
+
+
+def _no_answer() -> EngineOverloaded:
+    return EngineOverloaded("the store of sessions does not answer", retry_after_ms=1000)
+
+
+def _admits(clear: ClearPart, token: str, key: ApiKey | None) -> bool:
+    """Return whether a client with this key and token may take a session from the store."""
+    presented = _digest(token)
+    admitted = [hmac.compare_digest(presented, digest) for digest in clear.tokens]
+    return clear.owner == key_name(key) and any(admitted)
 
 
 def _digest(token: str) -> bytes:
@@ -392,13 +461,24 @@ class Sessions:
     """The sessions of a front end, connected or not, by their ids: opens, runs and finds them."""
 
     def __init__(
-        self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False, survive: bool = False
+        self,
+        factory: SessionFactory,
+        *,
+        origin: str,
+        grace: float,
+        any_model: bool = False,
+        survive: bool = False,
+        store: SessionStore | None = None,
     ) -> None:
         """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see Session.
 
         ``any_model``: clients may use any name for the model, see SessionFactory. ``survive``: they can be saved.
+        ``store`` keeps them for other servers; it needs a ``grace``.
         """
-        self._survive = survive
+        self._store = store if grace else None
+        self._survive = survive or self._store is not None
+        #: Of each session that is being taken over.
+        self._taking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._factory = factory
         self._origin = origin
         self._grace = grace
@@ -427,10 +507,62 @@ class Sessions:
                 raise KeyError(saved.session_id)
             return self.open(key, client=client, saved=saved)
 
-    def open(self, key: ApiKey | None, *, client: str = "", saved: SavedSession | None = None) -> Session:
+    @property
+    def has_store(self) -> bool:
+        """Whether sessions are kept in a store, so that clients of other servers may come here."""
+        return self._store is not None
+
+    async def take_over(
+        self, session_id: str, token: str, key: ApiKey | None, *, last_output: int, client: str = ""
+    ) -> tuple[Session, list[ReceivedFrame]]:
+        """Continue a session of another server, whose client has received the outputs up to ``last_output``.
+
+        Returns it with the frames that the client sent there after all that the session knows: hand them to it within
+        this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim`` does, also if it cannot
+        be continued here; EngineOverloaded if the store does not answer; and what ``admit`` raises.
+        """
+        if self._store is None:
+            raise SessionNotFound(_NO_SESSION, param="session_id")
+        lock = self._taking.setdefault(session_id, asyncio.Lock())
+        async with lock:
+            living = self._living.get(session_id)
+            if living is not None and living.session.admits(token):  # another connection was faster
+                return self.claim(session_id, token, key), []
+            try:
+                found = await self._store.peek(session_id)
+                if found is None or found.clear.kind != self._origin or not _admits(found.clear, token, key):
+                    raise SessionNotFound(_NO_SESSION, param="session_id")
+                await self._factory.admission.room(key, client=client)
+                taken = await self._store.take(session_id, force=True)
+            except StoreError as error:
+                raise _no_answer() from error
+            if taken is None:
+                raise SessionNotFound(_NO_SESSION, param="session_id")
+            if (living := self._living.pop(session_id, None)) is not None:  # it was lost, and comes back
+                self._factory.admission.ended(living)
+            try:
+                with refused_as_not_found():
+                    saved = msgspec.msgpack.decode(taken.snapshot, type=SavedSession)
+                    told, frames = read_entries(taken.entries)
+                    session = self.open(key, client=client, saved=saved, taken=(taken.lease, told, last_output))
+            except BaseException:
+                self._store.release(taken.lease, delete=False)
+                raise
+            return session, frames
+
+    def open(
+        self,
+        key: ApiKey | None,
+        *,
+        client: str = "",
+        saved: SavedSession | None = None,
+        taken: tuple[Lease, list[ToldOutput], int] | None = None,
+    ) -> Session:
         """Open a session, to be attached to a connection: a new one, or one that continues ``saved``.
 
-        ``client`` is the address of its client. Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
+        ``client`` is the address of its client. ``taken`` has the lease of a session from the store, the outputs that
+        were told since it was saved, and the last of all outputs that its client received.
+        Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
         slot = self._factory.admission.take(key, client=client, many_requests=True)
         try:
@@ -448,7 +580,11 @@ class Sessions:
             session_id = conversation.observed.identity.session_id
             session = Session(session_id, conversation, conversation.outbox, grace=self._grace)
             if saved is not None:
-                restore(session, saved)
+                restore(session, saved, () if taken is None else taken[1], -1 if taken is None else taken[2])
+            if self._store is not None:
+                lease = taken[0] if taken else self._begin(session_id, key)
+                session.keeper = Keeper(session, self._store, lease)
+                session.keeper.mark()
         except BaseException:
             slot.release()
             raise
@@ -459,11 +595,17 @@ class Sessions:
         self._factory.admission.opened_empty(living)
         return session
 
+    def _begin(self, session_id: str, key: ApiKey | None) -> Lease:
+        assert self._store is not None
+        return self._store.begin(session_id, kind=self._origin, owner=key_name(key))
+
     async def _run(self, session: Session, slot: Slot) -> None:
         try:
             await session.run()
         finally:
-            self._factory.admission.ended(self._living.pop(session.session_id))
+            living = self._living.get(session.session_id)
+            if living is not None and living.session is session:
+                self._factory.admission.ended(self._living.pop(session.session_id))
             slot.release()
             if session.recording is not None:
                 session.recording.finish()
@@ -477,7 +619,37 @@ class Sessions:
         if living is not None and living.session.owner == key_name(key) and living.session.admits(token):
             living.session.spend(token)
             return living.session
-        raise SessionNotFound("no session to resume with this session_id and resume_token", param="session_id")
+        raise SessionNotFound(_NO_SESSION, param="session_id")
+
+    async def delete(self, session_id: str, token: str | None, key: ApiKey | None) -> None:
+        """End a session, wherever it is, and delete what the store has of it.
+
+        The key must be the owner's. Without keys, the token must be one that admits its client. Raises SessionNotFound,
+        whatever is wrong; EngineOverloaded if the store does not answer.
+        """
+        owner = key_name(key)
+        if (living := self._living.get(session_id)) is not None:
+            session = living.session
+            if session.owner == owner and (key is not None or (token is not None and session.admits(token))):
+                await self.end(session)
+                if session.keeper is not None:
+                    await session.keeper.settled()
+                return
+        elif self._store is not None and await self._delete_kept(self._store, session_id, token, key):
+            return
+        raise SessionNotFound(_NO_SESSION, param="session_id")
+
+    async def _delete_kept(self, store: SessionStore, session_id: str, token: str | None, key: ApiKey | None) -> bool:
+        owner = key_name(key)
+        try:
+            found = await store.peek(session_id)
+            if found is None or found.clear.owner != owner:
+                return False
+            if key is None and (token is None or not _admits(found.clear, token, key)):
+                return False
+            return await store.delete(session_id, owner=owner)
+        except StoreError as error:
+            raise _no_answer() from error
 
     async def end(self, session: Session) -> None:
         """End a session that its client cannot resume, and wait until its slot is free."""
@@ -493,14 +665,19 @@ class Sessions:
         return sum(living.session.disconnected for living in self._living.values())
 
     def drain(self, time_left: float) -> None:
-        """Let all sessions end when their open requests are answered, within ``time_left`` seconds."""
+        """Hand over the sessions that a store keeps; let the others end when their open requests are answered.
+
+        They have ``time_left`` seconds.
+        """
         for living in tuple(self._living.values()):
-            living.session.drain(time_left)
+            if not living.session.hand_over():
+                living.session.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
-        """End all sessions now, with ``error`` as the reason."""
+        """End all sessions now, with ``error`` as the reason; those that a store keeps go on elsewhere."""
         for living in tuple(self._living.values()):
-            living.session.end(error)
+            if not living.session.hand_over():
+                living.session.end(error)
 
     async def wait_closed(self) -> None:
         """Wait until no session is left."""

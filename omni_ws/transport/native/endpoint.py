@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
@@ -28,6 +28,7 @@ from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
@@ -54,6 +55,7 @@ _Make: TypeAlias = Callable[[StreamConnection, Session], WebSocketSession]
 _WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
 
 NATIVE_PATH: Final = "/v1/streaming_input"
+SESSION_PATH: Final = "/v1/sessions/{id}"
 SUBPROTOCOL_JSON: Final = "omni.v1+json"
 SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
 
@@ -95,7 +97,7 @@ class StreamingInput(SessionFrontEnd):
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
     ) -> None:
         grace = sessions.config.streaming_input.resume_grace_sec
-        super().__init__(Sessions(sessions, origin=Origin.WEBSOCKET, grace=grace))
+        super().__init__(Sessions(sessions, origin=Origin.WEBSOCKET, grace=grace, store=sessions.store))
         self._recorder = recorder
         self._sessions = sessions
         self._authenticator = authenticator
@@ -106,6 +108,7 @@ class StreamingInput(SessionFrontEnd):
     def register(self, router: Router) -> None:
         router.add("GET", NATIVE_PATH, self._without_upgrade)
         router.add_websocket(NATIVE_PATH, self.upgrade)
+        router.add("DELETE", SESSION_PATH, self.delete)
 
     def connect_gauges(self, metrics: Metrics) -> None:
         metrics.sessions_away.set_function(lambda: self.sessions_away)
@@ -173,7 +176,7 @@ class StreamingInput(SessionFrontEnd):
                 ack_clock=self._ack_clock,
                 rounds=self._rounds,
             )
-            attachment = await self._resume(connection, returning, key, make) if returning else None
+            attachment = await self._resume(connection, returning, key, client, make) if returning else None
             await (attachment or await self._begin(connection, key, client, make)).run()
         except OmniError as error:
             # By a frame, since a browser cannot read the HTTP status of a handshake.
@@ -186,37 +189,72 @@ class StreamingInput(SessionFrontEnd):
         session = await self._live.admit(key, client=client)
         begin_recording(self._recorder, session, "websocket", key)
         session.outbox.put_nowait(self._created(session))
-        session.conversation.followed = partial(self._tell_change, session)
+        self._tell(session)
         attachment = make(recorded(connection, session.recording), session)
         session.attach(attachment)
         return attachment
 
     async def _resume(
-        self, connection: StreamConnection, returning: Return, key: ApiKey | None, make: _Make
+        self, connection: StreamConnection, returning: Return, key: ApiKey | None, client: str, make: _Make
     ) -> WebSocketSession | None:
-        """Resume a session, and return its new attachment. Raises SessionNotFound.
+        """Resume a session, and return its new attachment. Raises SessionNotFound, and what ``take_over`` raises.
 
-        If the session has discarded outputs that the client lacks, it is ended, which is reported to the client.
-        Returns None then: a fresh session must follow.
+        Returns None if a fresh session must follow, which is reported to the client: the session has discarded outputs
+        that the client lacks, and is ended; or the store has none with this id and token that this server can read.
         """
         resumes = self._sessions.metrics.resumes
+        frames: list[ReceivedFrame] = []
+        outcome = "resumed"
         try:
             session = self._live.claim(returning.session_id, returning.resume_token, key)
         except SessionNotFound:
-            resumes.labels("refused").inc()
-            raise
-        if not session.can_resume(returning.last_output):
+            try:
+                session, frames = await self._live.take_over(
+                    returning.session_id,
+                    returning.resume_token,
+                    key,
+                    last_output=returning.last_output,
+                    client=client,
+                )
+                outcome = "taken_over"
+            except SessionNotFound:
+                resumes.labels("refused").inc()
+                if not self._live.has_store:
+                    raise
+                message = "no session to go on with is known by this session_id and resume_token; a new session follows"
+                _report(connection, ResyncRequired(message, param="session_id"))
+                return None
+        connection = recorded(connection, session.recording, last_output=returning.last_output)
+        attachment = make(connection, session)
+        attachment.receive_again(frames)
+        session.spend(returning.resume_token)
+        if not session.resumable or not session.can_resume(returning.last_output):
             resumes.labels("resync").inc()
             message = f"the outputs after {returning.last_output} are no longer available; a new session follows"
             _report(connection, ResyncRequired(message, param="last_output"))
             await self._live.end(session)
             return None
-        connection = recorded(connection, session.recording, last_output=returning.last_output)
-        attachment = make(connection, session)
-        session.conversation.followed = partial(self._tell_change, session)
-        resumes.labels("resumed").inc()
-        attachment.write_resumed(*session.resume(attachment, returning.last_output))
+        resumes.labels(outcome).inc()
+        resumed, ack = session.resume(attachment, returning.last_output)
+        if session.keeper is not None:
+            await session.keeper.settled()  # above all the token that the client is told
+        attachment.write_resumed(resumed, ack)
+        self._tell(session)
         return attachment
+
+    def _tell(self, session: Session) -> None:
+        """Have a client told of changes that it did not ask for."""
+        session.conversation.followed = partial(self._tell_change, session)
+        if session.keeper is not None:
+            session.keeper.tell(partial(self._tell_kept, session))
+
+    async def delete(self, exchange: HttpExchange) -> None:
+        """End a session, wherever it is, and delete what is kept of it."""
+        check_enabled(self._sessions.config.streaming_input)
+        request = exchange.request
+        key = self._authenticator.authenticate(request)
+        await self._live.delete(exchange.path_parameters["id"], request.query.get("resume_token"), key)
+        await exchange.respond(204)
 
     @property
     def sessions_away(self) -> int:
@@ -260,6 +298,13 @@ class StreamingInput(SessionFrontEnd):
                 capabilities=self._capabilities(session),
             )
         )
+
+    def _tell_kept(self, session: Session, resumable: bool) -> None:
+        """Tell the client whether the session is kept in the store."""
+        if session.is_open:
+            config = session.conversation.configuration.effective
+            session.outbox.put_nowait(updated_frame(config, resumable=resumable))
+            session.outbox.put_nowait(structs.replace(session.conversation.take_ack(), resumable=resumable))
 
     def _parts(self) -> Parts:
         parts = parts_of(self._sessions.engine).items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from omni_ws.errors import (
     InvalidRequest,
     OmniError,
     SessionConflict,
+    ShuttingDown,
     SlowConsumer,
     websocket_close_code,
 )
@@ -28,6 +29,7 @@ from omni_ws.service.conversation.messages import InputHeard, RequestWarning, Se
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import (
@@ -149,6 +151,10 @@ class WebSocketSession(Attachment):
                 self._left.set_result(close)
 
     def session_over(self, error: OmniError | None) -> None:
+        if self._session.keeper is not None and self._session.keeper.handed_over:
+            self._stop_writing()
+            self._leave(self._close_handed_over)
+            return
         self._leave(None if error is None else partial(self._close_with, error))
 
     def replaced(self) -> None:
@@ -185,6 +191,8 @@ class WebSocketSession(Attachment):
             self._session.confirm_token()
         try:
             frame = decode_frame(data) if is_text else decode_input(data)
+            if self._session.keeper is not None and type(frame) is not PingFrame:
+                self._session.keeper.receive(data, is_text=is_text)
             if type(frame) is InputChunk:
                 try:
                     self._configuration.check_chunk(frame)
@@ -209,6 +217,11 @@ class WebSocketSession(Attachment):
         self.acks.received(now)
         if self._outbox.full_since is not None or self._conversation.input_full():
             self._pause_reading()
+
+    def receive_again(self, frames: Iterable[ReceivedFrame]) -> None:
+        """Receive frames that the client sent to another server, before the session is attached to this connection."""
+        for frame in frames:
+            self.receive_message(frame.data, is_text=frame.is_text)
 
     def _input_failed(self, error: Exception) -> None:
         match error:
@@ -278,6 +291,14 @@ class WebSocketSession(Attachment):
         if not self._listening:
             return
         ack = self._take_ack()
+        if self._session.keeper is not None:
+            self._session.keeper.when_settled(partial(self._send_ack, ack))
+        else:
+            self._send_ack(ack)
+
+    def _send_ack(self, ack: InputAckFrame) -> None:
+        if not self._listening or not self._writing:
+            return
         if self._outbox or self._connection.paused or not self._connection.is_open:
             self._outbox.put_nowait(ack)
         else:  # the usual case: no message is before it
@@ -307,8 +328,7 @@ class WebSocketSession(Attachment):
 
     def input_may_continue(self) -> None:
         self.output_has_room()
-        if self._listening:
-            self._outbox.put_nowait(self._take_ack())  # with the new credit
+        self._acknowledge()  # with the new credit
 
     # output: what the outbox queues is written in the next pass of the event loop, one batch in each pass
 
@@ -366,6 +386,14 @@ class WebSocketSession(Attachment):
             self._connection.write_message(encode_frame(closing), is_text=True)
         await self._connection.close_in_time(REPLACED_CLOSE_CODE, "replaced")
 
+    async def _close_handed_over(self) -> None:
+        """Close the connection, since the session was left in the store: another server goes on with it."""
+        error = ShuttingDown("the server is shutting down")
+        if self._connection.is_open:
+            closing = SessionClosingFrame(reason=error.code, retryable=True, time_left_ms=0, resume="now")
+            self._connection.write_message(encode_frame(closing), is_text=True)
+        await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
+
     def _drop(self, error: OmniError) -> None:
         """Discard the messages that the client has not read, and write the error in their place."""
         self._outbox.clear()
@@ -392,7 +420,7 @@ class WebSocketSession(Attachment):
             if (message := self._outbox.take()) is None:
                 return
             size += self._write(message)
-        if self._outbox:
+        if self._outbox.ready:
             self.output_ready()
 
     def _write(self, message: ServerMessage) -> int:

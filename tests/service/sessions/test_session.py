@@ -197,7 +197,7 @@ async def test_what_was_missed_is_sent_to_the_next_connection() -> None:
         session, first = some.attached()
         session.detach(first)
         say(session, 0, "hello")
-        await until(lambda: any(isinstance(message, FinalChunk) for message, _ in session.outbox._messages))
+        await until(lambda: any(isinstance(message, FinalChunk) for message, *_ in session.outbox._messages))
         second = Connection(session)
         assert session.can_resume(-1)
         resumed, ack = session.resume(second, -1)

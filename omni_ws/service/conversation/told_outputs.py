@@ -1,0 +1,127 @@
+"""The outputs of a running answer as a store keeps them, and how a restored conversation goes on behind them.
+
+A record of a session in a store is a snapshot, a SavedSession, and a log of what happened since. Everything that a
+session tells makes another snapshot, except what it tells many times in an answer: text, fragments of tool calls, audio
+and interim transcripts. These are in the log, audio without its sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from omni_ws.core.chunks import OutputChunk, OutputModality
+from omni_ws.service.conversation.request import Request
+
+if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
+
+#: Outputs of audio that a client may have received, and of which the log knows nothing: it is written behind them.
+MOST_UNKNOWN: Final = 256
+
+
+class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
+    """An output of a running answer, in the log of a record: text, audio, or ``chunk`` as it is.
+
+    One with none of them is an interim transcript.
+    """
+
+    #: The number of the output; None for text of an answer that is only spoken, which is no output.
+    number: int | None
+    request_id: str
+    text: str = ""
+    #: The interval of audio on the time line of the answer.
+    start_ms: float = 0
+    end_ms: float = 0
+    chunk: OutputChunk | None = None
+
+    @classmethod
+    def of(cls, output: OutputChunk) -> ToldOutput | None:
+        """Return an output as the log has it; None if it is to be in a snapshot."""
+        number, request_id = output.sequence_id, output.request_id
+        match output.modality:
+            case OutputModality.TEXT:
+                if output.logprobs or output.choice or output.refusal:
+                    return cls(number, request_id, chunk=output)
+                return cls(number, request_id, output.text)
+            case OutputModality.AUDIO:
+                start_ms, end_ms = _interval(output)
+                return cls(number, request_id, start_ms=start_ms, end_ms=end_ms)
+            case OutputModality.TRANSCRIPT:
+                return cls(number, request_id) if output.interim else None
+            case OutputModality.TOOL_CALL:
+                return cls(number, request_id, chunk=output)
+        return None
+
+
+def _interval(output: OutputChunk) -> tuple[float, float]:
+    """Return where a piece of raw audio begins and ends in its answer, in milliseconds.
+
+    The start of a piece is rounded to a millisecond. The end is at or behind the true one by less than 1 ms, so that
+    the same piece, made again, is known by it.
+    """
+    start_ms = output.start_ms or 0
+    assert output.format is not None
+    return start_ms, start_ms + output.format.duration_ms(len(output.payload)) + 0.5
+
+
+def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_output: int) -> None:
+    """Bring a conversation that was restored from a snapshot to where its server was, behind the outputs ``told``.
+
+    The client has received the outputs up to ``last_output``, -1 for none. Text that it lacks waits to be sent, under
+    new numbers where audio before it is lost. Audio that it lacks is made again.
+
+    Raises ValueError if the client has received more than there can have been, or ``told`` does not fit.
+    """
+    queue, ledger = conversation.queue, conversation.ledger
+    number = queue.next_output
+    unsent: list[OutputChunk] = []
+    spoken: ToldOutput | None = None
+    for one in told:
+        request = queue.find(one.request_id)
+        if request is None:
+            raise ValueError("the log of a session has an output of a request that is not open")
+        received = one.number is not None and one.number <= last_output
+        chunk = _said_again(request, one)
+        if one.end_ms:
+            spoken = one
+            if received and one.number is not None:
+                ledger.send(request.entry, one.number, one.start_ms, one.end_ms, request.timeline.now())
+        if received and one.number is not None:
+            number = one.number + 1
+        elif chunk is not None:
+            unsent.append(msgspec.structs.replace(chunk, sequence_id=number))
+            number += 1
+    if last_output >= number:
+        _hear_unknown(conversation, last_output + 1 - number, spoken, last_output)
+        number = last_output + 1
+    queue.number_from(number)
+    conversation.outbox.receive(last_output, unsent)
+
+
+def _said_again(request: Request, one: ToldOutput) -> OutputChunk | None:
+    """Note in the ledger what an output has said. Return the output if it can be sent again."""
+    if one.text:
+        request.entry.say(one.text)
+        if one.number is not None:
+            return OutputChunk(request.request_id, one.number, OutputModality.TEXT, one.text)
+    if one.chunk is None:
+        return None
+    if one.chunk.tool_call is not None:
+        request.entry.call(one.chunk.tool_call)
+    else:
+        request.entry.say(one.chunk.text)
+    return one.chunk
+
+
+def _hear_unknown(conversation: Conversation, count: int, last: ToldOutput | None, last_output: int) -> None:
+    """Note that the client has received more outputs than the log knows of: audio, as long as the piece before."""
+    speaking = next((one for one in conversation.queue.requests if one.entry.speaks and one.announced), None)
+    if speaking is None or count > MOST_UNKNOWN:
+        raise ValueError("the client has received more outputs than there were")
+    if last is not None and last.request_id == speaking.request_id:
+        entry, piece_ms = speaking.entry, last.end_ms - last.start_ms
+        end_ms = entry.made_ms + count * piece_ms
+        conversation.ledger.send(entry, last_output, entry.made_ms, end_ms, speaking.timeline.now())

@@ -1,0 +1,217 @@
+"""Keepers of sessions: what writes a session to the store, and has its output wait until it is there.
+
+**A record** is a snapshot, the SavedSession, and a log of what happened since, in order: the frames of the client as
+they came, and the outputs of the running answer (ToldOutput).
+
+**Input.** Each frame is appended, and takes effect at once. It is acknowledged once it is settled.
+
+**Output.** The keeper is the Gate of the session's OutputLog. Text of an answer and fragments of tool calls are
+appended, and sent once they are settled. Audio is appended and waits for nothing. What concerns one connection is not
+kept. Every other message marks the session for a snapshot, which is taken in the next pass of the loop and has the
+message among those that wait; the message is sent once that is settled. So whatever a client has but the newest audio
+is in the store, and a process whose lease is lost can tell its client nothing.
+
+**Another process** that takes the session restores the snapshot, tells the outputs of the log again (``tell_again``),
+and receives the frames of the log as if the client had just sent them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from omni_ws.core.chunks import OutputChunk, OutputModality
+from omni_ws.service.conversation.messages import UNKEPT, ServerMessage
+from omni_ws.service.conversation.output_log import Gate
+from omni_ws.service.conversation.told_outputs import ToldOutput
+from omni_ws.service.failure import unexpected
+from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
+
+if TYPE_CHECKING:
+    from omni_ws.service.sessions.session import Session
+
+#: The first byte of an entry of the log: a client's frame, text or binary, or an output.
+_TEXT, _BINARY, _OUTPUT = b"t", b"b", b"o"
+_AUDIO: Final = OutputModality.AUDIO  # found faster than a member of an enum
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(ToldOutput).decode
+#: The ticket of what is never sent.
+_NEVER: Final = 1 << 62
+
+
+class ReceivedFrame(msgspec.Struct, frozen=True):
+    """A client's frame, in the log of a record."""
+
+    data: bytes
+    is_text: bool
+
+
+def read_entries(entries: Iterable[bytes]) -> tuple[list[ToldOutput], list[ReceivedFrame]]:
+    """Return the outputs and the frames of a log, each in order. Raises ValueError or msgspec.DecodeError."""
+    told: list[ToldOutput] = []
+    frames: list[ReceivedFrame] = []
+    for entry in entries:
+        kind, content = entry[:1], entry[1:]
+        if kind == _OUTPUT:
+            told.append(_decode(content))
+        elif kind in (_TEXT, _BINARY):
+            frames.append(ReceivedFrame(content, kind == _TEXT))
+        else:
+            raise ValueError(f"a log has no entries of the kind {kind!r}")
+    return told, frames
+
+
+class Keeper(Gate, LeaseHolder):
+    """The keeper of one session: writes it to the store, and is the gate of its output; see the module."""
+
+    def __init__(self, session: Session, store: SessionStore, lease: Lease) -> None:
+        self._session = session
+        self._store = store
+        self._lease = lease
+        lease.holder = session.outbox.gate = self
+        self._kept: Callable[[bool], None] = lambda resumable: None
+        #: The newest ticket, see Gate.
+        self._ticket = 0
+        #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
+        self._marked = False
+        #: Called when that snapshot is settled.
+        self._after: list[Callable[[], None]] = []
+        #: Whether the client was told that the session is not kept.
+        self._told_degraded = False
+        #: Whether nothing is written and sent any more, as the session is another process's.
+        self._sealed = False
+        #: Whether the session was left in the store, for another process.
+        self.handed_over = False
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another process could go on with the session."""
+        return not self._store.degraded and not self._told_degraded
+
+    # output, see Gate
+
+    def admit(self, message: ServerMessage) -> int:
+        if self._sealed:
+            return _NEVER
+        if type(message) is OutputChunk and (told := ToldOutput.of(message)) is not None:
+            return self._tell(told, waits=message.modality is not _AUDIO)
+        if type(message) in UNKEPT:
+            return 0
+        self._ticket += 1
+        self.mark()
+        return self._ticket
+
+    def _tell(self, told: ToldOutput, *, waits: bool) -> int:
+        if self._marked:
+            self._ticket += waits
+            return self._ticket if waits else 0
+        self._store.append(self._lease, _OUTPUT + _encode(told))
+        if not waits:
+            return 0
+        self._ticket += 1
+        self._store.when_settled(self._lease, partial(self._session.outbox.open, self._ticket))
+        return self._ticket
+
+    def said(self, request_id: str, text: str) -> None:
+        if not self._sealed and not self._marked:
+            self._store.append(self._lease, _OUTPUT + _encode(ToldOutput(None, request_id, text)))
+
+    def withdrew(self) -> None:
+        self.mark()
+
+    # input
+
+    def receive(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        """Keep a frame of the client, which takes effect within this call of the loop."""
+        if not self._marked:
+            self._store.append(self._lease, (_TEXT if is_text else _BINARY) + data)
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once everything so far is in the store: at once if it is, or if the store is out of order."""
+        if self._marked:
+            self._after.append(call)
+        else:
+            self._store.when_settled(self._lease, call)
+
+    async def settled(self) -> None:
+        """Wait until everything so far is in the store, or the store is out of order, or the session is lost."""
+        if self._marked:
+            self._snapshot()
+        await self._store.settle(self._lease)
+
+    # snapshots
+
+    def mark(self) -> None:
+        """Have a snapshot taken in the next pass of the loop."""
+        if not self._marked and not self._sealed:
+            self._marked = True
+            asyncio.get_running_loop().call_soon(self._take_marked)
+
+    def _take_marked(self) -> None:
+        if self._marked:
+            self._snapshot()
+
+    def _snapshot(self) -> None:
+        self._marked = False
+        session, store, lease = self._session, self._store, self._lease
+        after, self._after = self._after, []
+        if session.is_open and not store.degraded and not lease.lost:
+            try:
+                data = msgspec.msgpack.encode(session.saved())
+            except Exception as error:
+                session.end(unexpected(error, where="the record of a session"))
+            else:
+                store.snapshot(lease, data, tokens=session.digests, away=session.disconnected)
+        for call in (partial(session.outbox.open, self._ticket), *after):
+            store.when_settled(lease, call)
+
+    def hand_over(self) -> bool:
+        """Leave the session in the store as it is now: nothing is written, and nothing is sent any more.
+
+        Returns False, having done nothing, if the store does not take it.
+        """
+        self._snapshot()
+        if not self._lease.whole:
+            return False
+        self._sealed = self.handed_over = True
+        self._store.release(self._lease, delete=False)
+        return True
+
+    def end(self) -> None:
+        """Delete the record as the session has ended, unless the session was handed over."""
+        self._sealed = True
+        if not self.handed_over:
+            self._store.release(self._lease, delete=True)
+
+    # what the store tells, see LeaseHolder
+
+    def tell(self, kept: Callable[[bool], None]) -> None:
+        """Call ``kept`` with False when the store fails, at once if it has, and with True when it keeps again."""
+        self._kept = kept
+        if self._store.degraded:
+            self.store_degraded()
+
+    def lease_lost(self) -> None:
+        self._sealed = True
+        self._session.lose()
+
+    def store_degraded(self) -> None:
+        if not self._told_degraded and not self._sealed:
+            self._told_degraded = True
+            self._kept(False)
+
+    def store_wants_snapshot(self) -> None:
+        if self._sealed:
+            return
+        self.mark()
+        if self._told_degraded:
+            self.when_settled(self._recovered)
+
+    def _recovered(self) -> None:
+        if self._told_degraded and self._lease.whole:
+            self._told_degraded = False
+            self._kept(True)

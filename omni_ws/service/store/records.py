@@ -1,0 +1,167 @@
+"""What a store holds, and what a backend does with it.
+
+A record is one session: a *clear part*, which is compared before anything is handed out; one *snapshot*; and a *log* of
+what happened since it. One commit appends at most one element to a log; the element holds all entries of that commit.
+
+**Fencing.** Each record has a fence number. Whoever takes a record raises it; a change that carries a lower number is
+refused (``Outcome.LOST``). A deleted record leaves a tombstone with its number for ``TOMBSTONE_SEC``, so that a process
+that slept meanwhile cannot bring it back; only a snapshot with that number can.
+
+**Gaps.** An element carries the number of the snapshot behind which it stands, and its place there. If the record is
+gone, has another snapshot, or a log of another length, the store has lost data (a server that came back without its
+last writes): the change is refused (``Outcome.GAP``), and a snapshot mends the record. A snapshot that arrives behind a
+newer one, over a connection that was given up, changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+#: The version of records: of their layout, of ``SavedSession``, and of the entries of logs. Raise it with a change that
+#: the version before cannot read; it then takes records of the newer version for absent.
+RECORD_VERSION: Final = 1
+#: A process that gave no sign of life for this long, by the store's clock, holds nothing any more.
+HOLDER_EXPIRY_SEC: Final = 5.0
+#: How long a deleted record keeps its fence number.
+TOMBSTONE_SEC: Final = 3600.0
+
+
+class StoreError(Exception):
+    """The store did not do what it was asked. ``reason`` is one of few words, which metrics and /health repeat."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+#: The reasons of ``StoreError``.
+SLOW: Final = "slow"
+FULL: Final = "full"
+GONE: Final = "gone"
+
+
+class StoreEnd(enum.Enum):
+    """How a process parts with a record: it is deleted, or left for others."""
+
+    DELETE = "delete"
+    RELEASE = "release"
+
+
+class Outcome(enum.Enum):
+    """What became of a change."""
+
+    KEPT = 0
+    #: Another process has the record, or it was deleted.
+    LOST = 1
+    #: The store lacks what the change builds on; see the module.
+    GAP = 2
+
+
+@dataclass(slots=True, frozen=True)
+class ClearPart:
+    """What is written with a snapshot, and is readable without a key."""
+
+    #: Version and key, see ``Sealer.form``: who does not know it cannot read the record.
+    form: str
+    kind: str
+    owner: str | None
+    #: Digests of the tokens that admit a client.
+    tokens: tuple[bytes, ...]
+    #: Whether the session has no client.
+    away: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Change:
+    """What one commit does to one record, all or nothing."""
+
+    session_id: str
+    fence: int
+    #: The process that writes.
+    holder: str
+    #: The number of the lease's newest snapshot: that in this change, or the one that the element stands behind.
+    serial: int
+    #: These two replace the record and its log, or both are None.
+    clear: ClearPart | None
+    snapshot: bytes | None
+    #: An element to append, at place ``place`` (the first after a snapshot is 0); None for none.
+    element: bytes | None
+    place: int
+    #: Done after the rest. A change with nothing else needs the fence number alone.
+    end: StoreEnd | None
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """The clear part of a record, as it is in the store."""
+
+    clear: ClearPart
+    fence: int
+    #: The process that has the record; "" if nobody has.
+    holder: str
+    #: Whether ``holder`` gave a sign of life within HOLDER_EXPIRY_SEC.
+    held: bool
+    #: Seconds since the session lost its client, by the store's clock; None if it has one.
+    away_sec: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class Contents:
+    """The rest of a record: its snapshot, and the elements of its log in order."""
+
+    snapshot: bytes
+    log: tuple[bytes, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class StoreSize:
+    """How much a store holds, tombstones left out; bytes are those of the store's files or memory as far as known."""
+
+    records: int
+    bytes: int
+
+
+class StoreBackend(Protocol):
+    """A kind of store. One instance belongs to one process. Every method raises StoreError, and nothing else."""
+
+    #: What it is, for logs and metrics; without passwords.
+    name: str
+
+    async def open(self) -> None:
+        """Make it usable, at the start and again after an error.
+
+        Raises ConfigurationError, too, for what only the operator can mend.
+        """
+
+    async def close(self) -> None:
+        """Release what ``open`` took."""
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+        """Do all changes, of one record each; return what became of each, in order."""
+
+    async def find(self, session_id: str) -> Found | None:
+        """Return the clear part of a record; None if there is none."""
+
+    async def read(self, session_id: str) -> Contents | None:
+        """Return the rest of a record; None if there is none."""
+
+    async def take(self, session_id: str, *, fence: int, holder: str) -> Contents | None:
+        """Raise the fence number from ``fence`` by one and return what is there; None if the number is another now."""
+
+    async def erase(self, session_id: str) -> bool:
+        """Delete a record whoever has it, and raise its fence number. Returns whether there was one."""
+
+    async def beat(self, holder: str) -> None:
+        """Give a sign of life of a process."""
+
+    async def leave(self, holder: str) -> None:
+        """Withdraw it: what the process still holds is free."""
+
+    async def probe(self) -> None:
+        """Write something, which takes as much space as records do, and delete it."""
+
+    async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
+        """Delete records that are older, and then the oldest until they fit; never those of a living holder."""

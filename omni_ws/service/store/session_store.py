@@ -1,0 +1,713 @@
+"""The process's one writer to a store of sessions: queues, group commits, leases, and what happens when it fails.
+
+**Writing.** ``append`` and ``snapshot`` queue and return. One task commits what is queued, of all sessions together, as
+soon as there is something and the commit before is done; no timer delays it. What is committed is *settled*.
+
+**Leases.** A process writes to a record by its Lease. Whoever takes the record raises its fence number, and the next
+commit of the holder before finds its lease lost: the session ends there, without a word to anybody.
+
+**Degraded.** If no commit succeeds for ``SLOW_SEC``, the store is full, or it is gone, nothing waits any more: what is
+queued is dropped, everything counts as settled, and further entries are not kept. Records stay as they were: a client
+that resumes from one of them finds less than it was told. The store is tried again by itself; once it works, each
+session is asked for a snapshot, a few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from omni_ws.config.values import ConfigurationError
+from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.threads import Work, run_work
+from omni_ws.metrics import Metrics
+from omni_ws.service.store.records import (
+    GONE,
+    SLOW,
+    Change,
+    ClearPart,
+    Contents,
+    Found,
+    Outcome,
+    StoreBackend,
+    StoreEnd,
+    StoreError,
+    StoreSize,
+)
+from omni_ws.service.store.sealing import SNAPSHOT_PLACE, Seal, Sealer, Unreadable
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: Without a commit for this long, the store is degraded.
+SLOW_SEC: Final = 0.25
+#: How late the loop itself may be without that being the store's fault.
+_LOOP_LAG_SEC: Final = 0.1
+#: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``.
+ANSWER_SEC: Final = 2.0
+#: Time between two tries while the store is degraded: it doubles, up to the second.
+RETRY_SEC: Final = (0.25, 2.0)
+#: Time for the last commits of ``stop``.
+STOP_SEC: Final = 5.0
+#: Time between two signs of life of this process, and between two looks for what is too old or too much.
+BEAT_SEC: Final = 1.5
+PRUNE_SEC: Final = 60.0
+#: A commit has at most so many records, and ends with the one that goes beyond so many bytes.
+MAX_CHANGES: Final = 256
+_MAX_COMMIT_BYTES: Final = 1 << 20
+#: What may be queued; beyond it the store counts as slow.
+MAX_QUEUED_BYTES: Final = 64 << 20
+#: A session whose snapshot is larger is not kept.
+MAX_SNAPSHOT_BYTES: Final = 32 << 20
+#: Bytes that are encrypted on the loop; more in a thread.
+_SEALED_HERE_BYTES: Final = 64 << 10
+#: Sessions that are told something, or asked for a snapshot, in one pass of the loop.
+_SLICE: Final = 16
+#: Deletions that are remembered while the store is degraded.
+_MAX_ENDS: Final = 10_000
+#: How often ``take`` looks again after another process took the record in between.
+_TRIES: Final = 3
+
+_entries = msgspec.msgpack.Decoder(list[bytes])
+
+
+class LeaseHolder(Protocol):
+    """The session behind a lease. Its methods are called on the loop, and must neither wait nor raise."""
+
+    def lease_lost(self) -> None:
+        """Another process has the session, or it was deleted: end it, and tell nobody. Called once; nothing follows."""
+
+    def store_degraded(self) -> None:
+        """The session is not kept from now on, and what is settled is lost with this process: tell the client once.
+
+        Called before the calls that wait for what is settled.
+        """
+
+    def store_wants_snapshot(self) -> None:
+        """The store works, but its record is behind the session: call ``snapshot``, now or in this pass of the loop.
+
+        Called after ``store_degraded``, and also without it. When that snapshot is settled and the lease is ``whole``,
+        the session can be resumed again.
+        """
+
+
+class _Queued:
+    """What is queued for one record, and goes into one commit."""
+
+    __slots__ = ("away", "calls", "end", "entries", "size", "snapshot", "tokens", "waiters")
+
+    def __init__(self) -> None:
+        self.snapshot: bytes | None = None
+        self.tokens: tuple[bytes, ...] = ()
+        self.away = False
+        #: Since the snapshot.
+        self.entries: list[bytes] = []
+        self.end: StoreEnd | None = None
+        self.calls: list[Callable[[], None]] = []
+        #: Done in any case.
+        self.waiters: list[asyncio.Future[None]] = []
+        #: Of ``snapshot`` and ``entries``; charged.
+        self.size = 0
+
+
+class Lease:
+    """The right to write to one record; made by ``SessionStore.begin`` and ``take``."""
+
+    __slots__ = (
+        *("ended", "fence", "flying", "holder", "kind", "lost", "owner", "place", "queued"),
+        *("seal", "serial", "session_id", "snapped_at", "whole"),
+    )
+
+    def __init__(self, session_id: str, kind: str, owner: str | None, fence: int, seal: Seal) -> None:
+        self.session_id = session_id
+        self.kind = kind
+        self.owner = owner
+        self.fence = fence
+        #: Set it right after ``begin`` or ``take``. None: nobody is told.
+        self.holder: LeaseHolder | None = None
+        #: Whether the lease was lost; everything done with it is ignored then.
+        self.lost = False
+        #: Whether the record is up to date with what was queued; False before the first snapshot and after a failure.
+        #: While it is False, entries are not kept.
+        self.whole = False
+
+        # The rest is the store's.
+        self.ended = False
+        self.seal = seal
+        #: The number of the newest snapshot, and the elements behind it.
+        self.serial = 0
+        self.place = 0
+        self.snapped_at = 0.0
+        self.queued: _Queued | None = None
+        #: What the current commit contains.
+        self.flying: _Queued | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Taken:
+    """A record that was taken over. The log's entries are in the order in which they were appended."""
+
+    lease: Lease
+    found: Found
+    snapshot: bytes
+    entries: tuple[bytes, ...]
+
+
+class SessionStore:
+    """The process's one writer to the store of sessions; the module describes it.
+
+    ``max_age_sec`` and ``max_bytes`` bound what is kept of sessions that no living process has.
+    """
+
+    def __init__(
+        self,
+        backend: StoreBackend,
+        *,
+        sealer: Sealer,
+        budget: ByteBudget,
+        metrics: Metrics,
+        max_age_sec: float,
+        max_bytes: int,
+    ) -> None:
+        self._backend = backend
+        self._sealer = sealer
+        self._budget = budget
+        self._metrics = metrics
+        self._max_age_sec = max_age_sec
+        self._max_bytes = max_bytes
+        #: This process, among those that share the store.
+        self.process = secrets.token_hex(8)
+        #: Whether nothing is kept now, see the module; and why, in a word.
+        self.degraded = False
+        self.reason = ""
+        self._leases: dict[str, Lease] = {}
+        #: The leases with something queued, and those that the store wants a snapshot of.
+        self._queue: deque[Lease] = deque()
+        self._wanting: dict[Lease, None] = {}
+        self._queued_bytes = 0
+        self._size = StoreSize(0, 0)
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        metrics.store_up.labels(backend.name).set_function(lambda: not self.degraded)
+        metrics.store_queued_bytes.set_function(lambda: self._queued_bytes)
+        metrics.store_leases.set_function(lambda: len(self._leases))
+        metrics.store_records.set_function(lambda: self._size.records)
+        metrics.store_bytes.set_function(lambda: self._size.bytes)
+
+    # life
+
+    @property
+    def name(self) -> str:
+        """What kind of store it is, for people."""
+        return self._backend.name
+
+    async def start(self) -> None:
+        """Open the store. One that cannot be reached is tried again; raises ConfigurationError for a bad setting."""
+        try:
+            await self._backend.open()
+            await self._backend.beat(self.process)
+        except StoreError as error:
+            self._degrade(error.reason, str(error))
+        self._tasks = [
+            asyncio.create_task(self._write(), name="writer of the session store"),
+            asyncio.create_task(self._beat(), name="heartbeat of the session store"),
+            asyncio.create_task(self._prune(), name="pruning of the session store"),
+        ]
+
+    async def stop(self) -> None:
+        """Commit what is queued, within a few seconds, and close the store.
+
+        Leases are left as they are; once this process has left the store, anybody may take their records.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SEC):
+                for lease in tuple(self._leases.values()):
+                    await self.settle(lease)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(STOP_SEC):
+                await self._backend.leave(self.process)
+        await self._backend.close()
+
+    # leases
+
+    def begin(self, session_id: str, *, kind: str, owner: str | None) -> Lease:
+        """Return the lease of a new session. Nothing is written before its first ``snapshot``.
+
+        ``kind`` tells what kind of session it is (``native``, ``mode_b``, …); ``owner`` is the name of its key.
+        """
+        lease = self._leases[session_id] = Lease(session_id, kind, owner, 1, self._sealer.seal(session_id))
+        return lease
+
+    async def peek(self, session_id: str) -> Found | None:
+        """Return the clear part of a record (kind, owner, digests of tokens, holder, how long it is away).
+
+        To be compared before ``take``. None if there is none, or none that this process can read. Raises StoreError
+        if the store cannot be asked.
+        """
+        if (lease := self._leases.get(session_id)) is not None and lease.ended:
+            await self.settle(lease)
+        found = await self._answer(self._backend.find(session_id))
+        return found if found is not None and self._sealer.reads(found.clear.form) else None
+
+    async def take(self, session_id: str, *, force: bool) -> Taken | None:
+        """Take over a record: from now on, nobody else can write to it.
+
+        Returns None if there is none that this process can read or, without ``force``, if a living process has it.
+        The new lease is not ``whole``: write a snapshot, then append. Raises StoreError if the store cannot be asked.
+        """
+        for _ in range(_TRIES):
+            found = await self.peek(session_id)
+            if found is None or (found.held and not force):
+                self._metrics.store_takes.labels("absent" if found is None else "held").inc()
+                return None
+            contents = await self._answer(self._backend.take(session_id, fence=found.fence, holder=self.process))
+            if contents is not None:
+                return self._taken(session_id, found, contents)
+        self._metrics.store_takes.labels("held").inc()
+        return None
+
+    def _taken(self, session_id: str, found: Found, contents: Contents) -> Taken | None:
+        if (before := self._leases.get(session_id)) is not None:
+            self._lose(before)
+        snapshot, entries = self._opened(session_id, found, contents)
+        if snapshot is None:
+            self._metrics.store_takes.labels("unreadable").inc()
+            return None
+        self._metrics.store_takes.labels("taken").inc()
+        seal = self._sealer.seal(session_id)
+        lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
+        self._leases[session_id] = lease
+        return Taken(lease, found, snapshot, entries)
+
+    async def read(self, session_id: str) -> tuple[bytes, tuple[bytes, ...]] | None:
+        """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
+        found = await self.peek(session_id)
+        contents = None if found is None else await self._answer(self._backend.read(session_id))
+        if found is None or contents is None:
+            return None
+        snapshot, entries = self._opened(session_id, found, contents)
+        return None if snapshot is None else (snapshot, entries)
+
+    def _opened(self, session_id: str, found: Found, contents: Contents) -> tuple[bytes | None, tuple[bytes, ...]]:
+        """Return snapshot and entries in the clear; None for the snapshot if they cannot be read."""
+        form = found.clear.form
+        try:
+            snapshot = self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE)
+            log = [self._sealer.open(form, session_id, one, place) for place, one in enumerate(contents.log)]
+            return snapshot, tuple(entry for element in log for entry in _entries.decode(element))
+        except (Unreadable, msgspec.DecodeError):
+            logger.warning("the record of session %s in the store is damaged", session_id)
+            return None, ()
+
+    def release(self, lease: Lease, *, delete: bool) -> None:
+        """Part with a record: delete it with its session, or leave it, as it will be when this is settled, for others.
+
+        A record that is behind its session is deleted in any case. The lease is of no more use afterwards, but for
+        ``when_settled`` and ``settle``.
+        """
+        if lease.lost or lease.ended:
+            return
+        lease.ended = True
+        self._wanting.pop(lease, None)
+        never_written = not lease.serial and lease.queued is None and lease.fence == 1
+        if never_written or (self.degraded and len(self._queue) >= _MAX_ENDS):
+            self._forget(lease)
+            return
+        queued = self._queued(lease)
+        as_taken = not lease.serial and queued.snapshot is None
+        queued.end = StoreEnd.RELEASE if not delete and (lease.whole or as_taken) else StoreEnd.DELETE
+        if queued.end is StoreEnd.DELETE:
+            self._drop_data(queued)
+        lease.whole = False
+
+    async def delete(self, session_id: str, *, owner: str | None) -> bool:
+        """Delete the record of a session of this owner, wherever it is open; it ends there without a word.
+
+        Returns whether there was one. Compare tokens before (``peek``). Raises StoreError.
+        """
+        found = await self._answer(self._backend.find(session_id))  # also one that cannot be read here
+        if found is None or found.clear.owner != owner:
+            return False
+        deleted = await self._answer(self._backend.erase(session_id))
+        if (lease := self._leases.get(session_id)) is not None:
+            self._lose(lease)
+        return deleted
+
+    async def _answer(self, question: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(ANSWER_SEC):
+                return await question
+        except TimeoutError:
+            raise StoreError(SLOW, "the store of sessions does not answer") from None
+
+    # writing
+
+    def append(self, lease: Lease, entry: bytes) -> None:
+        """Queue an entry of the log. Does nothing while the lease is not ``whole``."""
+        if not lease.whole:
+            return
+        queued = lease.queued or self._queued(lease)
+        queued.entries.append(entry)
+        self._charge(queued, len(entry))
+
+    def snapshot(self, lease: Lease, data: bytes, *, tokens: tuple[bytes, ...], away: bool) -> None:
+        """Queue a snapshot, which replaces the snapshot and the log before it.
+
+        ``tokens`` are the digests that admit a client now; ``away``: whether the session has no client. Does nothing
+        while the store is degraded; ``store_wants_snapshot`` asks for another later. A session whose snapshot is larger
+        than ``MAX_SNAPSHOT_BYTES`` is told ``store_degraded`` for itself, until a smaller one comes.
+        """
+        if lease.lost or lease.ended or self.degraded:
+            return
+        queued = self._queued(lease)
+        self._drop_data(queued)
+        if len(data) > MAX_SNAPSHOT_BYTES:
+            lease.whole = False
+            queued.end = StoreEnd.DELETE  # what is in the store is not the session any more
+            if lease.holder is not None:
+                _guarded(lease.holder.store_degraded)
+            return
+        queued.end = None
+        queued.snapshot, queued.tokens, queued.away = data, tokens, away
+        lease.whole = True
+        self._wanting.pop(lease, None)
+        self._charge(queued, len(data))
+
+    def when_settled(self, lease: Lease, call: Callable[[], None]) -> None:
+        """Call ``call`` once all that was queued for this lease so far is committed, in the order of these calls.
+
+        At once, within this call, if nothing is queued or the store is degraded. Never, if the lease is or gets lost.
+        """
+        pending = lease.queued or lease.flying
+        if lease.lost:
+            return
+        if pending is None or self.degraded:
+            call()
+        else:
+            pending.calls.append(call)
+
+    async def settle(self, lease: Lease) -> None:
+        """Wait until what was queued for this lease so far is committed, or it is lost, or the store is degraded."""
+        pending = lease.queued or lease.flying
+        if pending is not None and not self.degraded:
+            done = asyncio.get_running_loop().create_future()
+            pending.waiters.append(done)
+            await done
+
+    def _queued(self, lease: Lease) -> _Queued:
+        if lease.queued is None:
+            lease.queued = _Queued()
+            self._queue.append(lease)
+            self._wake.set()
+        return lease.queued
+
+    def _charge(self, queued: _Queued, size: int) -> None:
+        queued.size += size
+        self._queued_bytes += size
+        self._budget.charge(size)
+        if self._queued_bytes > MAX_QUEUED_BYTES and not self.degraded:
+            self._degrade(SLOW, f"{self._queued_bytes} bytes are queued")
+
+    def _drop_data(self, queued: _Queued) -> None:
+        self._queued_bytes -= queued.size
+        self._budget.give(queued.size)
+        queued.snapshot, queued.entries, queued.size = None, [], 0
+
+    async def _write(self) -> None:
+        while True:
+            if self.degraded:
+                await self._mend()
+            while not self.degraded and (batch := self._next_batch()):
+                await self._commit(batch)
+                self._ask_for_snapshots()
+            if not self.degraded and not self._wanting:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await asyncio.sleep(0)
+                self._ask_for_snapshots()
+
+    def _next_batch(self) -> list[Lease]:
+        batch: list[Lease] = []
+        size = 0
+        while self._queue and len(batch) < MAX_CHANGES and size < _MAX_COMMIT_BYTES:
+            lease = self._queue.popleft()
+            queued, lease.queued = lease.queued, None
+            if queued is None or lease.lost:
+                continue
+            lease.flying = queued
+            size += queued.size
+            batch.append(lease)
+        return batch
+
+    async def _commit(self, batch: Sequence[Lease]) -> None:
+        size = sum(lease.flying.size for lease in batch if lease.flying is not None)
+        numbers = [self._number(lease) for lease in batch]
+        if size > _SEALED_HERE_BYTES:
+            changes = await run_work(Work.FILES, self._changes, batch, numbers)
+        else:
+            changes = self._changes(batch, numbers)
+        try:
+            with self._watched() as took:
+                outcomes: Sequence[Outcome | None] = await self._backend.commit(changes)
+            self._metrics.store_commit_seconds.observe(took())
+            self._metrics.store_written_bytes.inc(sum(len(c.snapshot or b"") + len(c.element or b"") for c in changes))
+        except StoreError as error:
+            self._degrade(error.reason, str(error))
+            outcomes = [None] * len(batch)
+        except Exception as error:
+            logger.exception("a defect in the store of sessions")
+            self._degrade(GONE, type(error).__name__)
+            outcomes = [None] * len(batch)
+        for lease, outcome in zip(batch, outcomes, strict=True):
+            self._committed(lease, outcome)
+
+    def _number(self, lease: Lease) -> int:
+        """Return the place of the element in the next change, and count on."""
+        flying = lease.flying
+        assert flying is not None
+        if flying.snapshot is not None:
+            lease.serial += 1
+            lease.place = 0
+            lease.snapped_at = asyncio.get_running_loop().time()
+        place = lease.place
+        lease.place += bool(flying.entries)
+        return place
+
+    def _changes(self, batch: Sequence[Lease], places: Sequence[int]) -> list[Change]:
+        return [self._change(lease, place) for lease, place in zip(batch, places, strict=True)]
+
+    def _change(self, lease: Lease, place: int) -> Change:
+        flying = lease.flying
+        assert flying is not None
+        clear = snapshot = element = None
+        if flying.snapshot is not None:
+            clear = ClearPart(self._sealer.form, lease.kind, lease.owner, flying.tokens, flying.away)
+            snapshot = lease.seal(flying.snapshot, SNAPSHOT_PLACE)
+        if flying.entries:
+            element = lease.seal(msgspec.msgpack.encode(flying.entries), place)
+        return Change(
+            session_id=lease.session_id,
+            fence=lease.fence,
+            holder=self.process,
+            serial=lease.serial,
+            clear=clear,
+            snapshot=snapshot,
+            element=element,
+            place=place,
+            end=flying.end,
+        )
+
+    def _committed(self, lease: Lease, outcome: Outcome | None) -> None:
+        """Note what became of a change; None if that is not known, in which case the store is degraded."""
+        flying, lease.flying = lease.flying, None
+        assert flying is not None
+        self._drop_data(flying)
+        if lease.lost or outcome is Outcome.LOST:
+            self._lose(lease)
+            _settle(flying, lost=True)
+            return
+        if outcome is Outcome.GAP and not lease.ended and not self.degraded:
+            self._mend_gap(lease, flying)
+            return
+        if lease.ended and lease.queued is None:
+            if outcome is None:  # what the store has is not the session's last state: not for others
+                self._queued(lease).end = StoreEnd.DELETE
+            else:
+                self._forget(lease)
+        _settle(flying)
+
+    def _mend_gap(self, lease: Lease, flying: _Queued) -> None:
+        """Have a new snapshot in place of what the store lost; what waits, waits for that."""
+        if lease.queued is None or lease.queued.snapshot is None:
+            lease.whole = False
+            if lease.queued is not None:
+                self._drop_data(lease.queued)
+            _ask(lease)
+        if lease.queued is None:
+            _settle(flying)
+        else:
+            lease.queued.calls[:0] = flying.calls
+            lease.queued.waiters += flying.waiters
+
+    def _lose(self, lease: Lease) -> None:
+        """Note that the lease is lost, once."""
+        if lease.lost:
+            return
+        lease.lost, lease.whole = True, False
+        self._metrics.store_lost.inc()
+        self._wanting.pop(lease, None)
+        self._forget(lease)
+        if lease.queued is not None:
+            self._drop_data(lease.queued)
+            _settle(lease.queued, lost=True)
+            lease.queued = None
+        if lease.holder is not None:
+            _guarded(lease.holder.lease_lost)
+
+    def _forget(self, lease: Lease) -> None:
+        if self._leases.get(lease.session_id) is lease:
+            del self._leases[lease.session_id]
+
+    # failure and recovery
+
+    @contextmanager
+    def _watched(self) -> Iterator[Callable[[], float]]:
+        """Within the block, the store may take ``SLOW_SEC``. Yields a function that returns the time so far."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def late(due: float) -> None:
+            nonlocal timer
+            if loop.time() - due > _LOOP_LAG_SEC:  # it may have been in time, and the loop was not
+                timer = loop.call_later(_LOOP_LAG_SEC, late, loop.time() + _LOOP_LAG_SEC)
+            else:
+                self._degrade(SLOW, f"no answer within {SLOW_SEC:g} s")
+
+        timer = loop.call_later(SLOW_SEC, late, began + SLOW_SEC)
+        try:
+            yield lambda: loop.time() - began
+        finally:
+            timer.cancel()
+
+    def _degrade(self, reason: str, message: str) -> None:
+        self.reason = reason
+        if self.degraded:
+            return
+        self.degraded = True
+        logger.warning(
+            "the store of sessions (%s) is %s, so sessions are not kept until it works again: %s",
+            *(self._backend.name, reason, message),
+        )
+        self._metrics.store_failures.labels(reason).inc()
+        self._wanting.clear()
+        for lease in self._leases.values():
+            lease.whole = False
+        waiting = [lease for lease in self._leases.values() if lease.queued is not None or lease.flying is not None]
+        others = [lease for lease in self._leases.values() if lease.queued is None and lease.flying is None]
+        for lease in waiting:
+            self._give_up(lease)
+        self._tell_degraded(iter(others))
+        self._wake.set()
+
+    def _give_up(self, lease: Lease) -> None:
+        """Stop waiting for what is queued, except for the end of the record."""
+        if lease.holder is not None and not lease.ended:
+            _guarded(lease.holder.store_degraded)
+        flying, queued = lease.flying, lease.queued
+        if flying is not None:
+            _settle(flying)
+        if queued is not None:
+            self._drop_data(queued)
+            _settle(queued)
+            if lease.ended:
+                queued.end = StoreEnd.DELETE
+            else:
+                lease.queued = None
+
+    def _tell_degraded(self, leases: Iterator[Lease]) -> None:
+        """Tell sessions, a few in each pass of the loop."""
+        if not self.degraded:
+            return
+        some = tuple(islice(leases, _SLICE))
+        for lease in some:
+            if lease.holder is not None and not lease.ended and not lease.lost:
+                _guarded(lease.holder.store_degraded)
+        if some:
+            asyncio.get_running_loop().call_soon(self._tell_degraded, leases)
+
+    async def _mend(self) -> None:
+        """Try the store until it works and is fast enough."""
+        loop = asyncio.get_running_loop()
+        delay, longest = RETRY_SEC
+        while True:
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, longest)
+            began = loop.time()
+            try:
+                await self._backend.open()
+                await self._backend.probe()
+                await self._backend.beat(self.process)
+            except StoreError as error:
+                self.reason = error.reason
+            except ConfigurationError as error:
+                self.reason = GONE
+                logger.debug("the store of sessions: %s", error)
+            else:
+                if loop.time() - began < SLOW_SEC:
+                    break
+                self.reason = SLOW
+        self.degraded, self.reason = False, ""
+        logger.info("the store of sessions (%s) works again", self._backend.name)
+        self._wanting = dict.fromkeys(lease for lease in self._leases.values() if not lease.ended)
+
+    def _ask_for_snapshots(self) -> None:
+        """Ask a few sessions whose records are behind."""
+        for lease in tuple(islice(self._wanting, _SLICE)):
+            del self._wanting[lease]
+            _ask(lease)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SEC)
+            if not self.degraded:
+                try:
+                    with self._watched():
+                        await self._backend.beat(self.process)
+                except StoreError as error:
+                    self._degrade(error.reason, str(error))
+
+    async def _prune(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self.degraded:
+                try:
+                    self._size = await self._backend.prune(max_age_sec=self._max_age_sec, max_bytes=self._max_bytes)
+                except StoreError as error:
+                    self._degrade(error.reason, str(error))
+                # What lives longer than records may, is written anew.
+                old = loop.time() - self._max_age_sec / 2
+                for lease in self._leases.values():
+                    if lease.serial and lease.snapped_at < old and not lease.ended:
+                        lease.snapped_at = loop.time()
+                        self._wanting[lease] = None
+                        self._wake.set()
+            await asyncio.sleep(PRUNE_SEC)
+
+
+def _settle(queued: _Queued, *, lost: bool = False) -> None:
+    """Call what waits, once; of a lost lease, only who is told in any case."""
+    calls, queued.calls = queued.calls, []
+    waiters, queued.waiters = queued.waiters, []
+    if not lost:
+        for call in calls:
+            _guarded(call)
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def _ask(lease: Lease) -> None:
+    if lease.holder is not None and not lease.ended and not lease.lost:
+        _guarded(lease.holder.store_wants_snapshot)
+
+
+def _guarded(call: Callable[[], None]) -> None:
+    """Call it. One session's defect must not end the writer of all."""
+    try:
+        call()
+    except Exception:
+        logger.exception("a defect in a session that is kept")

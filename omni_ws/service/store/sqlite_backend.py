@@ -1,0 +1,440 @@
+"""The store of sessions in a file of SQLite: for one machine, whose processes may share it.
+
+The file is written in WAL mode. A commit survives the process at once, and a crash of the machine once the system has
+written it (``fsync=1``: at once as well). All calls of a process run in one thread, in order; checkpoints, which wait
+for the disk, run in another.
+
+Table ``pieces`` has the snapshot of a record as piece 0, and its log behind it: an entry writes one row, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from omni_ws.config.values import ConfigurationError
+from omni_ws.service.store.records import (
+    FULL,
+    GONE,
+    HOLDER_EXPIRY_SEC,
+    TOMBSTONE_SEC,
+    Change,
+    ClearPart,
+    Contents,
+    Found,
+    Outcome,
+    StoreEnd,
+    StoreError,
+    StoreSize,
+)
+
+T = TypeVar("T")
+
+#: The layout of the tables, in ``PRAGMA user_version``. A file of another layout is refused.
+_LAYOUT: Final = 1
+#: How long a commit waits for those of other processes.
+_BUSY_SEC: Final = 5.0
+#: Pages of the WAL after which a checkpoint begins; and after which a commit does it, if that does not keep up.
+_CHECKPOINT_PAGES: Final = 1000
+_LAST_CHECKPOINT_PAGES: Final = 16_000
+#: Records that pruning deletes between two commits.
+_PRUNED_TOGETHER: Final = 100
+#: What is deleted when the store is full: down to this share of its size.
+_ROOM: Final = 0.9
+_PROBE_BYTES: Final = 64 << 10
+
+_TABLES: Final = """
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY,
+    session_id TEXT NOT NULL UNIQUE,
+    fence INTEGER NOT NULL,
+    serial INTEGER NOT NULL,
+    holder TEXT NOT NULL,
+    form TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    owner TEXT,
+    tokens BLOB NOT NULL,
+    away REAL,
+    changed REAL NOT NULL,
+    gone INTEGER NOT NULL
+);
+CREATE INDEX records_by_age ON records (changed);
+CREATE TABLE pieces (
+    record INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (record, number)
+);
+CREATE TABLE holders (holder TEXT PRIMARY KEY, seen REAL NOT NULL);
+"""
+_UPSERT: Final = """
+INSERT INTO records (session_id, fence, serial, holder, form, kind, owner, tokens, away, changed, gone)
+VALUES (:session_id, :fence, :serial, :holder, :form, :kind, :owner, :tokens, :away, :now, 0)
+ON CONFLICT (session_id) DO UPDATE SET
+    fence = :fence, serial = :serial, holder = :holder, form = :form, kind = :kind, owner = :owner, tokens = :tokens,
+    away = CASE WHEN :away IS NULL THEN NULL ELSE coalesce(away, :away) END, changed = :now, gone = 0
+"""
+_ALIVE: Final = "SELECT holder FROM holders WHERE abs(:now - seen) < :expiry"
+#: Records of no living holder, the oldest first.
+_LEFT: Final = (
+    f"SELECT id, changed FROM records WHERE holder NOT IN ({_ALIVE}) AND NOT gone ORDER BY changed LIMIT :count"
+)
+
+
+class SqliteBackend:
+    """A store in a file; see the module. ``max_bytes`` bounds the file, without its WAL."""
+
+    def __init__(
+        self, path: Path, *, max_bytes: int, fsync: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.name = "sqlite"
+        self._path = path
+        self._max_bytes = max_bytes
+        self._fsync = fsync
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="session store")
+        self._checkpoints = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._database: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._checkpointing = False
+
+    # StoreBackend
+
+    async def open(self) -> None:
+        await self._do(self._open)
+
+    async def close(self) -> None:
+        await asyncio.wrap_future(self._thread.submit(self._close))
+        self._thread.shutdown(wait=False)
+        self._checkpoints.shutdown(wait=False)
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+        outcomes = await self._do(self._commit, changes)
+        self._checkpoint_if_due()
+        return outcomes
+
+    async def find(self, session_id: str) -> Found | None:
+        return await self._do(self._find, session_id)
+
+    async def read(self, session_id: str) -> Contents | None:
+        return await self._do(self._read, session_id)
+
+    async def take(self, session_id: str, *, fence: int, holder: str) -> Contents | None:
+        return await self._do(self._take, session_id, fence, holder)
+
+    async def erase(self, session_id: str) -> bool:
+        return await self._do(self._erase, session_id)
+
+    async def beat(self, holder: str) -> None:
+        await self._do(self._beat, holder)
+
+    async def leave(self, holder: str) -> None:
+        await self._do(lambda: self._open_database.execute("DELETE FROM holders WHERE holder = ?", (holder,)))
+
+    async def probe(self) -> None:
+        await self._do(self._probe)
+
+    async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
+        while await self._do(self._prune_some, max_age_sec, int(max_bytes * _ROOM)):
+            pass
+        return await self._do(self._size)
+
+    # in the thread
+
+    async def _do(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.wrap_future(self._thread.submit(self._mapped, call, *arguments))
+
+    def _mapped(self, call: Callable[..., T], *arguments: object) -> T:
+        """Call, with a lasting error mapped to StoreError; the file is opened anew after it."""
+        try:
+            return call(*arguments)
+        except (sqlite3.Error, OSError) as error:
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+            if not full:
+                self._close()
+            raise StoreError(FULL if full else GONE, f"{self._path}: {error}") from error
+
+    @property
+    def _open_database(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise OSError("the file is not open")
+        return self._database
+
+    def _close(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(sqlite3.Error):
+                database.close()
+
+    def _open(self) -> None:
+        if self._database is not None:
+            return
+        self._make_file()
+        database = sqlite3.connect(self._path, timeout=_BUSY_SEC, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(database)
+        except BaseException:
+            database.close()
+            raise
+        self._database = database
+        self._file = _identity(self._path)
+
+    def _make_file(self) -> None:
+        """Make the file, readable by its owner alone, in a folder that is too; refuse one that others may write."""
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            if os.name == "posix":
+                if self._path.stat().st_uid == os.geteuid():
+                    self._path.chmod(0o600)
+                if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
+                    raise ConfigurationError([f"sessions.store: others may read {self._path}; make it chmod 600"])
+        except OSError as error:
+            if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+                raise ConfigurationError([f"sessions.store: cannot use {self._path}: {error.strerror}"]) from None
+            raise
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("BEGIN IMMEDIATE")
+            (layout,) = database.execute("PRAGMA user_version").fetchone()
+            if layout == 0:
+                for statement in _TABLES.split(";"):
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {_LAYOUT}")
+            database.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+                raise ConfigurationError([f"sessions.store: {self._path} is no database of SQLite"]) from None
+            raise
+        if layout not in (0, _LAYOUT):
+            raise ConfigurationError(
+                [f"sessions.store: {self._path} has layout {layout} of another version of omni_ws; name another file"]
+            )
+        (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
+        database.execute(f"PRAGMA max_page_count = {max(16, self._max_bytes // page_bytes)}")
+        database.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
+        database.execute(f"PRAGMA wal_autocheckpoint = {_LAST_CHECKPOINT_PAGES}")
+        # What is deleted is overwritten, where that writes no further page.
+        database.execute("PRAGMA secure_delete = FAST")
+
+    def _transaction(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        database = self._open_database
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            result = call(database)
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:  # some errors roll back by themselves
+                database.execute("ROLLBACK")
+            raise
+        return result
+
+    def _commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+        try:
+            return self._transaction(lambda database: [self._change(database, one) for one in changes])
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._make_room():
+                raise
+        return self._transaction(lambda database: [self._change(database, one) for one in changes])
+
+    def _change(self, database: sqlite3.Connection, change: Change) -> Outcome:
+        row = database.execute(
+            "SELECT id, fence, serial, gone FROM records WHERE session_id = ?", (change.session_id,)
+        ).fetchone()
+        record, fence, serial, gone = row or (None, 0, 0, 1)
+        if fence > change.fence:
+            return Outcome.LOST
+        if change.clear is not None and change.snapshot is not None:
+            if fence == change.fence and serial >= change.serial and not gone:
+                return Outcome.KEPT
+            record = self._replace(database, change, change.clear, change.snapshot)
+        elif change.element is not None:
+            newest = database.execute("SELECT max(number) FROM pieces WHERE record = ?", (record,)).fetchone()[0]
+            if gone or (fence, serial, newest) != (change.fence, change.serial, change.place):
+                return Outcome.GAP
+        if change.element is not None:
+            piece = (record, change.place + 1, change.element)
+            database.execute("INSERT INTO pieces (record, number, data) VALUES (?, ?, ?)", piece)
+        if change.end is StoreEnd.DELETE and record is not None:
+            self._bury(database, record, change.fence)
+        elif change.end is StoreEnd.RELEASE:
+            database.execute("UPDATE records SET holder = '' WHERE id = ?", (record,))
+        return Outcome.KEPT
+
+    def _replace(self, database: sqlite3.Connection, change: Change, clear: ClearPart, snapshot: bytes) -> int:
+        now = self._clock()
+        database.execute(
+            _UPSERT,
+            {
+                "session_id": change.session_id,
+                "fence": change.fence,
+                "serial": change.serial,
+                "holder": change.holder,
+                "form": clear.form,
+                "kind": clear.kind,
+                "owner": clear.owner,
+                "tokens": msgspec.msgpack.encode(clear.tokens),
+                "away": now if clear.away else None,
+                "now": now,
+            },
+        )
+        found = database.execute("SELECT id FROM records WHERE session_id = ?", (change.session_id,)).fetchone()
+        record: int = found[0]
+        database.execute("DELETE FROM pieces WHERE record = ?", (record,))
+        database.execute("INSERT INTO pieces (record, number, data) VALUES (?, 0, ?)", (record, snapshot))
+        return record
+
+    def _bury(self, database: sqlite3.Connection, record: int, fence: int) -> None:
+        """Leave a tombstone."""
+        database.execute("DELETE FROM pieces WHERE record = ?", (record,))
+        database.execute(
+            "UPDATE records SET gone = 1, fence = ?, holder = '', owner = NULL, tokens = x'', away = NULL, changed = ? "
+            "WHERE id = ?",
+            (fence, self._clock(), record),
+        )
+
+    def _find(self, session_id: str) -> Found | None:
+        now = self._clock()
+        row = self._open_database.execute(
+            "SELECT form, kind, owner, tokens, away, fence, holder, "
+            f"holder IN ({_ALIVE}) FROM records WHERE session_id = :session_id AND NOT gone",
+            {"now": now, "expiry": HOLDER_EXPIRY_SEC, "session_id": session_id},
+        ).fetchone()
+        if row is None:
+            return None
+        form, kind, owner, tokens, away, fence, holder, held = row
+        digests = msgspec.msgpack.decode(tokens, type=tuple[bytes, ...])
+        return Found(
+            ClearPart(form, kind, owner, digests, away is not None),
+            fence=fence,
+            holder=holder,
+            held=bool(held),
+            away_sec=None if away is None else max(0.0, now - away),
+        )
+
+    def _read(self, session_id: str) -> Contents | None:
+        return self._pieces(self._open_database, session_id)
+
+    def _pieces(self, database: sqlite3.Connection, session_id: str) -> Contents | None:
+        rows = database.execute(
+            "SELECT data FROM pieces WHERE record = (SELECT id FROM records WHERE session_id = ? AND NOT gone) "
+            "ORDER BY number",
+            (session_id,),
+        ).fetchall()
+        return Contents(rows[0][0], tuple(row[0] for row in rows[1:])) if rows else None
+
+    def _take(self, session_id: str, fence: int, holder: str) -> Contents | None:
+        def take(database: sqlite3.Connection) -> Contents | None:
+            taken = database.execute(
+                "UPDATE records SET fence = fence + 1, serial = 0, holder = ? "
+                "WHERE session_id = ? AND fence = ? AND NOT gone",
+                (holder, session_id, fence),
+            )
+            return self._pieces(database, session_id) if taken.rowcount else None
+
+        return self._transaction(take)
+
+    def _erase(self, session_id: str) -> bool:
+        def erase(database: sqlite3.Connection) -> bool:
+            row = database.execute(
+                "SELECT id, fence FROM records WHERE session_id = ? AND NOT gone", (session_id,)
+            ).fetchone()
+            if row is not None:
+                self._bury(database, row[0], row[1] + 1)
+            return row is not None
+
+        return self._transaction(erase)
+
+    def _beat(self, holder: str) -> None:
+        if self._file != _identity(self._path):
+            raise OSError("the file was deleted or replaced")
+        self._open_database.execute(
+            "INSERT INTO holders (holder, seen) VALUES (:holder, :now) ON CONFLICT (holder) DO UPDATE SET seen = :now",
+            {"holder": holder, "now": self._clock()},
+        )
+
+    def _probe(self) -> None:
+        def write(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM pieces WHERE record = -1")
+            database.execute("INSERT INTO pieces (record, number, data) VALUES (-1, 0, zeroblob(?))", (_PROBE_BYTES,))
+
+        self._transaction(write)
+        self._open_database.execute("DELETE FROM pieces WHERE record = -1")
+
+    # age and size
+
+    def _used_bytes(self) -> int:
+        database = self._open_database
+        pages, free, size = (
+            database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        used: int = (pages - free) * size
+        return used
+
+    def _prune_some(self, max_age_sec: float, max_bytes: int) -> bool:
+        """Delete some records that are too old or too many. Returns whether there may be more."""
+        now = self._clock()
+        living = {"now": now, "expiry": HOLDER_EXPIRY_SEC, "count": _PRUNED_TOGETHER}
+        excess = self._used_bytes() > max_bytes
+
+        def prune(database: sqlite3.Connection) -> bool:
+            database.execute("DELETE FROM holders WHERE abs(? - seen) > ?", (now, max_age_sec))
+            database.execute("DELETE FROM records WHERE gone AND changed < ?", (now - TOMBSTONE_SEC,))
+            old = [row[0] for row in database.execute(_LEFT, living) if excess or row[1] < now - max_age_sec]
+            for record in old:
+                database.execute("DELETE FROM pieces WHERE record = ?", (record,))
+                database.execute("DELETE FROM records WHERE id = ?", (record,))
+            return bool(old)
+
+        return self._transaction(prune)
+
+    def _make_room(self) -> bool:
+        """Delete records that no living process has, for a commit that found the store full. Returns whether any was."""
+        return self._prune_some(0.0, 0)
+
+    def _size(self) -> StoreSize:
+        records = self._open_database.execute("SELECT count(*) FROM records WHERE NOT gone").fetchone()[0]
+        return StoreSize(records, self._used_bytes())
+
+    # checkpoints
+
+    def _checkpoint_if_due(self) -> None:
+        if self._checkpointing:
+            return
+        try:
+            written = os.stat(f"{self._path}-wal").st_size
+        except OSError:
+            return
+        if written > _CHECKPOINT_PAGES * 4096:
+            self._checkpointing = True
+            self._checkpoints.submit(self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        """Move what is in the WAL to the file, on a connection of its own: that waits for the disk, and commits do not."""
+        try:
+            database = sqlite3.connect(self._path, timeout=_BUSY_SEC, isolation_level=None)
+            try:
+                database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            finally:
+                database.close()
+        except sqlite3.Error:
+            pass  # a commit finds out what is wrong, and says so
+        finally:
+            self._checkpointing = False
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
