@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -112,6 +112,19 @@ class App(Application):
         return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
 
     # life cycle
+
+    @asynccontextmanager
+    async def storing(self) -> AsyncIterator[None]:
+        """Keep sessions in the configured store during the block. Raises ConfigurationError if it cannot be used."""
+        store = self.sessions.store
+        if store is None:
+            yield
+            return
+        await store.start()
+        try:
+            yield
+        finally:
+            await store.stop()
 
     async def open_ports(self) -> None:
         """Open the ports of front ends that have ports of their own. Raises OSError if one is taken."""

@@ -180,8 +180,15 @@ class RunningServer:
 async def listen(app: App, worker: Worker | None = None) -> AsyncIterator[RunningServer]:
     """Serve ``app`` on its configured address during the block. Raises OSError if the port is taken.
 
-    A ``worker`` gets its connections from the supervisor.
+    A ``worker`` gets its connections from the supervisor. Raises ConfigurationError for a store of sessions that cannot
+    be used.
     """
+    async with app.storing(), _listening(app, worker) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _listening(app: App, worker: Worker | None) -> AsyncIterator[RunningServer]:
     config = app.config
     streaming = config.streaming_input
     http = config.http

@@ -30,6 +30,7 @@ from omni_ws.config.settings import (
     hint,
     render_values,
     setting_at,
+    without_password,
 )
 from omni_ws.config.values import ConfigurationError, parse_free_form, parse_list
 
@@ -89,7 +90,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[s
         if setting is None:
             yield reason
             continue
-        shown = MASK if setting.kind is SettingKind.SECRET else repr(detail["input"])
+        shown = MASK if setting.kind is SettingKind.SECRET else without_password(repr(detail["input"]))
         key = ".".join(map(str, detail["loc"])) if setting.kind is SettingKind.FREE_FORM else setting.key
         yield f"{key} = {shown} ({origins.get(key, 'default')}): {reason[:1].lower()}{reason[1:]}"
 

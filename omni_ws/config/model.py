@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 
 from omni_ws.config.parts import AUTO, VLLM_PARTS, AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.plugins import ENGINES, FRONTS, OWN, registered
+from omni_ws.config.stores import MEMORY, StoreAddress
 from omni_ws.config.values import (
     MIB,
     Address,
@@ -140,6 +141,42 @@ class StreamingInputConfig(Section):
     permessage_deflate: bool = setting("Offer WebSocket compression, which gains nothing for audio.", False)
     ping_interval_sec: SecondsOrOff = setting("Interval of WebSocket pings; 0: none.", 20)
     ping_timeout_sec: SecondsOrOff = setting("Time in which a pong has to arrive; 0: unlimited.", 20)
+
+
+class SessionsConfig(Section):
+    """Where sessions are kept, so that another process can go on with them."""
+
+    store: Text = setting(
+        "Store of sessions: `memory` (they end with the process); `sqlite:PATH`, a file for the processes of one "
+        "machine (`?fsync=1`: what is acknowledged survives a crash of the machine, too); or a server for many "
+        "machines, `redis://`, `rediss://`, `valkey://` or `valkeys://` with `user:password@host:port/0`, and "
+        "`?cluster=1` or `?sentinel=NAME`.",
+        MEMORY,
+        often=True,
+    )
+    store_key: Key | None = setting(
+        "Key that encrypts what is stored: 32 bytes in base64 (`openssl rand -base64 32`), or a file with such keys, a "
+        "line each, of which the first encrypts; needs the extra `sealed`. Unset: nothing is encrypted."
+    )
+    store_max_bytes: Size = setting(
+        "Size of the store: of the file with sqlite; on a server, of sessions that no living process has. The oldest "
+        "of these are deleted first.",
+        1024 * MIB,
+    )
+    store_max_age_sec: Seconds = setting(
+        "Age at which a session that no living process has is deleted from the store.", 24 * 3600
+    )
+
+    @field_validator("store")
+    @classmethod
+    def _store_is_known(cls, store: str) -> str:
+        StoreAddress.parse(store)
+        return store
+
+    @property
+    def address(self) -> StoreAddress:
+        """The store, parsed."""
+        return StoreAddress.parse(self.store)
 
 
 class LimitsConfig(Section):
@@ -654,6 +691,7 @@ class ServerConfig(Section):
     )
 
     streaming_input: StreamingInputConfig = StreamingInputConfig()
+    sessions: SessionsConfig = SessionsConfig()
     limits: LimitsConfig = LimitsConfig()
     http: HttpConfig = HttpConfig()
     auth: AuthConfig = AuthConfig()

@@ -225,7 +225,12 @@ def _toml(value: object) -> str:
     if isinstance(value, dict):
         shown = {name: MASK if _SECRET_NAME.search(name) else item for name, item in value.items()}
         return "{" + ", ".join(f"{_quoted(name)} = {_toml(item)}" for name, item in shown.items()) + "}"
-    return _quoted(_USER_IN_URL.sub(MASK, str(value.value if isinstance(value, Enum) else value)))
+    return _quoted(without_password(str(value.value if isinstance(value, Enum) else value)))
+
+
+def without_password(text: str) -> str:
+    """Return text with user and password of URLs masked."""
+    return _USER_IN_URL.sub(MASK, text)
 
 
 def _quoted(text: str) -> str:

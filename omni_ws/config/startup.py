@@ -89,8 +89,19 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     if (config.tracing or config.otlp_metrics) and not all(map(_is_installed, TRACING_PACKAGES)):
         name = "tracing" if config.tracing else "otlp_metrics"
         yield f"{name} needs OpenTelemetry: {install_command('otel')}"
+    yield from _store_problems(config)
     if config.record is not None and os.name != "posix":
         yield "recording sessions (record) needs a POSIX system, where the files can be made private"
+
+
+def _store_problems(config: ServerConfig) -> Iterator[str]:
+    sessions = config.sessions
+    if sessions.address.kind == "redis" and not _is_installed("redis"):
+        yield f"sessions.store needs the client library of Redis: {install_command('redis')}"
+    if sessions.store_key is not None and not _is_installed("cryptography"):
+        yield f"sessions.store_key needs cryptography: {install_command('sealed')}"
+    if sessions.store_key is not None and sessions.address.kind == "memory":
+        yield "sessions.store_key has nothing to encrypt: name a store (sessions.store)"
 
 
 def has_grpc() -> bool:

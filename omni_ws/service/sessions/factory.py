@@ -45,7 +45,7 @@ from omni_ws.service.observing.accounts import Accounts, near_client, write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.sessions.admission import Admission, DailyUseFile, DailyUseObserver, daily_limits
 from omni_ws.service.sessions.shared_counts import SharedDailyUse, SharedSlotCounts, WorkerGroup
-from omni_ws.service.store.session_store import SessionStore
+from omni_ws.service.store.opening import configured_store
 
 if TYPE_CHECKING:
     from omni_ws.service.sessions.chats import Chats
@@ -83,8 +83,6 @@ class SessionFactory:
     ) -> None:
         """``group`` is set if this process is one of several workers, which share limits."""
         self.group = group
-        #: Keeps sessions for other processes; None for memory alone.
-        self.store: SessionStore | None = None
         self.engine = engine
         #: Returns advice to sessions on how the operator could improve the engine's parts; None for none.
         self.advise: Callable[[], str | None] = lambda: None
@@ -110,6 +108,8 @@ class SessionFactory:
             counts=None if group is None else SharedSlotCounts(group.counts, group.row),
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
+        #: Where sessions are kept for other processes; None: nowhere.
+        self.store = configured_store(config.sessions, budget=self.budget, metrics=self.metrics)
         #: Opens chats that sessions hold beside their own conversation; set by the application.
         self.chats: Chats | None = None
         self._has_stood_in = False

@@ -4,7 +4,8 @@ The file is written in WAL mode. A commit survives the process at once, and a cr
 written it (``fsync=1``: at once as well). All calls of a process run in one thread, in order; checkpoints, which wait
 for the disk, run in another.
 
-Table ``pieces`` has the snapshot of a record as piece 0, and its log behind it: an entry writes one row, and nothing else.
+Table ``pieces`` has the snapshot of a record as piece 0, and its log behind it: what happened since the snapshot writes
+one row a commit, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -44,8 +45,9 @@ T = TypeVar("T")
 _LAYOUT: Final = 1
 #: How long a commit waits for those of other processes.
 _BUSY_SEC: Final = 5.0
-#: Pages of the WAL after which a checkpoint begins; and after which a commit does it, if that does not keep up.
-_CHECKPOINT_PAGES: Final = 1000
+#: Bytes written after which a checkpoint begins; and pages of the WAL after which a commit does it, as the WAL only
+#: begins anew when nothing is written during a checkpoint.
+_CHECKPOINT_BYTES: Final = 4 << 20
 _LAST_CHECKPOINT_PAGES: Final = 16_000
 #: Records that pruning deletes between two commits.
 _PRUNED_TOGETHER: Final = 100
@@ -86,9 +88,9 @@ ON CONFLICT (session_id) DO UPDATE SET
 """
 _ALIVE: Final = "SELECT holder FROM holders WHERE abs(:now - seen) < :expiry"
 #: Records of no living holder, the oldest first.
-_LEFT: Final = (
-    f"SELECT id, changed FROM records WHERE holder NOT IN ({_ALIVE}) AND NOT gone ORDER BY changed LIMIT :count"
-)
+_LEFT: Final = f"""
+SELECT id, changed FROM records WHERE holder NOT IN ({_ALIVE}) AND NOT gone ORDER BY changed LIMIT :count
+"""
 
 
 class SqliteBackend:
@@ -106,7 +108,7 @@ class SqliteBackend:
         self._checkpoints = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._database: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._checkpointing = False
+        self._uncheckpointed = 0
 
     # StoreBackend
 
@@ -120,7 +122,10 @@ class SqliteBackend:
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
         outcomes = await self._do(self._commit, changes)
-        self._checkpoint_if_due()
+        self._uncheckpointed += sum(len(one.snapshot or b"") + len(one.element or b"") + 4096 for one in changes)
+        if self._uncheckpointed >= _CHECKPOINT_BYTES:
+            self._uncheckpointed = 0
+            self._checkpoints.submit(self._checkpoint)
         return outcomes
 
     async def find(self, session_id: str) -> Found | None:
@@ -257,7 +262,7 @@ class SqliteBackend:
         if fence > change.fence:
             return Outcome.LOST
         if change.clear is not None and change.snapshot is not None:
-            if fence == change.fence and serial >= change.serial and not gone:
+            if fence == change.fence and serial >= change.serial:
                 return Outcome.KEPT
             record = self._replace(database, change, change.clear, change.snapshot)
         elif change.element is not None:
@@ -401,38 +406,19 @@ class SqliteBackend:
         return self._transaction(prune)
 
     def _make_room(self) -> bool:
-        """Delete records that no living process has, for a commit that found the store full. Returns whether any was."""
-        return self._prune_some(0.0, 0)
+        """Delete records that no living process has, if they fill the store. Returns whether there were any."""
+        room = int(self._max_bytes * _ROOM)
+        return self._used_bytes() > room and self._prune_some(self._clock(), room)
 
     def _size(self) -> StoreSize:
         records = self._open_database.execute("SELECT count(*) FROM records WHERE NOT gone").fetchone()[0]
         return StoreSize(records, self._used_bytes())
 
-    # checkpoints
-
-    def _checkpoint_if_due(self) -> None:
-        if self._checkpointing:
-            return
-        try:
-            written = os.stat(f"{self._path}-wal").st_size
-        except OSError:
-            return
-        if written > _CHECKPOINT_PAGES * 4096:
-            self._checkpointing = True
-            self._checkpoints.submit(self._checkpoint)
-
     def _checkpoint(self) -> None:
-        """Move what is in the WAL to the file, on a connection of its own: that waits for the disk, and commits do not."""
-        try:
-            database = sqlite3.connect(self._path, timeout=_BUSY_SEC, isolation_level=None)
-            try:
-                database.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            finally:
-                database.close()
-        except sqlite3.Error:
-            pass  # a commit finds out what is wrong, and says so
-        finally:
-            self._checkpointing = False
+        """Move what is in the WAL to the file, on a connection of its own: this waits for the disk, commits do not."""
+        # A commit finds out what is wrong, and says so.
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_BUSY_SEC)) as database:
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from omni_ws.service.observing.accounts import is_near
 from omni_ws.service.observing.profiling import FinishedProfile, ProfileKind, ProfileRequest, ProfileStop, Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import START_PROFILE, STOP_PROFILE, WorkerGroup
+from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator, is_allowed_origin
 from omni_ws.transport.http.application import FrontEnd, Router
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
@@ -85,6 +86,7 @@ class OperationsRoutes(FrontEnd):
                 "request_states": {"running": engine.active_requests if group is None else group.engine_requests},
                 "version": __version__,
                 **({} if group is None else {"workers": _workers(group)}),
+                **({} if self._sessions.store is None else {"store": _store(self._sessions.store)}),
             },
             () if status in _SERVING else [("Retry-After", "1")],
         )
@@ -137,9 +139,13 @@ class OperationsRoutes(FrontEnd):
         await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))
 
     def _status(self) -> str:
-        """Return the state of the server: draining, or the state of its engine or workers."""
+        """Return the state of the server: draining, or the state of its engine or workers, and of its store."""
         if self._sessions.admission.draining:
             return "draining"
+        store, status = self._sessions.store, self._engine_status()
+        return "degraded" if status == "ok" and store is not None and store.degraded else status
+
+    def _engine_status(self) -> str:
         group = self._sessions.group
         if group is not None and group.ready:  # a worker that is not ready restarts, and gets no new sessions
             if not group.counts.started:
@@ -159,6 +165,11 @@ class OperationsRoutes(FrontEnd):
             "owned_by": "omni_ws",
             "transcripts": self._sessions.engine.capabilities.transcripts,
         }
+
+
+def _store(store: SessionStore) -> dict[str, Any]:
+    reason = {"reason": store.reason} if store.degraded else {}
+    return {"kind": store.name, "status": "degraded" if store.degraded else "ok", **reason}
 
 
 def _workers(group: WorkerGroup) -> dict[str, Any]:
