@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
         plan = replace(plan, stops=0)
     print(f"### {plan.conversations} conversations, {options.replicas} replicas, {options.store}, seed {seed}\n")
     tally = asyncio.run(_run(plan, options.replicas, options.store, options.front, seed))
-    return _report(tally, behind_front=options.front is not None)
+    return _report(tally)
 
 
 async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: int) -> Tally:
@@ -79,7 +79,7 @@ async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: i
         return tally
 
 
-def _report(tally: Tally, *, behind_front: bool) -> bool:
+def _report(tally: Tally) -> bool:
     print("| what | how often |\n|---|---|")
     for name, count in sorted(tally.counts.items()):
         print(f"| {name} | {count:,} |")
@@ -89,7 +89,7 @@ def _report(tally: Tally, *, behind_front: bool) -> bool:
             continue
         half, most = _share(gaps, 0.5), _share(gaps, 0.99)
         print(f"| {kind} | {len(gaps)} | {half:.2f} | {most:.2f} | {max(gaps):.2f} |")
-        slack = DEAD_MANS_SEC if kind == "stop" and not behind_front else 0.0
+        slack = DEAD_MANS_SEC if kind == "stop" else 0.0
         if kind in ("kill", "stop") and (half > HALF_SEC + slack or most > MOST_SEC + slack):
             tally.wrong.append(
                 f"{kind}: {half:.2f} and {most:.2f} s, allowed {HALF_SEC + slack:g} and {MOST_SEC + slack:g}"

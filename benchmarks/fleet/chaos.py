@@ -81,6 +81,8 @@ class Chaos:
                 "store": self._restart_store,
             }
             for kind in self._plan.faults(self._luck):
+                # A store that is slow, as on a busy machine, excuses that sessions are lost: none of them is yet.
+                await self._until(lambda one: one.resumable, "is told that it is resumable")
                 if not await self._happen(kind, faults[kind]):
                     break
             for talker in self._talkers:
@@ -107,19 +109,23 @@ class Chaos:
         return True
 
     async def _all_go_on(self) -> None:
-        """Return when each conversation has heard some more words.
-
-        Raises TimeoutError, and says whose conversation it is that does not go on.
-        """
+        """Return when each conversation has heard some more words. Raises TimeoutError."""
         wanted = {one: one.heard + GOES_ON for one in self._talkers}
+        await self._until(lambda one: one.heard >= wanted[one], "has heard more")
+
+    async def _until(self, condition: Callable[[Talker], bool], what: str) -> None:
+        """Return when the condition holds of all conversations, which is looked at as words come.
+
+        Raises TimeoutError, and says of which conversations it does not hold.
+        """
         try:
             async with asyncio.timeout(PATIENCE_SEC):
-                while any(one.heard < count for one, count in wanted.items()):
+                while not all(map(condition, self._talkers)):
                     self._word.clear()
                     await self._word.wait()
         except TimeoutError:
-            stuck = [one.name for one, count in wanted.items() if one.heard < count]
-            self.tally.wrong.append(f"no word for {PATIENCE_SEC:g} s: {', '.join(stuck)}")
+            stuck = [one.name for one in self._talkers if not condition(one)]
+            self.tally.wrong.append(f"not one that {what} within {PATIENCE_SEC:g} s: {', '.join(stuck)}")
             raise
 
     def _some_replica(self) -> Replica:

@@ -79,6 +79,8 @@ class Talker:
         self.resumed_at = 0.0
         #: When the first word behind that came; 0 before.
         self.next_word_at = 0.0
+        #: Whether the server says that another could go on with the session.
+        self.resumable = True
         self.stop = False
         self._urls = urls
         self._tally = tally
@@ -182,14 +184,17 @@ class Talker:
                 self.resumed_at, self.next_word_at = time.monotonic(), 0.0
                 if session_id != self._session_id:
                     self._wrong("the session changed its id")
-            case Reconnected():
-                self._wrong(f"a new session in place of {self._session_id}, after {self.heard} words")
+            case Reconnected(error=error):
+                told = "" if self.resumable else ", as was told"
+                self._wrong(f"a new session in place of {self._session_id}{told}, after {self.heard} words: {error!r}")
+                self.resumable = True
                 self._session_id, self._last_number = session_id, -1
                 for turn in self._under_way:
                     turn.got, turn.request_id = b"", None
-            case ErrorEvent(error=error):
-                self._wrong(f"error {error.code}: {error}")
+            case ErrorEvent(error=refusal):
+                self._wrong(f"error {refusal.code}: {refusal}")
             case ResumableChanged(resumable=resumable):
+                self.resumable = resumable
                 self._tally.counts["told that it is resumable" if resumable else "told that it is not"] += 1
 
     def _word(self, request_id: str, number: int, piece: bytes) -> None:

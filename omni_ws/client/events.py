@@ -263,11 +263,12 @@ class Reconnected:
     """The connection was lost, and a fresh session replaces the old one.
 
     Requests without a Final were sent again, ``resent_chunks`` chunks in all. Discard the partial answers: these
-    requests are answered from the beginning.
+    requests are answered from the beginning. ``error`` is why the old session was not resumed.
     """
 
     session_id: str
     resent_chunks: int
+    error: Exception | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

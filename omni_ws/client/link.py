@@ -141,6 +141,8 @@ class Link:
         self._delivering = False
         self._kept_alive = 0
         self._is_resumed = False
+        #: Why the session was not resumed, if a fresh one follows.
+        self._lost_by: Exception | None = None
         self._attach(opened)
         self._task = asyncio.create_task(self._run(), name=f"client of {opened.created.session_id}")
 
@@ -413,7 +415,7 @@ class Link:
         """
         # Only after a lost connection is there a session to resume; an error or a Closing ends it.
         resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
-        last: Exception = ending.error
+        self._lost_by = last = ending.error
         away = 0.0
         for delay in delays:
             if resume_token is None and self.outgoing.not_kept:
@@ -437,9 +439,9 @@ class Link:
                 if isinstance(opened, OpenedConnection) or self._goes_on(opened[1]):
                     return opened
                 opened[0].transport.abort()
-                resume_token, last = None, SessionNotFound("the session is there as it was before its last input")
+                raise SessionNotFound("the session is there as it was before its last input")
             except SessionNotFound as error:
-                resume_token, last = None, error
+                resume_token, self._lost_by, last = None, error, error
             except ConnectionError as error:
                 last = error
             except OmniError as error:
@@ -478,7 +480,7 @@ class Link:
             if request.cancelled and not request.muted:
                 final = Final(request.request_id or "", None, FinishReason.CANCELLED, None, ref=request.ref)
                 self.events.put_nowait(final)
-        self.events.put_nowait(Reconnected(opened.created.session_id, len(chunks)))
+        self.events.put_nowait(Reconnected(opened.created.session_id, len(chunks), self._lost_by))
         for request in over:
             if not request.cancelled:
                 self.events.put_nowait(ErrorEvent(call_is_gone(request.ref), blocks_request=True))
