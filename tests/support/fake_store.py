@@ -1,7 +1,7 @@
 """A store of sessions in memory that several servers of a test share, and that can be slow, full, gone, or cut off.
 
-``FakeStore`` is what the servers share; each server has a ``FakeBackend`` of it, and ``kept_in`` makes its SessionStore.
-A process that dies is cut off: of its commits, the one that ``cut`` names is the last that the store sees.
+``FakeStore`` is what the servers share; each server has a ``FakeBackend`` of it, of which ``kept_by`` makes its
+SessionStore. A process that dies is cut off: the commit that ``cut`` names is its last.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from omni_ws.service.store.records import (
     Contents,
     Found,
     Outcome,
+    StoreBackend,
     StoreEnd,
     StoreError,
     StoreSize,
@@ -59,17 +60,6 @@ class FakeStore:
         #: Cleared while commits wait, before they do anything.
         self.open = asyncio.Event()
         self.open.set()
-
-    def kept_in(self, *, sealer: Sealer | None = None, metrics: Metrics | None = None) -> SessionStore:
-        """Return the store of one more server, which is to be started."""
-        return SessionStore(
-            FakeBackend(self),
-            sealer=sealer or Sealer(),
-            budget=ByteBudget(sys.maxsize),
-            metrics=metrics or Metrics(),
-            max_age_sec=86_400,
-            max_bytes=sys.maxsize,
-        )
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -202,3 +192,23 @@ class FakeBackend:
         await self._work()
         kept = [one for one in self.shared.records.values() if not one.gone]
         return StoreSize(len(kept), sum(len(one.snapshot) + sum(map(len, one.log)) for one in kept))
+
+
+def kept_by(
+    backend: StoreBackend,
+    *,
+    sealer: Sealer | None = None,
+    metrics: Metrics | None = None,
+    budget: ByteBudget | None = None,
+    max_age_sec: float = 86_400,
+    max_bytes: int = sys.maxsize,
+) -> SessionStore:
+    """Return the store of one server, which is to be started."""
+    return SessionStore(
+        backend,
+        sealer=sealer or Sealer(),
+        budget=budget or ByteBudget(sys.maxsize),
+        metrics=metrics or Metrics(),
+        max_age_sec=max_age_sec,
+        max_bytes=max_bytes,
+    )

@@ -448,6 +448,11 @@ class AnswerWriter:
         request, speech = self._request, self._speech
         if self._made_ms and speech.end_ms <= self._made_ms:
             return
+        if request.unknown_audio and payload:
+            number, *unknown = request.unknown_audio
+            request.unknown_audio = tuple(unknown)
+            request.ledger.send(request.entry, number, round(speech.start_ms), speech.end_ms, request.timeline.now())
+            return
         if payload:
             start_ms = round(speech.start_ms)
             number = self._sequencer.take_number(request.request_id)

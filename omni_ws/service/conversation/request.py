@@ -158,6 +158,8 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     cancelled: bool
     error: SavedError | None
     warnings: list[SavedError]
+    #: See Request.
+    unknown_audio: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -229,6 +231,8 @@ class Request:
     given: list[InputChunk] | None = None
     #: Whether another server has begun the answer: the engine makes that part again, and it is dropped.
     restored: bool = False
+    #: The numbers of pieces of its audio behind all that are known, which the client has received from another server.
+    unknown_audio: tuple[int, ...] = ()
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
@@ -457,6 +461,7 @@ class Request:
             cancelled=self.state in (RequestState.CANCELLED, RequestState.HELD),
             error=None if self.error is None else SavedError.of(self.error),
             warnings=list(map(SavedError.of, self.warnings)),
+            unknown_audio=self.unknown_audio,
         )
 
     def restore(self, saved: SavedRequest) -> int:
@@ -468,6 +473,7 @@ class Request:
         self.context, self.seen, self.words = saved.context, saved.seen, saved.words
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
+        self.unknown_audio = saved.unknown_audio
         self.warnings = [one.restored() for one in saved.warnings]
         self.given, self.restored, self.timeline.times.moved = [*saved.given], True, True
         if saved.trigger is not None:

@@ -78,24 +78,25 @@ def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_outp
     queue, ledger = conversation.queue, conversation.ledger
     number = queue.next_output
     unsent: list[OutputChunk] = []
-    spoken: ToldOutput | None = None
     for one in told:
         request = queue.find(one.request_id)
         if request is None:
             raise ValueError("the log of a session has an output of a request that is not open")
         received = one.number is not None and one.number <= last_output
         chunk = _said_again(request, one)
-        if one.end_ms:
-            spoken = one
-            if received and one.number is not None:
-                ledger.send(request.entry, one.number, one.start_ms, one.end_ms, request.timeline.now())
+        if one.end_ms and received and one.number is not None:
+            ledger.send(request.entry, one.number, one.start_ms, one.end_ms, request.timeline.now())
         if received and one.number is not None:
             number = one.number + 1
         elif chunk is not None:
             unsent.append(msgspec.structs.replace(chunk, sequence_id=number))
             number += 1
     if last_output >= number:
-        _hear_unknown(conversation, last_output + 1 - number, spoken, last_output)
+        # Audio of the running answer, which the log is written behind.
+        speaking = next((one for one in queue.requests if one.entry.speaks and one.announced), None)
+        if speaking is None or last_output - number >= MOST_UNKNOWN:
+            raise ValueError("the client has received more outputs than there were")
+        speaking.unknown_audio += tuple(range(number, last_output + 1))
         number = last_output + 1
     queue.number_from(number)
     conversation.outbox.receive(last_output, unsent)
@@ -114,14 +115,3 @@ def _said_again(request: Request, one: ToldOutput) -> OutputChunk | None:
     else:
         request.entry.say(one.chunk.text)
     return one.chunk
-
-
-def _hear_unknown(conversation: Conversation, count: int, last: ToldOutput | None, last_output: int) -> None:
-    """Note that the client has received more outputs than the log knows of: audio, as long as the piece before."""
-    speaking = next((one for one in conversation.queue.requests if one.entry.speaks and one.announced), None)
-    if speaking is None or count > MOST_UNKNOWN:
-        raise ValueError("the client has received more outputs than there were")
-    if last is not None and last.request_id == speaking.request_id:
-        entry, piece_ms = speaking.entry, last.end_ms - last.start_ms
-        end_ms = entry.made_ms + count * piece_ms
-        conversation.ledger.send(entry, last_output, entry.made_ms, end_ms, speaking.timeline.now())

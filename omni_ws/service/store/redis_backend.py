@@ -342,7 +342,7 @@ def _client(address: StoreAddress) -> Any:
     times: dict[str, Any] = {
         "socket_timeout": _TIMEOUT_SEC,
         "socket_connect_timeout": _TIMEOUT_SEC,
-        # A connection that the server closed meanwhile is opened anew, once. A change may be made twice; see ``records``.
+        # A connection that the server closed is opened anew, once. A change may be made twice; see ``records``.
         "retry": Retry(NoBackoff(), 1),
     }
     if not address.cluster and address.sentinel is None:

@@ -11,13 +11,13 @@ import asyncio
 import base64
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
-from support.cut_store import CutBackend, SharedRecords, store_over
+from support.fake_store import FakeBackend, FakeStore
 from support.reined_engine import ReinedEngine, Reins
 from websockets.protocol import State
 
@@ -27,6 +27,9 @@ from omni_ws.service.conversation import conversation as conversation_module
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
+from omni_ws.service.store.records import Change, Outcome
+from omni_ws.service.store.sealing import Sealer
+from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.native.endpoint import Return, StreamingInput
 
@@ -148,15 +151,41 @@ class Client:
             self.received.pop()
 
 
+class Laggard(FakeBackend):
+    """Takes a few passes of the loop until a commit is done, and a few more until that is known."""
+
+    def __init__(self, shared: FakeStore, fate: random.Random) -> None:
+        super().__init__(shared)
+        self._fate = fate
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+        await self._lag()
+        outcomes = await super().commit(changes)
+        await self._lag()
+        return outcomes
+
+    async def _lag(self) -> None:
+        for _ in range(self._fate.choice([0, 0, 1, 2, 5])):
+            await asyncio.sleep(0)
+        await self._work()
+
+
 class Server:
     """A server without a port, over a store that others share."""
 
-    def __init__(self, reins: Reins, shared: SharedRecords, fate: random.Random) -> None:
+    def __init__(self, reins: Reins, shared: FakeStore, fate: random.Random) -> None:
         self.engine = ReinedEngine(reins)
         config = ServerConfig(engine=EngineName.FAKE, streaming_input={"ping_interval_sec": 0})
         self.factory = SessionFactory(self.engine, config)
-        self.backend = CutBackend(shared, fate=fate)
-        self.factory.store = self.store = store_over(self.backend, self.factory.budget, self.factory.metrics)
+        self.backend = Laggard(shared, fate)
+        self.factory.store = self.store = SessionStore(
+            self.backend,
+            sealer=Sealer(),
+            budget=self.factory.budget,
+            metrics=self.factory.metrics,
+            max_age_sec=86_400,
+            max_bytes=1 << 30,
+        )
         self.front = StreamingInput(self.factory, Authenticator(()))
         self._served: list[asyncio.Task[None]] = []
 
@@ -180,7 +209,7 @@ class Server:
         await self.store.stop()
         self.factory.speech_workers.close()
         await self.engine.stop()
-        assert self.factory.budget.held == 0
+        assert self.backend.is_cut or self.factory.budget.held == 0
 
 
 class Wandering:
@@ -194,7 +223,7 @@ class Wandering:
         self.deaths = 0
         self.story: list[str] = []
         self._reins = Reins()
-        self._shared = SharedRecords()
+        self._shared = FakeStore()
         self._client = Client()
         #: The frames of chunks, by number.
         self._chunks: list[bytes] = []
@@ -254,7 +283,7 @@ class Wandering:
         """The server dies, and the client comes back to another one."""
         self.deaths += 1
         before, client = self._server, self._client
-        before.backend.cut()
+        before.backend.is_cut = True
         self._wire.cut()
         client.lose(max(self._fate.randint(self._acknowledged, client.last_output), self._kept()))
         self._server = Server(self._reins, self._shared, self._fate)
