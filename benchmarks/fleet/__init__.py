@@ -22,7 +22,7 @@ from benchmarks.fleet.processes import fleet_of, missing
 from benchmarks.fleet.talkers import DEAD_MANS_SEC, Tally
 
 #: A minute of it.
-QUICK: Final = Plan(conversations=12, kills=8, stops=4, restarts=4, store_restarts=2, word_ms=50)
+QUICK: Final = Plan(conversations=12, kills=8, stops=4, restarts=4, store_restarts=2, both=1, word_ms=50)
 #: Two hundred faults, and five of the store.
 LONG: Final = Plan(conversations=60, kills=90, stops=30, restarts=80, store_restarts=5, stop_sec=30, word_ms=100)
 #: Seconds from a fault to the next word, for half of the conversations that it concerns and for 99 of 100.
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     parser.add_argument("--stop-sec", type=float, help="how long, at least")
     parser.add_argument("--restarts", type=int, help="of a replica, with SIGTERM")
     parser.add_argument("--store-restarts", type=int)
+    parser.add_argument("--both", type=int, help="a replica is killed while the store is away")
     parser.add_argument("--word-ms", type=int, help="the pace of words")
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--store", default="redis", help="redis: of its own; else a value of sessions.store")
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     given = {name: getattr(options, name) for name in Plan.__dataclass_fields__ if getattr(options, name) is not None}
     plan = replace(QUICK if options.quick else LONG, **given)
     if options.store != "redis":
-        plan = replace(plan, store_restarts=0)
+        plan = replace(plan, store_restarts=0, both=0)
     if options.replicas == 1:
         plan = replace(plan, stops=0)
     print(f"### {plan.conversations} conversations, {options.replicas} replicas, {options.store}, seed {seed}\n")
@@ -94,6 +95,11 @@ def _report(tally: Tally) -> bool:
             tally.wrong.append(
                 f"{kind}: {half:.2f} and {most:.2f} s, allowed {HALF_SEC + slack:g} and {MOST_SEC + slack:g}"
             )
+    if tally.lost_as_told and not tally.counts["fault: both"]:
+        tally.wrong += tally.lost_as_told
+    print(
+        f"\n{len(tally.lost_as_told)} conversations began anew after they were told that the store does not keep them."
+    )
     print(f"\nA client takes its server for dead after {DEAD_MANS_SEC:g} s of silence.\n\n{len(tally.wrong)} defects")
     for line in tally.wrong[:50]:
         print(f"- {line}")

@@ -18,19 +18,29 @@ GOES_ON: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is done to a fleet. ``stop_sec`` is how long a replica is stopped, at least: until all have gone on."""
+    """How much is done to a fleet. ``stop_sec`` is how long a replica is stopped, at least: until all have gone on.
+
+    ``both`` is how often a replica is killed while the store is away.
+    """
 
     conversations: int
     kills: int
     stops: int
     restarts: int
     store_restarts: int
+    both: int = 0
     stop_sec: float = 0.0
     word_ms: int = 50
 
     def faults(self, luck: random.Random) -> list[str]:
         """The faults, in a random order."""
-        kinds = {"kill": self.kills, "stop": self.stops, "restart": self.restarts, "store": self.store_restarts}
+        kinds = {
+            "kill": self.kills,
+            "stop": self.stops,
+            "restart": self.restarts,
+            "store": self.store_restarts,
+            "both": self.both,
+        }
         found = [kind for kind, count in kinds.items() for _ in range(count)]
         luck.shuffle(found)
         return found
@@ -79,6 +89,7 @@ class Chaos:
                 "stop": self._stop,
                 "restart": self._restart,
                 "store": self._restart_store,
+                "both": self._kill_both,
             }
             for kind in self._plan.faults(self._luck):
                 # A store that is slow, as on a busy machine, excuses that sessions are lost: none of them is yet.
@@ -171,4 +182,15 @@ class Chaos:
             await self._all_go_on()  # without a store
         await self._store.start()
         await asyncio.gather(*(one.until_well() for one in self._replicas))
+        await self._all_go_on()
+
+    async def _kill_both(self) -> None:
+        """What cannot be kept is said: the conversations of that replica begin anew, and no other does."""
+        assert self._store is not None
+        await self._store.kill()
+        await self._until(lambda one: not one.resumable, "is told that it is not resumable")
+        replica = self._some_replica()
+        await replica.kill()
+        await self._store.start()
+        await replica.start()
         await self._all_go_on()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import Counter, deque
@@ -14,6 +15,7 @@ from omni_ws.client import (
     AudioChunk,
     ClientLimits,
     ClientSession,
+    ConnectionLost,
     ErrorEvent,
     Event,
     Reconnected,
@@ -47,6 +49,8 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     #: Each is a defect.
     wrong: list[str] = field(default_factory=list)
+    #: Conversations that began anew after they were told that the store does not keep them.
+    lost_as_told: list[str] = field(default_factory=list)
     #: Seconds from a fault to the next word of each conversation that lost its connection, by the kind of fault.
     gaps: dict[str, list[float]] = field(default_factory=dict)
 
@@ -130,8 +134,9 @@ class Talker:
     async def _say(self, session: ClientSession, reading: asyncio.Task[None]) -> None:
         luck = self._random.random()
         if self._random.random() < CONFIGURED:
-            await session.configure(instructions=f"turn {self._said}")
-            self._tally.counts["configurations"] += 1
+            with contextlib.suppress(ConnectionLost):  # a new session has it from the start
+                await session.configure(instructions=f"turn {self._said}")
+                self._tally.counts["configurations"] += 1
         ref = f"{self.name}.{self._said}"
         pieces = self._pieces(is_audio=luck < AUDIO)
         turn = _Turn(ref, b"".join(pieces), luck < AUDIO)
@@ -185,12 +190,16 @@ class Talker:
                 if session_id != self._session_id:
                     self._wrong("the session changed its id")
             case Reconnected(error=error):
-                told = "" if self.resumable else ", as was told"
-                self._wrong(f"a new session in place of {self._session_id}{told}, after {self.heard} words: {error!r}")
+                line = f"a new session in place of {self._session_id} after {self.heard} words: {error!r}"
+                if self.resumable:
+                    self._wrong(line)
+                else:
+                    self._tally.lost_as_told.append(f"{self.name}: {line}")
                 self.resumable = True
                 self._session_id, self._last_number = session_id, -1
                 for turn in self._under_way:
                     turn.got, turn.request_id = b"", None
+                self.resumed_at, self.next_word_at = time.monotonic(), 0.0
             case ErrorEvent(error=refusal):
                 self._wrong(f"error {refusal.code}: {refusal}")
             case ResumableChanged(resumable=resumable):

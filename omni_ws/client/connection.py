@@ -97,14 +97,22 @@ async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedC
 
 
 async def resume_session(
-    endpoint: Endpoint, session_id: str, resume_token: str, last_output: int, config: Mapping[str, Any]
+    endpoint: Endpoint,
+    session_id: str,
+    resume_token: str,
+    last_output: int,
+    config: Mapping[str, Any],
+    *,
+    resumable: bool = True,
 ) -> ResumedConnection | OpenedConnection:
     """Resume a session after the output ``last_output``.
 
+    ``resumable`` is False if the server said that its store does not have the session as it is: no other continues it.
     If the server can no longer replay the missed outputs, it opens a fresh session instead, which gets ``config``.
     Raises what ``open_session`` raises, and SessionNotFound if the session has ended.
     """
-    wanted = urlencode({"session_id": session_id, "resume_token": resume_token, "last_output": last_output})
+    known = {"session_id": session_id, "resume_token": resume_token, "last_output": last_output}
+    wanted = urlencode(known if resumable else {**known, "resumable": "false"})
     return await _opened(endpoint, wanted, lambda websocket: _finish_resume(websocket, config))
 
 

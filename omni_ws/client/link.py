@@ -435,6 +435,7 @@ class Link:
                     resume_token,
                     self.incoming.last_output_sequence_id,
                     self._wanted_again,
+                    resumable=self.incoming.resumable,
                 )
                 if isinstance(opened, OpenedConnection) or self._goes_on(opened[1]):
                     return opened

@@ -69,10 +69,11 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   #outgoing = new Outgoing();
   #uplink = new Uplink((frame) => this.#sendNow(frame));
   /* Of a session that can be resumed. */
-  /** @type {{ id: string, token: string } | null} */
+  /** @type {{ session_id: string, resume_token: string } | null} */
   #identity = null;
   #hadSession = false;
   #lastOutput = -1;
+  #resumable = true; // as far as the server's store works: what it has of the session is not older than what is known here
   #toldOutput = "";
   #ready = false; // the server has told which session this is
   #attempt = 0; // how many connections have been tried since the server took something in
@@ -139,9 +140,8 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     this.#tell("connecting", { again: this.#hadSession });
     const url = new URL(this.url);
     if (this.#identity) {
-      url.searchParams.set("session_id", this.#identity.id);
-      url.searchParams.set("resume_token", this.#identity.token);
-      url.searchParams.set("last_output", String(this.#lastOutput));
+      const known = { ...this.#identity, last_output: `${this.#lastOutput}`, resumable: `${this.#resumable}` };
+      url.search = `${new URLSearchParams(known)}`;
     }
     const key = this.key();
     let socket;
@@ -288,6 +288,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     /** @type {any} */ // its fields are believed to be those of the protocol
     const frame = parseFrame(data);
     this.onwire?.("received", frame);
+    this.#resumable = frame.resumable ?? this.#resumable;
     switch (frame.type) {
       case "session_created":
         return this.#begin(frame);
@@ -336,9 +337,11 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   /** @param {Created} frame */
   #begin(frame) {
     const lost = this.#hadSession;
-    this.#identity = frame.resume_token ? { id: frame.session_id, token: frame.resume_token } : null;
+    const { session_id, resume_token } = frame;
+    this.#identity = resume_token ? { session_id, resume_token } : null;
     this.#hadSession = true;
     this.#lastOutput = -1;
+    this.#resumable = true;
     this.#maxChunkBytes = frame.limits?.max_chunk_bytes ?? Infinity;
     const { frames, turns, lost: incomplete, tooLarge } = this.#outgoing.restart(this.#maxChunkBytes);
     this.#uplink.open();
@@ -352,12 +355,13 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
 
   /** @param {Resumed} frame */
   #resume(frame) {
-    const lacks = frame.next_sequence_id < this.#outgoing.acknowledged; // its store failed: a new session has to follow
-    this.#identity = lacks ? null : { id: frame.session_id, token: frame.resume_token };
+    const { session_id, resume_token, next_sequence_id: next } = frame;
+    const lacks = next < this.#outgoing.acknowledged; // its store failed: a new session has to follow
+    this.#identity = lacks ? null : { session_id, resume_token };
     if (lacks) return this.#closed(1006);
-    this.#taken(frame.next_sequence_id);
-    const frames = this.#outgoing.resume(frame.next_sequence_id);
-    this.#uplink.open(frame.next_sequence_id);
+    this.#taken(next);
+    const frames = this.#outgoing.resume(next);
+    this.#uplink.open(next);
     this.#nowReady({ measured: false }); // its pong comes behind all that is told again
     this.#sendConfiguration(); // it may have been lost on the way
     for (const kept of frames) this.#sendUp(kept);

@@ -82,12 +82,14 @@ async def refuse(connection: StreamConnection, error: OmniError) -> None:
 class Return:
     """The session to which a client returns, according to the query of its handshake.
 
-    ``last_output`` is the number of the last output that the client received, -1 for none.
+    ``last_output`` is the number of the last output that the client received, -1 for none. ``resumable`` is False if
+    the client was told that the store does not have the session as it is: what is there is from before.
     """
 
     session_id: str
     resume_token: str = field(repr=False)
     last_output: int
+    resumable: bool
 
 
 class StreamingInput(SessionFrontEnd):
@@ -207,8 +209,10 @@ class StreamingInput(SessionFrontEnd):
         outcome = "resumed"
         try:
             session = self._live.claim(returning.session_id, returning.resume_token, key)
-        except SessionNotFound:
+        except SessionNotFound as unknown:
             try:
+                if not returning.resumable:
+                    raise unknown from None
                 session, frames = await self._live.take_over(
                     returning.session_id,
                     returning.resume_token,
@@ -355,7 +359,7 @@ def _returning(request: HttpRequest) -> Return | None:
         last_output = "-1"
     if not _WHOLE_NUMBER.fullmatch(last_output):
         raise InvalidValue("last_output must be the number of the last output received, or -1", param="last_output")
-    return Return(session_id, token, int(last_output))
+    return Return(session_id, token, int(last_output), query.get("resumable") != "false")
 
 
 def _report(connection: StreamConnection, error: OmniError) -> None:
