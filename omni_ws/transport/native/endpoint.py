@@ -89,7 +89,7 @@ class Return:
     session_id: str
     resume_token: str = field(repr=False)
     last_output: int
-    resumable: bool
+    resumable: bool = True
 
 
 class StreamingInput(SessionFrontEnd):
