@@ -167,7 +167,7 @@ lock: $(PACKAGING_VENV)/.ready ## write the locks of both images anew: the newes
 COMPILE_LOCK = $(PACKAGING_VENV)/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate \
   --custom-compile-command 'make lock' --override requirements/server-overrides.txt
 CUDA_LOCK := requirements/cuda.lock
-LOCKED_EXTRAS := embedded espeak remote whisper hibari echo
+LOCKED_EXTRAS := embedded espeak remote whisper hibari echo redis sealed
 CUDA_EXTRAS := $(LOCKED_EXTRAS) vllm grpc
 
 $(PACKAGING_VENV)/.ready: requirements/packaging.txt | $(BIN)/python

@@ -18,10 +18,10 @@ from omni_ws.service.store.records import (
     GONE,
     HOLDER_EXPIRY_SEC,
     Change,
+    ChangeOutcome,
     ClearPart,
     Contents,
-    Found,
-    Outcome,
+    FoundRecord,
     StoreBackend,
     StoreEnd,
     StoreError,
@@ -104,7 +104,7 @@ class FakeBackend:
     async def close(self) -> None:
         pass
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         # As through a socket or a thread: never within the call.
         await asyncio.sleep(0)
         await self.shared.open.wait()
@@ -119,18 +119,18 @@ class FakeBackend:
             self.cut -= 1
         return self._commit(changes)
 
-    def _commit(self, changes: Sequence[Change]) -> list[Outcome]:
+    def _commit(self, changes: Sequence[Change]) -> list[ChangeOutcome]:
         self.shared.commits += 1
         self.shared.changes += changes
         return [self._change(change) for change in changes]
 
-    def _change(self, change: Change) -> Outcome:
+    def _change(self, change: Change) -> ChangeOutcome:
         record = self.shared.records.get(change.session_id) or _Record()
         if record.fence > change.fence:
-            return Outcome.LOST
+            return ChangeOutcome.LOST
         if change.clear is not None and change.snapshot is not None:
             if record.fence == change.fence and record.serial >= change.serial:
-                return Outcome.KEPT
+                return ChangeOutcome.KEPT
             record.clear, record.snapshot, record.log = change.clear, change.snapshot, []
             record.fence, record.serial, record.holder, record.gone = change.fence, change.serial, change.holder, False
             away_since = self.shared.now() if record.away_since is None else record.away_since
@@ -139,22 +139,22 @@ class FakeBackend:
         elif change.element is not None:
             here = (record.gone, record.fence, record.serial, len(record.log))
             if here != (False, change.fence, change.serial, change.place):
-                return Outcome.GAP
+                return ChangeOutcome.GAP
         if change.element is not None:
             record.log.append(change.element)
         if change.end is StoreEnd.DELETE:
             record.gone, record.holder, record.snapshot, record.log = True, "", b"", []
         elif change.end is StoreEnd.RELEASE:
             record.holder = ""
-        return Outcome.KEPT
+        return ChangeOutcome.KEPT
 
-    async def find(self, session_id: str) -> Found | None:
+    async def find(self, session_id: str) -> FoundRecord | None:
         await self._work()
         record = self.shared.records.get(session_id)
         if record is None or record.gone or record.clear is None:
             return None
         away_sec = None if record.away_since is None else self.shared.now() - record.away_since
-        return Found(record.clear, record.fence, record.holder, self.shared.lives(record.holder), away_sec)
+        return FoundRecord(record.clear, record.fence, record.holder, self.shared.lives(record.holder), away_sec)
 
     async def read(self, session_id: str) -> Contents | None:
         await self._work()

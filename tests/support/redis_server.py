@@ -19,11 +19,13 @@ PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
 class RedisServer:
     """The process, which can be killed, stopped and started anew; its data are in ``folder`` (append-only file)."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, configuration: Path | None = None) -> None:
+        """``configuration`` is the file of a sentinel, which begins with that."""
         if PROGRAM is None:
             pytest.skip("redis-server is not installed (on Debian: redis-server)")
         self._folder = folder
         self._options = options
+        self._configuration = configuration
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -36,14 +38,17 @@ class RedisServer:
     async def start(self) -> None:
         """Start it, and wait until it answers."""
         assert PROGRAM is not None
-        options = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder))
-        durable = ("--appendonly", "yes", "--appendfsync", "everysec", "--daemonize", "no")
-        self._process = await asyncio.create_subprocess_exec(
-            PROGRAM, *options, *durable, *self._options, stdout=asyncio.subprocess.PIPE
-        )
+        port = ("--port", str(self.port), "--bind", "127.0.0.1")
+        if self._configuration is None:
+            durable = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
+            arguments = (*port, *durable, "--dir", str(self._folder), *self._options)
+        else:
+            arguments = (str(self._configuration), "--sentinel", *port, *self._options)
+        self._process = await asyncio.create_subprocess_exec(PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
+        ready = b"Ready to accept connections" if self._configuration is None else b"Sentinel ID is"
         async with asyncio.timeout(PATIENCE_SEC):
-            while b"Ready to accept connections" not in await self._process.stdout.readline():
+            while ready not in await self._process.stdout.readline():
                 assert self._process.returncode is None, "redis-server ended"
 
     async def kill(self) -> None:

@@ -4,13 +4,13 @@ A record is one session: a *clear part*, which is compared before anything is ha
 what happened since it. One commit appends at most one element to a log; the element holds all entries of that commit.
 
 **Fencing.** Each record has a fence number. Whoever takes a record raises it; a change that carries a lower number is
-refused (``Outcome.LOST``). A deleted record leaves a tombstone with its number for ``TOMBSTONE_SEC``, so that a process
-that slept meanwhile cannot bring it back; only a snapshot with that number can.
+refused (``LOST``). A deleted record leaves a tombstone with its number for ``TOMBSTONE_SEC``, so that a process that
+slept meanwhile cannot bring it back; only a snapshot with that number can.
 
 **Gaps.** An element carries the number of the snapshot behind which it stands, and its place there. If the record is
 gone, has another snapshot, or a log of another length, the store has lost data (a server that came back without its
-last writes): the change is refused (``Outcome.GAP``), and a snapshot mends the record. A snapshot that arrives behind a
-newer one, over a connection that was given up, changes nothing.
+last writes): the change is refused (``GAP``), and a snapshot mends the record. A snapshot that arrives behind a newer
+one, over a connection that was given up, changes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StoreEnd(enum.Enum):
     RELEASE = "release"
 
 
-class Outcome(enum.Enum):
+class ChangeOutcome(enum.Enum):
     """What became of a change."""
 
     KEPT = 0
@@ -95,7 +95,7 @@ class Change:
 
 
 @dataclass(slots=True, frozen=True)
-class Found:
+class FoundRecord:
     """The clear part of a record, as it is in the store."""
 
     clear: ClearPart
@@ -139,10 +139,10 @@ class StoreBackend(Protocol):
     async def close(self) -> None:
         """Release what ``open`` took."""
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         """Do all changes, of one record each; return what became of each, in order."""
 
-    async def find(self, session_id: str) -> Found | None:
+    async def find(self, session_id: str) -> FoundRecord | None:
         """Return the clear part of a record; None if there is none."""
 
     async def read(self, session_id: str) -> Contents | None:

@@ -37,10 +37,10 @@ from omni_ws.service.store.records import (
     HOLDER_EXPIRY_SEC,
     TOMBSTONE_SEC,
     Change,
+    ChangeOutcome,
     ClearPart,
     Contents,
-    Found,
-    Outcome,
+    FoundRecord,
     StoreError,
     StoreSize,
 )
@@ -130,7 +130,7 @@ if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1], KEYS[2])
 """
 
-_OUTCOMES: Final = (Outcome.KEPT, Outcome.LOST, Outcome.GAP)
+_OUTCOMES: Final = (ChangeOutcome.KEPT, ChangeOutcome.LOST, ChangeOutcome.GAP)
 _clear_encoder = msgspec.msgpack.Encoder()
 _clear_decoder = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes, ...]])
 
@@ -164,20 +164,23 @@ class RedisBackend:
         if self._client is not None:
             async with _mapped():
                 await self._client.aclose()
+                if self._address.sentinel is not None:
+                    for sentinel in self._client.connection_pool.sentinel_manager.sentinels:
+                        await sentinel.aclose()
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         async with _mapped():
             results = await self._run_together([self._commit_arguments(change) for change in changes])
         return [_OUTCOMES[result] for result in results]
 
-    async def find(self, session_id: str) -> Found | None:
+    async def find(self, session_id: str) -> FoundRecord | None:
         async with _mapped():
             clear, fence, holder, away, gone, now = await self._run(_FIND, session_id)
             if clear is None or gone != b"0":
                 return None
             held = bool(holder) and bool(await self._client.exists(_holder_key(holder.decode())))
         form, kind, owner, tokens = _clear_decoder.decode(clear)
-        return Found(
+        return FoundRecord(
             ClearPart(form, kind, owner, tokens, bool(away)),
             fence=int(fence),
             holder=holder.decode(),

@@ -31,13 +31,14 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.metrics import Metrics
 from omni_ws.service.store.records import (
+    FULL,
     GONE,
     SLOW,
     Change,
+    ChangeOutcome,
     ClearPart,
     Contents,
-    Found,
-    Outcome,
+    FoundRecord,
     StoreBackend,
     StoreEnd,
     StoreError,
@@ -57,6 +58,9 @@ _LOOP_LAG_SEC: Final = 0.1
 ANSWER_SEC: Final = 2.0
 #: Time between two tries while the store is degraded: it doubles, up to the second.
 RETRY_SEC: Final = (0.25, 2.0)
+#: A store that fails again within the first is tried again after twice the time of before, up to the second: to write
+#: all sessions anew is much work.
+_RELAPSE_SEC: Final = (30.0, 30.0)
 #: Time for the last commits of ``stop``.
 STOP_SEC: Final = 5.0
 #: Time between two signs of life of this process, and between two looks for what is too old or too much.
@@ -158,7 +162,7 @@ class Taken:
     """A record that was taken over. The log's entries are in the order in which they were appended."""
 
     lease: Lease
-    found: Found
+    found: FoundRecord
     snapshot: bytes
     entries: tuple[bytes, ...]
 
@@ -196,7 +200,10 @@ class SessionStore:
         self._wanting: dict[Lease, None] = {}
         self._queued_bytes = 0
         self._size = StoreSize(0, 0)
+        self._first_retry_sec = RETRY_SEC[0]
+        self._mended_at = float("-inf")
         self._wake = asyncio.Event()
+        self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         metrics.store_up.labels(backend.name).set_function(lambda: not self.degraded)
         metrics.store_queued_bytes.set_function(lambda: self._queued_bytes)
@@ -233,9 +240,12 @@ class SessionStore:
             async with asyncio.timeout(STOP_SEC):
                 for lease in tuple(self._leases.values()):
                     await self.settle(lease)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._stopping = True
+        pending = set(self._tasks)
+        while pending:  # the client library of a store may take a cancellation for a lost connection
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=SLOW_SEC)
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(STOP_SEC):
                 await self._backend.leave(self.process)
@@ -251,7 +261,7 @@ class SessionStore:
         lease = self._leases[session_id] = Lease(session_id, kind, owner, 1, self._sealer.seal(session_id))
         return lease
 
-    async def peek(self, session_id: str) -> Found | None:
+    async def peek(self, session_id: str) -> FoundRecord | None:
         """Return the clear part of a record (kind, owner, digests of tokens, holder, how long it is away).
 
         To be compared before ``take``. None if there is none, or none that this process can read. Raises StoreError
@@ -279,18 +289,18 @@ class SessionStore:
         self._metrics.store_takes.labels("held").inc()
         return None
 
-    def _taken(self, session_id: str, found: Found, contents: Contents) -> Taken | None:
+    def _taken(self, session_id: str, found: FoundRecord, contents: Contents) -> Taken | None:
         if (before := self._leases.get(session_id)) is not None:
             self._lose(before)
-        snapshot, entries = self._opened(session_id, found, contents)
-        if snapshot is None:
+        opened = self._opened(session_id, found, contents)
+        if opened is None:
             self._metrics.store_takes.labels("unreadable").inc()
             return None
         self._metrics.store_takes.labels("taken").inc()
         seal = self._sealer.seal(session_id)
         lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
         self._leases[session_id] = lease
-        return Taken(lease, found, snapshot, entries)
+        return Taken(lease, found, *opened)
 
     async def read(self, session_id: str) -> tuple[bytes, tuple[bytes, ...]] | None:
         """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
@@ -298,11 +308,12 @@ class SessionStore:
         contents = None if found is None else await self._answer(self._backend.read(session_id))
         if found is None or contents is None:
             return None
-        snapshot, entries = self._opened(session_id, found, contents)
-        return None if snapshot is None else (snapshot, entries)
+        return self._opened(session_id, found, contents)
 
-    def _opened(self, session_id: str, found: Found, contents: Contents) -> tuple[bytes | None, tuple[bytes, ...]]:
-        """Return snapshot and entries in the clear; None for the snapshot if they cannot be read."""
+    def _opened(
+        self, session_id: str, found: FoundRecord, contents: Contents
+    ) -> tuple[bytes, tuple[bytes, ...]] | None:
+        """Return snapshot and entries in the clear; None if they are damaged."""
         form = found.clear.form
         try:
             snapshot = self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE)
@@ -310,7 +321,7 @@ class SessionStore:
             return snapshot, tuple(entry for element in log for entry in _entries.decode(element))
         except (Unreadable, msgspec.DecodeError):
             logger.warning("the record of session %s in the store is damaged", session_id)
-            return None, ()
+            return None
 
     def release(self, lease: Lease, *, delete: bool) -> None:
         """Part with a record: delete it with its session, or leave it, as it will be when this is settled, for others.
@@ -462,7 +473,7 @@ class SessionStore:
             changes = self._changes(batch, numbers)
         try:
             with self._watched() as took:
-                outcomes: Sequence[Outcome | None] = await self._backend.commit(changes)
+                outcomes: Sequence[ChangeOutcome | None] = await self._backend.commit(changes)
             self._metrics.store_commit_seconds.observe(took())
             self._metrics.store_written_bytes.inc(sum(len(c.snapshot or b"") + len(c.element or b"") for c in changes))
         except StoreError as error:
@@ -511,16 +522,16 @@ class SessionStore:
             end=flying.end,
         )
 
-    def _committed(self, lease: Lease, outcome: Outcome | None) -> None:
+    def _committed(self, lease: Lease, outcome: ChangeOutcome | None) -> None:
         """Note what became of a change; None if that is not known, in which case the store is degraded."""
         flying, lease.flying = lease.flying, None
         assert flying is not None
         self._drop_data(flying)
-        if lease.lost or outcome is Outcome.LOST:
+        if lease.lost or outcome is ChangeOutcome.LOST:
             self._lose(lease)
             _settle(flying, lost=True)
             return
-        if outcome is Outcome.GAP and not lease.ended and not self.degraded:
+        if outcome is ChangeOutcome.GAP and not lease.ended and not self.degraded:
             self._mend_gap(lease, flying)
             return
         if lease.ended and lease.queued is None:
@@ -585,7 +596,7 @@ class SessionStore:
 
     def _degrade(self, reason: str, message: str) -> None:
         self.reason = reason
-        if self.degraded:
+        if self.degraded or self._stopping:
             return
         self.degraded = True
         logger.warning(
@@ -632,13 +643,18 @@ class SessionStore:
     async def _mend(self) -> None:
         """Try the store until it works and is fast enough."""
         loop = asyncio.get_running_loop()
-        delay, longest = RETRY_SEC
+        relapse, longest = _RELAPSE_SEC
+        again = loop.time() - self._mended_at < relapse
+        delay = self._first_retry_sec = min(2 * self._first_retry_sec, longest) if again else RETRY_SEC[0]
         while True:
             await asyncio.sleep(delay)
-            delay = min(2 * delay, longest)
+            delay = max(delay, min(2 * delay, RETRY_SEC[1]))
             began = loop.time()
             try:
                 await self._backend.open()
+                if self.reason == FULL:  # what nobody has any more makes room for those who talk
+                    room = min(self._max_bytes, self._size.bytes * 9 // 10)
+                    self._size = await self._backend.prune(max_age_sec=self._max_age_sec, max_bytes=room)
                 await self._backend.probe()
                 await self._backend.beat(self.process)
             except StoreError as error:
@@ -650,7 +666,7 @@ class SessionStore:
                 if loop.time() - began < SLOW_SEC:
                     break
                 self.reason = SLOW
-        self.degraded, self.reason = False, ""
+        self.degraded, self.reason, self._mended_at = False, "", loop.time()
         logger.info("the store of sessions (%s) works again", self._backend.name)
         self._wanting = dict.fromkeys(lease for lease in self._leases.values() if not lease.ended)
 

@@ -30,10 +30,10 @@ from omni_ws.service.store.records import (
     HOLDER_EXPIRY_SEC,
     TOMBSTONE_SEC,
     Change,
+    ChangeOutcome,
     ClearPart,
     Contents,
-    Found,
-    Outcome,
+    FoundRecord,
     StoreEnd,
     StoreError,
     StoreSize,
@@ -120,7 +120,7 @@ class SqliteBackend:
         self._thread.shutdown(wait=False)
         self._checkpoints.shutdown(wait=False)
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         outcomes = await self._do(self._commit, changes)
         self._uncheckpointed += sum(len(one.snapshot or b"") + len(one.element or b"") + 4096 for one in changes)
         if self._uncheckpointed >= _CHECKPOINT_BYTES:
@@ -128,7 +128,7 @@ class SqliteBackend:
             self._checkpoints.submit(self._checkpoint)
         return outcomes
 
-    async def find(self, session_id: str) -> Found | None:
+    async def find(self, session_id: str) -> FoundRecord | None:
         return await self._do(self._find, session_id)
 
     async def read(self, session_id: str) -> Contents | None:
@@ -138,7 +138,10 @@ class SqliteBackend:
         return await self._do(self._take, session_id, fence, holder)
 
     async def erase(self, session_id: str) -> bool:
-        return await self._do(self._erase, session_id)
+        erased = await self._do(self._erase, session_id)
+        if erased:
+            self._checkpoints.submit(self._checkpoint, "TRUNCATE")  # the WAL still has what was deleted
+        return erased
 
     async def beat(self, holder: str) -> None:
         await self._do(self._beat, holder)
@@ -205,7 +208,7 @@ class SqliteBackend:
                 if stat.S_IMODE(self._path.stat().st_mode) & 0o077:
                     raise ConfigurationError([f"sessions.store: others may read {self._path}; make it chmod 600"])
         except OSError as error:
-            if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            if isinstance(error, PermissionError | NotADirectoryError | IsADirectoryError | FileExistsError):
                 raise ConfigurationError([f"sessions.store: cannot use {self._path}: {error.strerror}"]) from None
             raise
 
@@ -231,8 +234,8 @@ class SqliteBackend:
         database.execute(f"PRAGMA max_page_count = {max(16, self._max_bytes // page_bytes)}")
         database.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
         database.execute(f"PRAGMA wal_autocheckpoint = {_LAST_CHECKPOINT_PAGES}")
-        # What is deleted is overwritten, where that writes no further page.
-        database.execute("PRAGMA secure_delete = FAST")
+        # What is deleted is overwritten. A snapshot takes the pages of the one before, so that costs little.
+        database.execute("PRAGMA secure_delete = ON")
 
     def _transaction(self, call: Callable[[sqlite3.Connection], T]) -> T:
         database = self._open_database
@@ -246,7 +249,7 @@ class SqliteBackend:
             raise
         return result
 
-    def _commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    def _commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         try:
             return self._transaction(lambda database: [self._change(database, one) for one in changes])
         except sqlite3.Error as error:
@@ -254,21 +257,21 @@ class SqliteBackend:
                 raise
         return self._transaction(lambda database: [self._change(database, one) for one in changes])
 
-    def _change(self, database: sqlite3.Connection, change: Change) -> Outcome:
+    def _change(self, database: sqlite3.Connection, change: Change) -> ChangeOutcome:
         row = database.execute(
             "SELECT id, fence, serial, gone FROM records WHERE session_id = ?", (change.session_id,)
         ).fetchone()
         record, fence, serial, gone = row or (None, 0, 0, 1)
         if fence > change.fence:
-            return Outcome.LOST
+            return ChangeOutcome.LOST
         if change.clear is not None and change.snapshot is not None:
             if fence == change.fence and serial >= change.serial:
-                return Outcome.KEPT
+                return ChangeOutcome.KEPT
             record = self._replace(database, change, change.clear, change.snapshot)
         elif change.element is not None:
             newest = database.execute("SELECT max(number) FROM pieces WHERE record = ?", (record,)).fetchone()[0]
             if gone or (fence, serial, newest) != (change.fence, change.serial, change.place):
-                return Outcome.GAP
+                return ChangeOutcome.GAP
         if change.element is not None:
             piece = (record, change.place + 1, change.element)
             database.execute("INSERT INTO pieces (record, number, data) VALUES (?, ?, ?)", piece)
@@ -276,7 +279,7 @@ class SqliteBackend:
             self._bury(database, record, change.fence)
         elif change.end is StoreEnd.RELEASE:
             database.execute("UPDATE records SET holder = '' WHERE id = ?", (record,))
-        return Outcome.KEPT
+        return ChangeOutcome.KEPT
 
     def _replace(self, database: sqlite3.Connection, change: Change, clear: ClearPart, snapshot: bytes) -> int:
         now = self._clock()
@@ -310,7 +313,7 @@ class SqliteBackend:
             (fence, self._clock(), record),
         )
 
-    def _find(self, session_id: str) -> Found | None:
+    def _find(self, session_id: str) -> FoundRecord | None:
         now = self._clock()
         row = self._open_database.execute(
             "SELECT form, kind, owner, tokens, away, fence, holder, "
@@ -321,7 +324,7 @@ class SqliteBackend:
             return None
         form, kind, owner, tokens, away, fence, holder, held = row
         digests = msgspec.msgpack.decode(tokens, type=tuple[bytes, ...])
-        return Found(
+        return FoundRecord(
             ClearPart(form, kind, owner, digests, away is not None),
             fence=fence,
             holder=holder,
@@ -414,11 +417,11 @@ class SqliteBackend:
         records = self._open_database.execute("SELECT count(*) FROM records WHERE NOT gone").fetchone()[0]
         return StoreSize(records, self._used_bytes())
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, mode: str = "PASSIVE") -> None:
         """Move what is in the WAL to the file, on a connection of its own: this waits for the disk, commits do not."""
         # A commit finds out what is wrong, and says so.
         with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_BUSY_SEC)) as database:
-            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            database.execute(f"PRAGMA wal_checkpoint({mode})")
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from support.fake_store import FakeBackend, FakeStore
 from support.redis_server import redis_server
 
 from omni_ws.config.stores import StoreAddress
-from omni_ws.service.store.records import Change, ClearPart, Contents, Outcome, StoreBackend, StoreEnd, StoreSize
+from omni_ws.service.store.records import Change, ChangeOutcome, ClearPart, Contents, StoreBackend, StoreEnd, StoreSize
 from omni_ws.service.store.sqlite_backend import SqliteBackend
 
 CLEAR = ClearPart("1", "native", "anna", (b"digest", b"other"), False)
@@ -71,8 +71,8 @@ async def backend(made: Callable[[], StoreBackend]) -> StoreBackend:
 async def test_a_snapshot_is_kept_with_its_clear_part_and_log(backend: StoreBackend) -> None:
     assert await backend.find("sess_1") is None
     assert await backend.read("sess_1") is None
-    assert [*await backend.commit([change(snapshot=b"one", element=b"a")])] == [Outcome.KEPT]
-    assert [*await backend.commit([change(element=b"b", place=1)])] == [Outcome.KEPT]
+    assert [*await backend.commit([change(snapshot=b"one", element=b"a")])] == [ChangeOutcome.KEPT]
+    assert [*await backend.commit([change(element=b"b", place=1)])] == [ChangeOutcome.KEPT]
     found = await backend.find("sess_1")
     assert found is not None
     assert (found.clear, found.fence, found.holder, found.held, found.away_sec) == (CLEAR, 1, "a", False, None)
@@ -89,10 +89,10 @@ async def test_a_snapshot_replaces_what_was_before(backend: StoreBackend) -> Non
 
 async def test_one_commit_changes_many_records(backend: StoreBackend) -> None:
     changes = [change(f"sess_{number}", snapshot=b"%d" % number) for number in range(50)]
-    assert set(await backend.commit(changes)) == {Outcome.KEPT}
+    assert set(await backend.commit(changes)) == {ChangeOutcome.KEPT}
     assert await backend.read("sess_49") == Contents(b"49", ())
     more = [change(f"sess_{number}", element=b"x", place=number % 2) for number in range(50)]
-    assert [*await backend.commit(more)] == [Outcome.KEPT, Outcome.GAP] * 25
+    assert [*await backend.commit(more)] == [ChangeOutcome.KEPT, ChangeOutcome.GAP] * 25
 
 
 async def test_who_takes_a_record_fences_out_who_had_it(
@@ -105,32 +105,32 @@ async def test_who_takes_a_record_fences_out_who_had_it(
     assert await other.take("sess_1", fence=1, holder="b") == Contents(b"one", (b"a",))
     assert await other.take("sess_1", fence=1, holder="c") is None
     late = [change(element=b"b", place=1), change("sess_2", snapshot=b"x")]
-    assert [*await backend.commit(late)] == [Outcome.LOST, Outcome.KEPT]
-    assert [*await backend.commit([change(snapshot=b"late", serial=9)])] == [Outcome.LOST]
-    assert [*await backend.commit([change(end=StoreEnd.DELETE)])] == [Outcome.LOST]
+    assert [*await backend.commit(late)] == [ChangeOutcome.LOST, ChangeOutcome.KEPT]
+    assert [*await backend.commit([change(snapshot=b"late", serial=9)])] == [ChangeOutcome.LOST]
+    assert [*await backend.commit([change(end=StoreEnd.DELETE)])] == [ChangeOutcome.LOST]
     assert await other.read("sess_1") == Contents(b"one", (b"a",))
     # What it took is not its own before it wrote a snapshot.
-    assert [*await other.commit([change(fence=2, element=b"b", place=1, holder="b")])] == [Outcome.GAP]
-    assert [*await other.commit([change(fence=2, snapshot=b"two", holder="b")])] == [Outcome.KEPT]
+    assert [*await other.commit([change(fence=2, element=b"b", place=1, holder="b")])] == [ChangeOutcome.GAP]
+    assert [*await other.commit([change(fence=2, snapshot=b"two", holder="b")])] == [ChangeOutcome.KEPT]
     found = await other.find("sess_1")
     assert found is not None
     assert (found.fence, found.holder) == (2, "b")
 
 
 async def test_what_builds_on_lost_data_is_a_gap(backend: StoreBackend) -> None:
-    assert [*await backend.commit([change(element=b"a")])] == [Outcome.GAP]
+    assert [*await backend.commit([change(element=b"a")])] == [ChangeOutcome.GAP]
     await backend.commit([change(snapshot=b"one", element=b"a")])
-    assert [*await backend.commit([change(element=b"c", place=2)])] == [Outcome.GAP]
-    assert [*await backend.commit([change(element=b"c", place=0)])] == [Outcome.GAP]
-    assert [*await backend.commit([change(element=b"c", serial=2, place=1)])] == [Outcome.GAP]
+    assert [*await backend.commit([change(element=b"c", place=2)])] == [ChangeOutcome.GAP]
+    assert [*await backend.commit([change(element=b"c", place=0)])] == [ChangeOutcome.GAP]
+    assert [*await backend.commit([change(element=b"c", serial=2, place=1)])] == [ChangeOutcome.GAP]
     assert await backend.read("sess_1") == Contents(b"one", (b"a",))
 
 
 async def test_a_snapshot_that_arrives_late_or_twice_changes_nothing(backend: StoreBackend) -> None:
     twice = change(snapshot=b"two", serial=2, element=b"a")
     await backend.commit([twice])
-    assert [*await backend.commit([change(snapshot=b"one", serial=1)])] == [Outcome.KEPT]
-    assert [*await backend.commit([twice])] == [Outcome.KEPT]
+    assert [*await backend.commit([change(snapshot=b"one", serial=1)])] == [ChangeOutcome.KEPT]
+    assert [*await backend.commit([twice])] == [ChangeOutcome.KEPT]
     assert await backend.read("sess_1") == Contents(b"two", (b"a",))
 
 
@@ -144,9 +144,9 @@ async def test_a_deleted_record_leaves_its_fence(made: Callable[[], StoreBackend
     assert await backend.read("sess_1") is None
     assert await backend.take("sess_1", fence=2, holder="a") is None
     assert not await backend.erase("sess_1")
-    assert [*await backend.commit([change(snapshot=b"back", serial=5)])] == [Outcome.LOST]
+    assert [*await backend.commit([change(snapshot=b"back", serial=5)])] == [ChangeOutcome.LOST]
     # Its own holder may write it again.
-    assert [*await other.commit([change(fence=2, serial=2, snapshot=b"three")])] == [Outcome.KEPT]
+    assert [*await other.commit([change(fence=2, serial=2, snapshot=b"three")])] == [ChangeOutcome.KEPT]
     assert await backend.read("sess_1") == Contents(b"three", ())
     await backend.commit([change("never written", end=StoreEnd.DELETE)])
     assert await backend.find("never written") is None
@@ -158,7 +158,7 @@ async def test_what_is_erased_is_lost_by_its_holder(backend: StoreBackend) -> No
     assert not await backend.erase("sess_1")
     assert not await backend.erase("sess_2")
     assert await backend.find("sess_1") is None
-    assert [*await backend.commit([change(snapshot=b"two", serial=2)])] == [Outcome.LOST]
+    assert [*await backend.commit([change(snapshot=b"two", serial=2)])] == [ChangeOutcome.LOST]
 
 
 async def test_a_record_is_held_while_its_holder_lives(made: Callable[[], StoreBackend], backend: StoreBackend) -> None:
