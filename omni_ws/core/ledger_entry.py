@@ -6,7 +6,7 @@ The functions at the end compute which part of a spoken text was heard, from how
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from sys import getsizeof
 from typing import Final, NamedTuple, TypeAlias
 
@@ -214,7 +214,12 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls that were sent, in the order in which they began. A call that was cut off is not whole."""
-        return tuple(ToolCall(one.id, one.name, "".join(one.arguments)) for one in self.calls.values())
+        return tuple(self.calls_by_index.values())
+
+    @property
+    def calls_by_index(self) -> dict[int, ToolCall]:
+        """The same, by their indices in the answer."""
+        return {index: ToolCall(one.id, one.name, "".join(one.arguments)) for index, one in self.calls.items()}
 
     @property
     def user_text(self) -> str:
@@ -437,18 +442,29 @@ def end_of_words(text: str, words: Iterable[Word], *, begin: int = 0) -> int:
 
     Words that are not found are skipped.
     """
+    end, exact = begin, False
+    for end, exact in ends_of_words(text, words, begin=begin):  # noqa: B007
+        pass
+    if not exact and end > begin:
+        end = _behind_marks(text, end)
+    return end
+
+
+def ends_of_words(text: str, words: Iterable[Word], *, begin: int = 0) -> Iterator[tuple[int, bool]]:
+    """Yield the index in ``text`` at which each of ``words`` ends, or the word before one that is not found.
+
+    With each comes whether the voice has told it; otherwise the word was looked for, from ``begin`` on.
+    """
     lowered, end, exact = _lowered(text), begin, False
     for word in words:
         if word.text_end is not None:
             end, exact = max(end, min(word.text_end, len(text))), True
-            continue
-        spoken = _lowered(word.text.strip())
-        found = lowered.find(spoken, end, end + MAX_SKIPPED_CHARACTERS + len(spoken)) if spoken else -1
-        if found >= 0:
-            end, exact = found + len(spoken), False
-    if not exact and end > begin:
-        end = _behind_marks(text, end)
-    return end
+        else:
+            spoken = _lowered(word.text.strip())
+            found = lowered.find(spoken, end, end + MAX_SKIPPED_CHARACTERS + len(spoken)) if spoken else -1
+            if found >= 0:
+                end, exact = found + len(spoken), False
+        yield end, exact
 
 
 def end_of_clauses(

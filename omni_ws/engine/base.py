@@ -147,6 +147,9 @@ class EngineCapabilities:
     nothing_heard: str = ""
     #: The same in other languages than English, by their primary subtags, if the user spoke such a language before.
     nothing_heard_in: Mapping[str, str] = field(default_factory=dict)
+    #: The modalities of answers that the engine goes on with where ``GenerationRequest.begun`` ends. If an answer wants
+    #: any other one, the engine is asked for all of it again, and that is compared; see ``engine.continued_answer``.
+    continues: frozenset[OutputModality] = frozenset()
     #: Whether the engine reads ``GenerationRequest.heard_language``. A composed engine tells other text models in the
     #: text of the message (``engine.told_language``).
     reads_language: bool = False
@@ -380,6 +383,15 @@ class GenerationRequest:
     #: Whether the client is on this machine, and may see error details that are for the operator.
     near: bool = False
     conversation: str | None = None  #: The id of the session; None for a single request, such as over HTTP.
+    #: The text of this answer that the client has already, from another server; empty if it has none. An engine that
+    #: ``continues`` answers writes the text that follows it.
+    begun: str = ""
+    #: How the text of the answer ended, if ``begun`` is all of it: it has to be spoken only.
+    begun_end: Finished | None = None
+    #: Where in ``begun`` the audio that such an engine writes begins, and where in the answer's audio that is, in
+    #: milliseconds. The times of words count from there; positions in the text are those in the whole text.
+    voice_from: int = 0
+    voice_from_ms: float = 0
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: The signal that the answer is no longer wanted, although the transcript is.
     cut: Cut = field(default_factory=Cut)
@@ -458,6 +470,15 @@ class TranscriptGuess(Struct, frozen=True):
     language: str | None = None
 
 
+class TextComplete(Struct, frozen=True):
+    """A report that a spoken answer has all its text, which may be spoken for a while yet. Optional.
+
+    ``finished`` says how the text ended. It is not the end of the answer.
+    """
+
+    finished: Finished
+
+
 class WordsComplete(Struct, frozen=True):
     """A report that all speech of the input is written down, and that the answer begins now. Optional."""
 
@@ -509,6 +530,7 @@ EngineOutput: TypeAlias = (
     | TranscriptOutput
     | TranscriptGuess
     | WordsComplete
+    | TextComplete
     | AudioOutput
     | PartFailed
     | Finished

@@ -41,6 +41,7 @@ from omni_ws.engine.composed.parts import (
     speaks,
 )
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
+from omni_ws.engine.continued_answer import go_on
 from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.coming import GrowingLlm
@@ -276,7 +277,7 @@ class ComposedEngine:
         self.active_requests += 1
         try:
             with failures_of(role, part, request_id=request.request_id):
-                await part.generate(request, out)
+                await go_on(part, request, out)
         finally:
             self.active_requests -= 1
 
@@ -306,7 +307,7 @@ class ComposedEngine:
             first_byte_timeout_sec=self._first_byte_timeout_sec,
             max_spoken_tokens=self._max_spoken_tokens,
         )
-        load = self._ahead_load if asr is not None and not llm_hears else None
+        load = self._ahead_load if asr is not None and not llm_hears and not request.begun else None
         answer: AnswerStages | AheadStage
         if load is None:
             answer = answered(request)
@@ -328,8 +329,9 @@ class ComposedEngine:
             if hearing is not None and request.cut.made:
                 out.write(Finished(FinishReason.STOP, Usage(input_audio_ms=hearing.audio_ms)))
                 return
-            assert answer.finished is not None
-            out.write(_with_input(answer.finished, hearing))
+            finished = answer.finished
+            assert finished is not None
+            out.write(_with_input(finished, hearing))
         finally:
             self.active_requests -= 1
 

@@ -142,6 +142,10 @@ def asked_of(
         options=AnswerOptions(
             priority=request.options.priority, skip_unreadable=True, spoken_form=True, transcript_guesses=guesses
         ),
+        begun="",
+        begun_end=None,
+        voice_from=0,
+        voice_from_ms=0,
         meter=UsageMeter(),
         cut=request.cut if role is Role.ASR else Cut(),
     )
@@ -167,7 +171,7 @@ def speaks(engine: Engine | None) -> bool:
 
 def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> EngineCapabilities:
     """Return the capabilities of a composed engine: those of its LLM, and what the other parts add."""
-    able = llm.capabilities
+    able = replace(llm.capabilities, continues=frozenset({OutputModality.TEXT}))  # by go_on, whatever the LLM can
     if asr is not None and hears(asr):
         ears = asr.capabilities
         able = replace(
@@ -194,6 +198,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             able,
             output_modalities=able.output_modalities | {OutputModality.AUDIO},
             tasks=able.tasks | {Task.SPEECH},
+            continues=able.continues | {OutputModality.AUDIO},
             voices=voice.voices,
             voice_aliases=voice.voice_aliases,
             voice_languages=voice.voice_languages,

@@ -24,6 +24,7 @@ from omni_ws.engine.base import (
     GenerationRequest,
     OutputFilter,
     OutputWriter,
+    TextComplete,
     TextOutput,
     TranscriptGuess,
     TranscriptOutput,
@@ -41,6 +42,7 @@ from omni_ws.engine.composed.parts import (
     part_failed,
     run_part,
 )
+from omni_ws.engine.continued_answer import go_on, not_continued
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.spoken.lexicon import prepare
@@ -396,6 +398,9 @@ class LlmStage(_EngineStage):
     ``transcribed`` and ``spoken`` mean that other parts make the transcript and the audio. If the client set no
     limit, a spoken answer ends with a whole sentence within ``max_spoken_tokens``, and the finish reason is LENGTH.
     ``run`` raises EngineFailed if the LLM has no output within ``first_byte_timeout_sec`` after the end of the input.
+
+    An answer that was begun elsewhere goes on: the TTS gets all its text, and the client the rest. If the LLM does not
+    go on with it, the TTS speaks what was told, and ``failure`` is the error to raise then.
     """
 
     name = Role.LLM.value
@@ -413,6 +418,7 @@ class LlmStage(_EngineStage):
     ) -> None:
         #: How the answer ended; None until then.
         self.finished: Finished | None = None
+        self.failure: EngineFailed | None = None
         self._engine = engine
         self._request = request
         self._words_only = words_only
@@ -428,11 +434,20 @@ class LlmStage(_EngineStage):
         self._limit = None
         if spoken and max_spoken_tokens is not None and "max_tokens" not in request.sampling:
             self._limit = SpokenLimit(max_spoken_tokens)
+            self._limit.count(request.begun)
         self._given: _GivenInput | None = None
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Have the LLM answer the input that ``source`` yields; its text also goes to ``sink``, the TTS."""
         self._outputs, self._sink = outputs, sink
+        begun = self._request.begun
+        if sink is not None and begun:
+            sink.put_nowait(begun)
+        if self._request.begun_end is not None:
+            async for _ in source:
+                pass  # a transcript may still be made of it
+            self.finished = self._request.begun_end
+            return
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
         watched = WatchedInput(source, stall_timer)
         given = self._given = _GivenInput(watched, self._request.times, must_have_content=self._words_only)
@@ -443,10 +458,15 @@ class LlmStage(_EngineStage):
         try:
             async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
                 with failures_of(Role.LLM, self._engine, request_id=request.request_id):
-                    await self._engine.generate(request, self)
+                    await go_on(self._engine, request, self)
         except TimeoutError:
             if self.finished is None:
                 self._answer_silence()
+        except EngineFailed as error:
+            if not error.keeps_answer or sink is None:
+                raise
+            self.failure = error
+            return
         if self.finished is None:
             raise EngineFailed(f"LLM ({self._engine.name}): the answer has no end", param=self.name)
 
@@ -495,6 +515,8 @@ class LlmStage(_EngineStage):
         if rest:
             self._send(TextOutput(rest))
         self.finished = finished
+        if self._spoken and not self._waits and finished.reason is not FinishReason.TOOL_CALLS:
+            self._outputs.write(TextComplete(finished))
 
     def _usage(self, output_tokens: int) -> Usage:
         """Return the usage of an answer that this stage cut off: the LLM's own, or else an estimate."""
@@ -509,8 +531,10 @@ class LlmStage(_EngineStage):
             self.finished = Finished(FinishReason.STOP, Usage())
             return
         text = able.nothing_heard if language == "en" else able.nothing_heard_in.get(language, "")
-        if text:
-            self._send(TextOutput(text))
+        if not text.startswith(self._request.begun):
+            raise not_continued()
+        if rest := text.removeprefix(self._request.begun):
+            self._send(TextOutput(rest))
         self.finished = Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
 
     def _send(self, output: EngineOutput) -> None:
@@ -564,7 +588,8 @@ class TtsStage(_EngineStage):
 
     The TTS reads the spoken form of the text (``SpeakableText``); the words with times that it reports are converted
     back to the written ones. An answer without text, such as a tool call, is not spoken. If the TTS fails and the
-    client also gets the text, the answer goes on without audio.
+    client also gets the text, the answer goes on without audio. Of an answer that was begun elsewhere, the TTS reads
+    the text from ``GenerationRequest.voice_from`` on.
     """
 
     name = Role.TTS.value
@@ -637,6 +662,8 @@ class TtsStage(_EngineStage):
         speakable = SpeakableText(language, lexicon=self._request.lexicon)
         async with aclosing(_spoken_pieces(first, source, speakable)) as spoken:
             async for pieces in spoken:
+                if self._request.voice_from:
+                    pieces = [piece for piece in pieces if piece.start >= self._request.voice_from]
                 self._words.add(pieces)
                 text = "".join(piece.text for piece in pieces)
                 held += text
@@ -730,7 +757,9 @@ class AnswerStages:
 
     @property
     def finished(self) -> Finished:
-        """The Finished of the answer, after its stages have ended."""
+        """The Finished of the answer, after its stages have ended. Raises the failure of the LlmStage."""
+        if self._llm.failure is not None:
+            raise self._llm.failure
         finished = self._llm.finished
         assert finished is not None
         spoken_ms = 0 if self._tts is None else self._tts.audio_ms

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from omni_ws.core.chunks import InputMode, Modality
+from omni_ws.core.chunks import InputMode, Modality, OutputModality
 from omni_ws.engine.base import Engine, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
+from omni_ws.engine.continued_answer import go_on
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.coming import Coming, ComingState, GrowingLlm
 from omni_ws.engine.llm.fetched_mind import FetchedMind, Plan
@@ -84,9 +85,10 @@ class AutoLlm(GrowingLlm):
     @property
     def capabilities(self) -> EngineCapabilities:
         """Those of the engine that answers. Growing input and raw prompts stay, since the rules can take them."""
+        continues = frozenset({OutputModality.TEXT})  # by go_on, whatever the one that answers can
         if self._llm is None:
-            return self._rules.capabilities
-        return replace(self._llm.capabilities, extend=True, raw_prompts=True)
+            return replace(self._rules.capabilities, continues=continues)
+        return replace(self._llm.capabilities, extend=True, raw_prompts=True, continues=continues)
 
     def describe(self) -> tuple[str, ...]:
         if self._llm is not None:
@@ -255,20 +257,20 @@ class AutoLlm(GrowingLlm):
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         llm = self._llm
         if llm is None or (request.options.raw_prompt and not llm.capabilities.raw_prompts):
-            await self._rules.generate(request, out)
+            await go_on(self._rules, request, out)
             return
         if not llm.capabilities.extend:
             taken = tuple([chunk async for chunk in request.input])
             request = replace(request, input=Chunks(taken), input_mode=InputMode.SNAPSHOT)
             shown = {chunk.modality for chunk in taken if chunk.payload} & {Modality.IMAGE, Modality.VIDEO}
             if shown - llm.capabilities.input_modalities:  # they were sent while the rules took them
-                await self._rules.generate(request, out)
+                await go_on(self._rules, request, out)
                 return
         runs = llm.state is EngineState.OK
         if runs != self._runs:
             self._runs = runs
             logger.warning("%s", f"{llm.model} answers again" if runs else f"{llm.model} does not run: rules answer")
         if not runs and is_plain(request):
-            await self._rules.generate(request, out)
+            await go_on(self._rules, request, out)
             return
-        await llm.generate(request, out)
+        await go_on(llm, request, out)

@@ -238,11 +238,11 @@ async def _answer(llm: RemoteLlmEngine, request: GenerationRequest, out: OutputW
         await llm.generate(in_json(request), CallsInJson(out))
     else:
         taken: list[InputChunk] = []
-        watch = CallWatch(out, request)
+        watch = CallWatch(out, request)  # also behind text that was begun elsewhere
         try:
             await llm.generate(replace(request, input=_noted(request.input, taken)), watch)
         except CallWritten:
-            again = in_json(replace(request, input=Chunks(tuple(taken))))
+            again = in_json(replace(request, input=Chunks(tuple(taken)), begun=""))
             await llm.generate(again, CallsInJson(out, before=watch.tokens))
 
 

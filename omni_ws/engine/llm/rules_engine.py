@@ -30,6 +30,7 @@ from omni_ws.engine.base import (
     TextOutput,
 )
 from omni_ws.engine.clauses import PIECE_CHARACTERS
+from omni_ws.engine.continued_answer import go_on, rest_of
 from omni_ws.engine.continued_input import unanswered
 from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
 from omni_ws.engine.llm.coming import RULES
@@ -228,7 +229,8 @@ class RulesFirst:
     Rules answer a request that is all text, not spoken in another language than English, and in a conversation that
     nobody gave instructions: ``own_instructions`` are those of the operator, and ``of_itself`` is whether these leave
     it to the rules to say who answers. Where a client wants tools, JSON or anything else of the model, it gets the
-    model. ``encyclopedia`` returns what the rules may look up, in a thread at the start.
+    model. So it does where rules had begun an answer, and now have another. ``encyclopedia`` returns what the rules may
+    look up, in a thread at the start.
     """
 
     def __init__(
@@ -260,7 +262,7 @@ class RulesFirst:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return replace(self.llm.capabilities, reads_language=True)
+        return replace(self.llm.capabilities, reads_language=True, continues=frozenset({OutputModality.TEXT}))
 
     @property
     def state(self) -> EngineState:
@@ -284,9 +286,11 @@ class RulesFirst:
             request = replace(request, input=Chunks(tuple(taken)))
             if (sentences := self._exact(request, taken)) is not None:
                 words = count_history(request.history) + sum(count_words(chunk.payload.decode()) for chunk in taken)
-                await _write(partial(_next, iter(sentences)), request, out, input_words=words)
-                return
-        await self.llm.generate(told_language(request, self.llm), out)
+                if not request.begun or " ".join(sentences).startswith(request.begun):
+                    exact = partial(_write, partial(_next, iter(sentences)), input_words=words)
+                    await rest_of(exact, request, out)
+                    return
+        await go_on(self.llm, told_language(request, self.llm), out)
 
     def _may_answer(self, request: GenerationRequest) -> bool:
         return is_plain(request) and request.instructions in ("", self._own_instructions)

@@ -14,16 +14,26 @@ from omni_ws.config.model import RemoteConfig
 from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, context_full
 from omni_ws.core.history import Message
-from omni_ws.engine.answer_limit import count_history
-from omni_ws.engine.base import EngineCapabilities, EngineState, Finished, GenerationRequest, OutputWriter
+from omni_ws.engine.answer_limit import count_history, count_words
+from omni_ws.engine.base import (
+    EngineCapabilities,
+    EngineOutput,
+    EngineState,
+    Finished,
+    GenerationRequest,
+    OutputFilter,
+    OutputWriter,
+)
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import Role
+from omni_ws.engine.continued_answer import counted, rest_of
 from omni_ws.engine.continued_input import whole_turns
 from omni_ws.engine.remote.answer_stream import CLOSING_TAG, ChatAnswer
 from omni_ws.engine.remote.refusal import ContextWindow
 from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
 from omni_ws.engine.remote.settings import (
     CLOSE_AFTER_STREAM,
+    CONTINUES,
     DEFAULT_SAMPLING,
     IGNORED_SAMPLING,
     Dialect,
@@ -36,7 +46,7 @@ from omni_ws.engine.remote.upstream import Pool, Upstream, UpstreamAnswer, norma
 from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.tts.speech_engine import SpeechEngine
-from omni_ws.errors import ContextLengthExceeded, EngineFailed, OmniError, UnsupportedParameter
+from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, OmniError, UnsupportedParameter
 from omni_ws.wire.openai_fields import UPSTREAM_FIELDS, MediaLimitFields
 
 T = TypeVar("T")
@@ -121,7 +131,8 @@ class RemoteLlmEngine:
     """An engine for the task ``chat``, which sends each request to an upstream as a streamed chat completion.
 
     It waits for the whole input, because an upstream's request cannot be extended after it was sent. If the history
-    does not fit the context of the model, the oldest turns are dropped.
+    does not fit the context of the model, the oldest turns are dropped. An answer that was begun elsewhere is the last
+    message, if all upstreams go on with it; if they refuse that, they are asked for all of the answer again.
     """
 
     name = "remote"
@@ -189,7 +200,7 @@ class RemoteLlmEngine:
                 prompt = await read_prompt(
                     request, executor=threads, max_bytes=self.settings.max_request_bytes, share=share
                 )
-                await self._fitted_answer(request, prompt, out)
+                await self._continued_answer(request, prompt, out)
         except EngineFailed as error:
             if request.near:
                 error.tell_private()
@@ -204,6 +215,27 @@ class RemoteLlmEngine:
             raise UnsupportedParameter("this server has no voice", param="modalities")
         if request.options.choices > 1:
             raise UnsupportedParameter("one answer alone can be spoken", param="n")
+
+    async def _continued_answer(self, request: GenerationRequest, prompt: Prompt, out: OutputWriter) -> None:
+        """Write the answer, or what follows the text of it that was begun elsewhere."""
+
+        async def again(anew: GenerationRequest, out: OutputWriter) -> None:
+            await self._fitted_answer(anew, prompt, out)
+
+        if not request.begun:
+            await self._fitted_answer(request, prompt, out)
+        elif _dialect(self._pool.upstreams) not in CONTINUES:
+            await rest_of(again, request, out)
+        else:
+            begun = _Begun(out, count_words(request.begun))
+            try:
+                await self._fitted_answer(begun.limited(request), prompt, begun)
+            except ContextLengthExceeded:
+                raise
+            except InvalidRequest:
+                if begun.has_outputs:
+                    raise
+                await rest_of(again, request, out)
 
     async def _fitted_answer(self, request: GenerationRequest, prompt: Prompt, out: OutputWriter) -> None:
         """Write the answer to the input and as many of the newest turns as fit the upstream's context."""
@@ -285,7 +317,7 @@ class RemoteLlmEngine:
         thinks = all(request.options.template_arguments.get(name) is not False for name in _THINKING_ARGUMENTS)
         opens = self.settings.opens_thoughts
         opens = server.opens_thoughts if opens is None else opens
-        holds = thinks and (opens or (request.options.read_whole and not names_tag))
+        holds = thinks and not request.begun and (opens or (request.options.read_whole and not names_tag))
         answer.expect(server.name, holds=holds, watches=not names_tag)
 
     async def _pass_on(self, upstream: UpstreamAnswer, answer: ChatAnswer, out: OutputWriter) -> None:
@@ -311,6 +343,26 @@ class RemoteLlmEngine:
         if size <= _INLINE_BYTES:
             return work()
         return await run_in_thread(self._threads, work)
+
+
+class _Begun(OutputFilter):
+    """An OutputWriter for what follows the ``words`` of an answer that are in the prompt: the usage is that of all."""
+
+    def __init__(self, out: OutputWriter, words: int) -> None:
+        super().__init__(out)
+        self._words = words
+        self.has_outputs = False
+
+    def limited(self, request: GenerationRequest) -> GenerationRequest:
+        """Return ``request`` with what is left of its limit on the answer, a word being at least a token."""
+        limit = request.sampling.get("max_tokens")
+        if limit is None:
+            return request
+        return replace(request, sampling={**request.sampling, "max_tokens": max(1, limit - self._words)})
+
+    def write(self, output: EngineOutput) -> None:
+        self.has_outputs = True
+        self._out.write(counted(output, self._words) if isinstance(output, Finished) else output)
 
 
 def _told_if_full(finished: Finished, context: int | None, *, wanted: int | None) -> Finished:
@@ -359,7 +411,8 @@ def _fixed_size(request: GenerationRequest, prompt: Prompt) -> int:
     """Return the estimated size of the prompt without the history, in bytes."""
     tools = sum(len(str(tool)) for tool in request.tools)
     results = sum(map(len, prompt.tool_results.values()))
-    return len(request.instructions.encode()) + len(prompt.text.encode()) + tools + results + 2 * _MESSAGE_BYTES
+    texts = (request.instructions, prompt.text, request.begun)
+    return sum(len(text.encode()) for text in texts) + tools + results + 2 * _MESSAGE_BYTES
 
 
 def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream]) -> EngineCapabilities:
@@ -376,6 +429,7 @@ def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream])
         output_modalities=frozenset(outputs),
         tasks=frozenset({Task.CHAT}),
         extend=False,
+        continues=frozenset({OutputModality.TEXT}),
         voices=settings.voices if speaks else (),
         sampling=frozenset(sampling),
         stage_params=frozenset(settings.stage_params),

@@ -23,7 +23,7 @@ from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.continued_input import earlier_speech
 from omni_ws.engine.decoding import AudioPart, Chunks, decode_input, decode_speech
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.remote.settings import Dialect, RemoteLlmSettings, sampling_for
+from omni_ws.engine.remote.settings import CONTINUES, Dialect, RemoteLlmSettings, sampling_for
 from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
 #: The sample rate, in Hz, that most speech models expect; all audio is converted to it.
@@ -241,15 +241,17 @@ def _image_type(chunk: InputChunk) -> str:
 def chat_body(
     request: GenerationRequest, prompt: Prompt, *, model: str, settings: RemoteLlmSettings, dialect: Dialect
 ) -> bytes:
-    """Return the JSON body of the chat completion."""
+    """Return the JSON body of the chat completion, which goes on behind ``request.begun``, if there is such text."""
+    begun = [{"role": "assistant", "content": request.begun}] if request.begun else []
     body: dict[str, Any] = {
         "model": model,
-        "messages": [*with_results([*_earlier(request, prompt), *_input(prompt)])],
+        "messages": [*with_results([*_earlier(request, prompt), *_input(prompt)]), *begun],
         "stream": True,
         "stream_options": {"include_usage": True},
         **settings.body,
         **sampling_for(dialect, request.sampling),
         **dict(_options(request)),
+        **(CONTINUES[dialect] if begun else {}),
     }
     if OutputModality.AUDIO in request.modalities:
         voice = {} if request.voice is None else {"voice": request.voice}

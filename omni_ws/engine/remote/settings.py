@@ -149,6 +149,16 @@ BY_OWNER: Final[Mapping[str, Dialect]] = {
 #: ends as cpp-httplib ends an aborted response; a request that follows at once on the connection is then lost.
 CLOSE_AFTER_STREAM: Final = frozenset({Dialect.LLAMA_CPP})
 
+#: Servers that go on with the text of a last message of the assistant, with the fields that ask for it. llama.cpp does
+#: so unless it was started with --no-prefill-assistant, which it does not tell; if the model thinks first, it refuses,
+#: as omni_ws does with most of its engines. With Ollama and LM Studio it depends on the template of the model, and
+#: others answer anew.
+CONTINUES: Final[Mapping[Dialect, Mapping[str, Any]]] = {
+    Dialect.VLLM: {"add_generation_prompt": False, "continue_final_message": True},
+    Dialect.LLAMA_CPP: {},
+    Dialect.OMNI_WS: {},
+}
+
 #: Sampling parameters that these servers accept but ignore.
 IGNORED_SAMPLING: Final[Mapping[Dialect, frozenset[str]]] = {
     Dialect.OLLAMA: frozenset({"top_k", "min_p", "repetition_penalty"}),

@@ -171,6 +171,8 @@ class VllmEngine:
             output_modalities=frozenset({OutputModality.TEXT} | ({OutputModality.AUDIO} if speaker else set())),
             tasks=frozenset({Task.CHAT, Task.SPEECH} if speaker else {Task.CHAT}),
             extend=True,
+            # Thought precedes an answer, and a voice of the model needs all of the answer's hidden states.
+            continues=frozenset({OutputModality.TEXT} if self.config.reasoning_parser is None else ()),
             stages=(Thinker.name, *((Talker.name, Code2Wav.name) if speaker else ())),
             token_sessions=True,
             voices=voices,
@@ -439,8 +441,8 @@ class RequestStages:
     def usage(self) -> Usage:
         audio_ms = round(self._vocoder.audio_ms) if self._vocoder is not None else 0
         return Usage(
-            input_tokens=self._thinker.prompt_tokens,
-            output_tokens=self._thinker.answer_tokens,
+            input_tokens=self._thinker.prompt_tokens - self._thinker.begun_tokens,
+            output_tokens=self._thinker.answer_tokens + self._thinker.begun_tokens,
             input_audio_ms=self._thinker.input_audio_ms,
             output_audio_ms=audio_ms,
             cached_tokens=self._thinker.cached_tokens,

@@ -85,6 +85,7 @@ class PromptDraft:
         media = self.media[len(self.media) - len(begun) :]
         context = replace(self.context, history=(*self.context.history, *self._results))
         self.head, self.tail = self.form.frame(context, user=not (self._results and self.empty))
+        self.tail += self.form.plain(context.begun)
         self.media, self._places, self._counts = [], [], {}
         end = 0
         for item in self.context.media:
@@ -255,6 +256,8 @@ class PromptContext:
     #: The audio for the speech in ``history``; speech without an entry is represented by ``WORDS_UNKNOWN``.
     speech: Mapping[Speech, tuple[Media, ...]] = field(default_factory=dict)
     role: str = "user"
+    #: The beginning of the answer, which the model goes on with.
+    begun: str = ""
 
     @property
     def media(self) -> tuple[Media, ...]:

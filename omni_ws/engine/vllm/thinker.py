@@ -119,6 +119,8 @@ class Thinker:
     ) -> None:
         #: The length of the prompt; while the input is open, of the part that was computed.
         self.prompt_tokens = 0
+        #: The tokens in the prompt that are the beginning of the answer.
+        self.begun_tokens = 0
         #: The prompt tokens that earlier requests had computed. Of a streamed prompt only the first part counts.
         self.cached_tokens: int | None = None
         #: The prompt tokens in the prefix cache that this request computed while its input was open.
@@ -247,7 +249,7 @@ class Thinker:
         if not all(isinstance(value, int) for value in arguments.values()):
             return False
         characters = sum(map(len, arguments)) + sum(len(one.text) for one in (*history, *texts))
-        return len(request.instructions) + characters <= AT_ONCE_CHARACTERS
+        return len(request.instructions) + len(request.begun) + characters <= AT_ONCE_CHARACTERS
 
     def _add(
         self, begun: tuple[PromptDraft, InputParts] | None, decoded: Iterable[DecodedPart]
@@ -282,6 +284,11 @@ class Thinker:
         context = PromptContext(
             request.instructions, request.history, request.tools, self._arguments, self._speech, role
         )
+        if request.begun:
+            context = replace(context, begun=request.begun)
+            self.begun_tokens = len(form.tokens(form.plain(request.begun)))
+            if self._parameters.max_tokens is not None:
+                self._parameters.max_tokens = max(1, self._parameters.max_tokens - self.begun_tokens)
         limit = PromptLimit.of(self._shared.model.llm.model_config.max_model_len, self._parameters.max_tokens)
         if self._rows is not None and self._rows.positions is not None:
             # The Talker reads the same history. Its own reserve applies: ``max_tokens`` does not limit speech.

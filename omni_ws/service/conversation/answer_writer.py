@@ -6,14 +6,16 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-import msgspec
+import numpy as np
 
 from omni_ws.audio.codec import AudioEncoder
 from omni_ws.audio.container import wav_header
 from omni_ws.audio.pcm import Pcm16, Samples
 from omni_ws.core.chunks import (
+    SAMPLE_BYTES,
     AudioEncoding,
     AudioFormat,
     FinalChunk,
@@ -35,9 +37,9 @@ from omni_ws.engine.base import (
     EngineOutput,
     Finished,
     GenerationRequest,
-    OutputFilter,
     OutputWriter,
     PartFailed,
+    TextComplete,
     TextOutput,
     ThoughtOutput,
     ToolCallOutput,
@@ -46,11 +48,13 @@ from omni_ws.engine.base import (
     WordsComplete,
 )
 from omni_ws.engine.channel import OUTPUT_BYTES, output_cost
+from omni_ws.engine.continued_answer import not_continued
 from omni_ws.engine.continued_input import EarlierParts
 from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.engine.threads import Work, run_work
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
+from omni_ws.service.conversation.begun_answer import RestOfAnswer, restart_of
 from omni_ws.service.conversation.messages import RequestWarning, message_cost
 from omni_ws.service.conversation.output_log import OutputLog
 from omni_ws.service.conversation.request import Request
@@ -113,7 +117,7 @@ class AnswerWriter:
         #: A time-out around the engine's call, rescheduled to end the call early; None while no call runs.
         self._making: asyncio.Timeout | None = None
         self._context: contextvars.Context | None = None
-        #: Milliseconds of the audio that another server made before: they are not sent again.
+        #: Milliseconds of the audio that another server has told: they are not sent again.
         self._made_ms = request.entry.made_ms if request.restored else 0
         self._speech = SpeechOutput(
             self._audio_format,
@@ -140,7 +144,10 @@ class AnswerWriter:
         failure: OmniError | None = None
         try:
             wanted = request.generation_request(history, earlier=earlier, warn=self.warn)
-            finished = await self._write_all(generate(wanted, _Unmade(self, request) if request.restored else self))
+            out: OutputWriter = self
+            if request.restored:
+                wanted, out = self._behind_the_told(wanted)
+            finished = await self._write_all(generate(wanted, out))
             request.know_words(WordsKnown.ALL if self._transcribes and not _deaf(request) else WordsKnown.NEVER)
             request.timeline.note_all_sent()
         except OmniError as error:
@@ -161,6 +168,18 @@ class AnswerWriter:
         if failure is not None and request.answering:
             request.fail(failure)
         return finished or Finished(FinishReason.ERROR, Usage())
+
+    def _behind_the_told(self, wanted: GenerationRequest) -> tuple[GenerationRequest, OutputWriter]:
+        """Return the request for what follows the part of the answer that another server has told, and its writer."""
+        request, entry = self._request, self._request.entry
+        begun = entry.said.joined()
+        if len(begun) < entry.said.length:
+            raise not_continued("its text is too long to be kept")
+        restart = restart_of(entry, from_start=not begun or request.remark is not None)
+        wanted = replace(
+            wanted, begun=begun, begun_end=request.text_end, voice_from=restart.position, voice_from_ms=restart.ms
+        )
+        return wanted, RestOfAnswer(self, entry, restart, begin_at=self._speech.begin_at)
 
     async def _write_all(self, making: Awaitable[None]) -> Finished:
         """Await the engine's call ``making``, send its outputs, and return how it ended. Raises what it raises."""
@@ -405,6 +424,8 @@ class AnswerWriter:
                     number = self._sequencer.take_number(request.request_id)
                     modality = OutputModality.THOUGHT
                     self._put(OutputChunk(request.request_id, number, modality, text, choice=choice))
+            case TextComplete(finished=finished):
+                request.text_end = finished
             case TranscriptOutput():
                 if output in request.unsent:
                     request.unsent.remove(output)
@@ -444,10 +465,12 @@ class AnswerWriter:
             self._outbox.gate.said(request.request_id, text)
 
     def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
-        """Put audio that ``_speech`` has just encoded into the outbox, unless another server has made it before."""
+        """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before."""
         request, speech = self._request, self._speech
-        if self._made_ms and speech.end_ms <= self._made_ms:
-            return
+        if speech.start_ms < self._made_ms:
+            payload = speech.behind(self._made_ms, payload)
+            if not payload:
+                return
         if request.unknown_audio and payload:
             number, *unknown = request.unknown_audio
             request.unknown_audio = tuple(unknown)
@@ -489,33 +512,6 @@ class AnswerWriter:
 def _deaf(request: Request) -> bool:
     """Return whether speech recognition failed for a request, which the engine answers without its words."""
     return any(warning.param == "asr" for warning in request.warnings)
-
-
-class _Unmade(OutputFilter):
-    """An OutputFilter that drops the text, transcripts and tool calls that another server made of the answer before.
-
-    Audio passes, as AnswerWriter drops it by its position.
-    """
-
-    def __init__(self, out: OutputWriter, request: Request) -> None:
-        super().__init__(out)
-        entry = request.entry
-        self._characters, self._heard = entry.said.length, len(entry.heard.pieces)
-        self._fragments = sum(len(call.arguments) for call in entry.calls.values())
-
-    def write(self, output: EngineOutput) -> None:
-        match output:
-            case TextOutput(text=text) if self._characters:
-                begin = min(len(text), self._characters)
-                self._characters -= begin
-                if begin < len(text):
-                    self._out.write(msgspec.structs.replace(output, text=text[begin:], logprobs=()))
-            case TranscriptOutput(interim=interim) if self._heard:
-                self._heard -= not interim
-            case ToolCallOutput() if self._fragments:
-                self._fragments -= 1
-            case _:
-                self._out.write(output)
 
 
 # The messages of an answer.
@@ -634,6 +630,26 @@ class SpeechOutput:
         self._encoder: AudioEncoder | None = None
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
+        #: Silence to encode, and to drop, before the first samples, in milliseconds.
+        self._lead_in_ms = 0.0
+
+    def begin_at(self, start_ms: float) -> None:
+        """Begin at this place of the answer, as the audio before it was sent in another server. To be called first."""
+        self.start_ms = self.end_ms = start_ms
+        self._lead_in_ms = 0.0 if self._is_raw else start_ms
+
+    def behind(self, position_ms: float, payload: bytes) -> bytes:
+        """Return the part behind a position of what was just encoded, which is empty if that ends before.
+
+        ``start_ms`` is then where the part begins. Compressed audio is not cut.
+        """
+        samples = round((self.end_ms - position_ms) * self._target.sample_rate / 1000)
+        if samples <= 0:
+            return b""
+        if not self._is_raw and self._target.encoding is not AudioEncoding.WAV:
+            return payload
+        self.start_ms = self.end_ms - samples * 1000 / self._target.sample_rate
+        return payload[-samples * SAMPLE_BYTES.get(self._target.encoding, 2) :]
 
     def encode_now(self, samples: Samples | Pcm16, sample_rate: int) -> bytes | None:
         """Encode samples as ``encode`` does. Returns None, having done nothing, if that would have to wait."""
@@ -657,11 +673,21 @@ class SpeechOutput:
         if sample_rate != self._source_rate:
             self._open(sample_rate)
         assert self._encoder is not None
+        if self._lead_in_ms:
+            await self._lead_in(self._encoder)
         if self._is_raw and len(samples) <= _INLINE_SAMPLES:
             payload = self._encoder.encode(samples)
         else:
             payload = await run_work(Work.ENCODING, self._encoder.encode, samples)
         return await self._place(payload, len(samples) * 1000 / sample_rate)
+
+    async def _lead_in(self, encoder: AudioEncoder) -> None:
+        """Have the encoder of a format with headers and times behind it the audio that was sent in another server."""
+        samples = round(self._lead_in_ms * self._source_rate / 1000)
+        self._lead_in_ms, self._header_left = 0.0, 0
+        silence = np.zeros(self._source_rate, np.float32)
+        for begin in range(0, samples, len(silence)):
+            await run_work(Work.ENCODING, encoder.encode, silence[: samples - begin])
 
     def _open(self, sample_rate: int) -> None:
         """Create the encoder, for the first samples. Raises ValueError if there is one, for another sample rate."""

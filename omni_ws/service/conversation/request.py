@@ -36,6 +36,7 @@ from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
     AnswerOptions,
     Cut,
+    Finished,
     GenerationRequest,
     HeardLanguage,
     TranscriptGuess,
@@ -160,6 +161,8 @@ class SavedRequest(msgspec.Struct, kw_only=True):
     warnings: list[SavedError]
     #: See Request.
     unknown_audio: tuple[int, ...] = ()
+    #: See ``Request.text_end``.
+    text_end: Finished | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -229,10 +232,12 @@ class Request:
     announced: bool = False
     #: The input that the engine was given, to be given again after a restore; None if the session is not to be saved.
     given: list[InputChunk] | None = None
-    #: Whether another server has begun the answer: the engine makes that part again, and it is dropped.
+    #: Whether another server has begun the answer, so that the engine goes on with it.
     restored: bool = False
     #: The numbers of pieces of its audio behind all that are known, which the client has received from another server.
     unknown_audio: tuple[int, ...] = ()
+    #: How the text of a spoken answer ended, if the engine has told all of it, and goes on to speak.
+    text_end: Finished | None = None
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
@@ -462,10 +467,11 @@ class Request:
             error=None if self.error is None else SavedError.of(self.error),
             warnings=list(map(SavedError.of, self.warnings)),
             unknown_audio=self.unknown_audio,
+            text_end=self.text_end,
         )
 
     def restore(self, saved: SavedRequest) -> int:
-        """Take over the state of a saved request; its answer begins anew. Returns the bytes that wait for the engine.
+        """Take over the state of a saved request, whose answer goes on. Returns the bytes that wait for the engine.
 
         Raises LookupError for an error that this server does not know.
         """
@@ -474,7 +480,7 @@ class Request:
         self.only_speech, self.spoke, self.voice_named = saved.only_speech, saved.spoke, saved.voice_named
         self.unsent, self.interim, self.announced = saved.unsent, saved.interim, saved.announced
         self.unknown_audio = saved.unknown_audio
-        self.warnings = [one.restored() for one in saved.warnings]
+        self.warnings, self.text_end = [one.restored() for one in saved.warnings], saved.text_end
         self.given, self.restored, self.timeline.times.moved = [*saved.given], True, True
         if saved.trigger is not None:
             self._set_state(RequestState.WAITING)
@@ -766,7 +772,7 @@ class Request:
             if speech is None and not entry.heard.length:
                 unknown = True
                 log.warning("request %s: speech dropped from the history: %s", self.request_id, kept.lost)
-        cancelled = self.state is RequestState.CANCELLED or entry.cut_ms is not None
+        cancelled = self.state is RequestState.CANCELLED or entry.cut_ms is not None or self.error is not None
         self.ledger.finish(entry, whole=whole, cancelled=cancelled, speech=speech, words_unknown=unknown)
 
     def stay_out_of_history(self) -> None:
@@ -797,7 +803,8 @@ class Request:
             input_mode=settings.mode,
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
-            remembered=self.conversation is not None and self.entry.answer_kept,
+            # A session that survives goes on with the text, even if that is never sent or kept.
+            remembered=(self.conversation is not None and self.entry.answer_kept) or self.given is not None,
             language=language,
             languages=spoken_languages(config.input_audio),
             heard_language=HeardLanguage(language or self.ledger.language),

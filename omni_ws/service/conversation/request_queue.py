@@ -36,6 +36,7 @@ from omni_ws.engine.base import (
     OutputWriter,
     TextOutput,
 )
+from omni_ws.engine.continued_answer import go_on
 from omni_ws.errors import EngineFailed, OmniError, ends_session
 from omni_ws.service.conversation.answer_writer import (
     AnswerWriter,
@@ -343,10 +344,13 @@ class RequestQueue:
             reason = FinishReason.ERROR
         if reason is FinishReason.CANCELLED:
             request.settle()
-        if reason is FinishReason.ERROR:
+        if reason is FinishReason.ERROR and not (
+            isinstance(request.error, EngineFailed) and request.error.keeps_answer
+        ):
             request.stay_out_of_history()
         else:
-            self._remember(request, finished if reason is not FinishReason.CANCELLED else None)
+            cut = reason in (FinishReason.CANCELLED, FinishReason.ERROR)
+            self._remember(request, None if cut else finished)
         self._write_final(request, reason, finished)
         self._release(request)
         if self._held is not None and self._held.by is request:
@@ -697,7 +701,10 @@ class RequestQueue:
             if request.holds is None and request.onset is None and not request.held_back:
                 self._announce(request)
             history, earlier = self._seen_by(request)
-            finished = await writer.answer(self._engine.generate, history, earlier=earlier)
+            generate = self._engine.generate
+            if request.restored:
+                generate = partial(go_on, self._engine, calls=request.entry.calls_by_index)
+            finished = await writer.answer(generate, history, earlier=earlier)
         if request.answering and request.is_frozen and not request.input_ended.is_set():
             await self._rest_of_input(request)
         if request.holds is not None and request.error is not None and self._held is request.holds:
@@ -769,10 +776,10 @@ async def say_remark(
 
     Sampling settings, such as a limit on tokens, are not passed on: they are for text that a model generates.
     """
-    text, language = remark.text, remark.language
+    text, language, begun = remark.text, remark.language, generation.begun
     writes = OutputModality.TEXT in generation.modalities
-    if writes:
-        out.write(TextOutput(text))
+    if writes and (rest := text.removeprefix(begun)):
+        out.write(TextOutput(rest))
     if OutputModality.AUDIO not in generation.modalities or Task.SPEECH not in engine.capabilities.tasks:
         out.write(Finished(FinishReason.STOP, Usage(output_tokens=count_words(text))))
         return
@@ -782,8 +789,9 @@ async def say_remark(
         modalities=frozenset({OutputModality.AUDIO}),
         sampling={},
         speech_language=language if language in engine.capabilities.speech_languages else None,
+        begun="",
     )
-    await engine.generate(wanted, _SpokenRemark(out, request.entry, None if writes else text))
+    await engine.generate(wanted, _SpokenRemark(out, request.entry, None if writes or begun else text))
 
 
 class _SpokenRemark(OutputFilter):

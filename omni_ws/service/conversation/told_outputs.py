@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from omni_ws.core.chunks import OutputChunk, OutputModality
+from omni_ws.audio.container import wav_header
+from omni_ws.core.chunks import AudioEncoding, OutputChunk, OutputModality
 from omni_ws.service.conversation.request import Request
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
 
+#: The header of audio in WAV, which its first piece begins with.
+WAV_HEADER_BYTES: Final = len(wav_header(sample_rate=24_000, channels=1, data_bytes=None))
 #: Outputs of audio that a client may have received, and of which the log knows nothing: it is written behind them.
 MOST_UNKNOWN: Final = 256
 
@@ -38,8 +41,11 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
     chunk: OutputChunk | None = None
 
     @classmethod
-    def of(cls, output: OutputChunk) -> ToldOutput | None:
-        """Return an output as the log has it; None if it is to be in a snapshot."""
+    def of(cls, output: OutputChunk, sent_ms: float = 0) -> ToldOutput | None:
+        """Return an output as the log has it; None if it is to be in a snapshot.
+
+        ``sent_ms`` is the length of the audio of the answer that was sent before.
+        """
         number, request_id = output.sequence_id, output.request_id
         match output.modality:
             case OutputModality.TEXT:
@@ -47,7 +53,7 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
                     return cls(number, request_id, chunk=output)
                 return cls(number, request_id, output.text)
             case OutputModality.AUDIO:
-                start_ms, end_ms = _interval(output)
+                start_ms, end_ms = _interval(output, sent_ms)
                 return cls(number, request_id, start_ms=start_ms, end_ms=end_ms)
             case OutputModality.TRANSCRIPT:
                 return cls(number, request_id) if output.interim else None
@@ -56,15 +62,16 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
-def _interval(output: OutputChunk) -> tuple[float, float]:
-    """Return where a piece of raw audio begins and ends in its answer, in milliseconds.
-
-    The start of a piece is rounded to a millisecond. The end is at or behind the true one by less than 1 ms, so that
-    the same piece, made again, is known by it.
-    """
-    start_ms = output.start_ms or 0
+def _interval(output: OutputChunk, sent_ms: float) -> tuple[float, float]:
+    """Return where a piece of audio begins and ends in its answer, in milliseconds."""
     assert output.format is not None
-    return start_ms, start_ms + output.format.duration_ms(len(output.payload)) + 0.5
+    assert output.start_ms is not None
+    # Which is rounded: usually, the piece begins exactly where the one before ended.
+    start_ms = sent_ms if round(sent_ms) == output.start_ms else output.start_ms
+    size = len(output.payload)
+    if output.format.encoding is AudioEncoding.WAV and not output.start_ms:
+        size = max(0, size - WAV_HEADER_BYTES)
+    return start_ms, start_ms + output.format.duration_ms(size)
 
 
 def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_output: int) -> None:

@@ -39,6 +39,9 @@ _TEXT, _BINARY, _OUTPUT = b"t", b"b", b"o"
 _AUDIO: Final = OutputModality.AUDIO  # found faster than a member of an enum
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ToldOutput).decode
+#: Bytes of a log from which on a snapshot takes its place, unless that is larger: what is written stays within twice
+#: what there is to write.
+LOG_BYTES: Final = 256 * 1024
 #: The ticket of what is never sent.
 _NEVER: Final = 1 << 62
 
@@ -78,6 +81,9 @@ class Keeper(Gate, LeaseHolder):
         self._ticket = 0
         #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
         self._marked = False
+        #: Bytes of the log, and at how many a snapshot takes its place.
+        self._logged = 0
+        self._most_logged = LOG_BYTES
         #: Called when that snapshot is settled.
         self._after: list[Callable[[], None]] = []
         #: Whether the client was told that the session is not kept.
@@ -97,8 +103,11 @@ class Keeper(Gate, LeaseHolder):
     def admit(self, message: ServerMessage) -> int:
         if self._sealed:
             return _NEVER
-        if type(message) is OutputChunk and (told := ToldOutput.of(message)) is not None:
-            return self._tell(told, waits=message.modality is not _AUDIO)
+        if type(message) is OutputChunk:
+            speaks = message.modality is _AUDIO
+            entry = self._session.conversation.ledger.find(message.request_id) if speaks else None
+            if (told := ToldOutput.of(message, 0 if entry is None else entry.sent_ms)) is not None:
+                return self._tell(told, waits=not speaks)
         if type(message) in UNKEPT:
             return 0
         self._ticket += 1
@@ -109,7 +118,7 @@ class Keeper(Gate, LeaseHolder):
         if self._marked:
             self._ticket += waits
             return self._ticket if waits else 0
-        self._store.append(self._lease, _OUTPUT + _encode(told))
+        self._append(_OUTPUT + _encode(told))
         if not waits:
             return 0
         self._ticket += 1
@@ -118,17 +127,23 @@ class Keeper(Gate, LeaseHolder):
 
     def said(self, request_id: str, text: str) -> None:
         if not self._sealed and not self._marked:
-            self._store.append(self._lease, _OUTPUT + _encode(ToldOutput(None, request_id, text)))
+            self._append(_OUTPUT + _encode(ToldOutput(None, request_id, text)))
 
     def withdrew(self) -> None:
         self.mark()
+
+    def _append(self, entry: bytes) -> None:
+        self._store.append(self._lease, entry)
+        self._logged += len(entry)
+        if self._logged > self._most_logged:
+            self.mark()
 
     # input
 
     def receive(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """Keep a frame of the client, which takes effect within this call of the loop."""
         if not self._marked:
-            self._store.append(self._lease, (_TEXT if is_text else _BINARY) + data)
+            self._append((_TEXT if is_text else _BINARY) + data)
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Call ``call`` once everything so far is in the store: at once if it is, or if the store is out of order."""
@@ -137,11 +152,12 @@ class Keeper(Gate, LeaseHolder):
         else:
             self._store.when_settled(self._lease, call)
 
-    async def settled(self) -> None:
-        """Wait until everything so far is in the store, or the store is out of order, or the session is lost."""
+    async def settled(self) -> bool:
+        """Wait until everything so far is in the store, or the store is out of order. Returns False if it was lost."""
         if self._marked:
             self._snapshot()
         await self._store.settle(self._lease)
+        return not self._lease.lost
 
     # snapshots
 
@@ -166,6 +182,7 @@ class Keeper(Gate, LeaseHolder):
                 session.end(unexpected(error, where="the record of a session"))
             else:
                 store.snapshot(lease, data, tokens=session.digests, away=session.disconnected)
+                self._logged, self._most_logged = 0, max(LOG_BYTES, len(data))
         for call in (partial(session.outbox.open, self._ticket), *after):
             store.when_settled(lease, call)
 

@@ -518,8 +518,9 @@ class Sessions:
         """Continue a session of another server, whose client has received the outputs up to ``last_output``.
 
         Returns it with the frames that the client sent there after all that the session knows: hand them to it within
-        this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim`` does, also if it cannot
-        be continued here; EngineOverloaded if the store does not answer; and what ``admit`` raises.
+        this pass of the event loop, before anything else; then ``spend`` the token. Raises SessionNotFound as ``claim``
+        does, also if it cannot be continued here; EngineOverloaded if the store does not answer; and what ``admit``
+        raises.
         """
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")

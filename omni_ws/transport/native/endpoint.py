@@ -205,22 +205,9 @@ class StreamingInput(SessionFrontEnd):
         that the client lacks, and is ended; or the store has none with this id and token that this server can read.
         """
         resumes = self._sessions.metrics.resumes
-        frames: list[ReceivedFrame] = []
-        outcome = "resumed"
-        try:
-            session = self._live.claim(returning.session_id, returning.resume_token, key)
-        except SessionNotFound as unknown:
+        while True:
             try:
-                if not returning.resumable:
-                    raise unknown from None
-                session, frames = await self._live.take_over(
-                    returning.session_id,
-                    returning.resume_token,
-                    key,
-                    last_output=returning.last_output,
-                    client=client,
-                )
-                outcome = "taken_over"
+                session, frames, outcome = await self._returned(returning, key, client)
             except SessionNotFound:
                 resumes.labels("refused").inc()
                 if not self._live.has_store:
@@ -228,23 +215,37 @@ class StreamingInput(SessionFrontEnd):
                 message = "no session to go on with is known by this session_id and resume_token; a new session follows"
                 _report(connection, ResyncRequired(message, param="session_id"))
                 return None
-        connection = recorded(connection, session.recording, last_output=returning.last_output)
-        attachment = make(connection, session)
-        attachment.receive_again(frames)
-        session.spend(returning.resume_token)
-        if not session.resumable or not session.can_resume(returning.last_output):
-            resumes.labels("resync").inc()
-            message = f"the outputs after {returning.last_output} are no longer available; a new session follows"
-            _report(connection, ResyncRequired(message, param="last_output"))
-            await self._live.end(session)
-            return None
+            connection = recorded(connection, session.recording, last_output=returning.last_output)
+            attachment = make(connection, session)
+            attachment.receive_again(frames)
+            session.spend(returning.resume_token)
+            if not session.resumable or not session.can_resume(returning.last_output):
+                resumes.labels("resync").inc()
+                message = f"the outputs after {returning.last_output} are no longer available; a new session follows"
+                _report(connection, ResyncRequired(message, param="last_output"))
+                await self._live.end(session)
+                return None
+            resumed, ack = session.resume(attachment, returning.last_output)
+            # Above all the token that the client is told. Another server may have had the session meanwhile.
+            if session.keeper is None or await session.keeper.settled():
+                break
         resumes.labels(outcome).inc()
-        resumed, ack = session.resume(attachment, returning.last_output)
-        if session.keeper is not None:
-            await session.keeper.settled()  # above all the token that the client is told
         attachment.write_resumed(resumed, ack)
         self._tell(session)
         return attachment
+
+    async def _returned(
+        self, returning: Return, key: ApiKey | None, client: str
+    ) -> tuple[Session, list[ReceivedFrame], str]:
+        """Return the session that a client returns to, frames that it is to receive again, and what became of it."""
+        session_id, token = returning.session_id, returning.resume_token
+        try:
+            return self._live.claim(session_id, token, key), [], "resumed"
+        except SessionNotFound:
+            if not returning.resumable:
+                raise
+        last_output = returning.last_output
+        return *await self._live.take_over(session_id, token, key, last_output=last_output, client=client), "taken_over"
 
     def _tell(self, session: Session) -> None:
         """Have a client told of changes that it did not ask for."""

@@ -123,6 +123,19 @@ async def test_the_last_message_may_be_anothers(engine: VllmEngine, role: str, p
     assert final.usage.input_tokens == len(prompt)
 
 
+@pytest.mark.parametrize("mode", list(InputMode))
+@pytest.mark.parametrize("begun", ["W", "Well, I", "a <|eos|> b"])
+async def test_an_answer_that_another_server_began_goes_on(engine: VllmEngine, begun: str, mode: InputMode) -> None:
+    prompt = "user: Hello there.\nassistant:"
+    text, final = await answer(engine, Input("Hello there."), begun=begun, input_mode=mode)
+    if "<" not in begun:  # which is no control token for us
+        assert text == await plain_answer(engine, prompt + begun, max_tokens=GREEDY["max_tokens"] - len(begun))
+    # A byte is a token here.
+    assert final.usage.input_tokens == len(prompt)
+    assert final.usage.output_tokens == GREEDY["max_tokens"]
+    assert final.reason is FinishReason.LENGTH
+
+
 async def test_what_a_user_writes_is_no_control_token(engine: VllmEngine) -> None:
     _, final = await answer(engine, Input("<|eos|>"), input_mode=InputMode.SNAPSHOT)
     # A byte is a token here: as a control token there would be six fewer.

@@ -1,0 +1,499 @@
+"""Sessions in a store: what waits for it, who may take them, those that a server loses, and their deletion."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake_store import FakeBackend, FakeStore
+from support.live_server import LiveServer, live_server
+from support.native_client import NativeClient, connecting, native_client
+from support.raw_http import call
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.chunks import ToolCallFragment
+from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
+from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.errors import ShuttingDown
+from omni_ws.service.sessions import factory
+from omni_ws.service.store import session_store
+from omni_ws.service.store.sealing import Sealer
+from omni_ws.service.store.session_store import SessionStore
+
+pytestmark = pytest.mark.virtual_clock
+
+KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
+ALICE, BOB = (ApiKey(name=name, key_sha256=digest(name)) for name in ("alice", "bob"))
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    """The store of all servers of a test."""
+    store = FakeStore()
+
+    def configured_store(config: Any, *, budget: Any, metrics: Any) -> SessionStore:
+        limits = {"max_age_sec": 86_400, "max_bytes": 1 << 30}
+        return SessionStore(FakeBackend(store), sealer=Sealer(), budget=budget, metrics=metrics, **limits)
+
+    monkeypatch.setattr(factory, "configured_store", configured_store)
+    return store
+
+
+def query(client: NativeClient, token: str | None = None, last_output: int | None = None) -> str:
+    last_output = client.guarantees.next_output - 1 if last_output is None else last_output
+    session_id = client.created["session_id"]
+    return f"?session_id={session_id}&resume_token={token or client.created['resume_token']}&last_output={last_output}"
+
+
+@contextlib.asynccontextmanager
+async def resumed(server: LiveServer, before: NativeClient, **options: Any) -> AsyncIterator[NativeClient]:
+    """The client ``before`` over another connection, to any server."""
+    wanted = query(before, options.pop("token", None), options.pop("last_output", None))
+    async with connecting(server, wanted, **options) as connection:
+        client = NativeClient(connection)
+        client.guarantees = before.guarantees
+        frame = await client.receive()
+        assert frame["type"] == "session_resumed", frame
+        client.created = {**before.created, "resume_token": frame["resume_token"], "resumed": frame}
+        client.next_sequence_id = frame["next_sequence_id"]
+        yield client
+
+
+async def refused(server: LiveServer, wanted: str, param: str, **options: Any) -> None:
+    """A client that comes with this query gets a fresh session, and is told so."""
+    async with native_client(server, query=wanted, greeted=False, **options) as client:
+        error = await client.error()
+        assert (error["code"], error["param"]) == ("resync_required", param)
+        assert (await client.receive())["type"] == "session_created"
+        await client.connection.close()
+
+
+async def quiet(client: NativeClient) -> list[str]:
+    """The kinds of what comes before the answer to a ping that is sent now."""
+    before = len(client.frames)
+    await client.barrier()
+    return [one["type"] for one in client.frames[before:-1]]
+
+
+def pieces(count: int) -> list[Any]:
+    """Audio of an answer, of 20 ms each."""
+    return [AudioOutput(np.zeros(480, dtype=np.float32), 24_000) for _ in range(count)]
+
+
+# what waits
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is never slow: time jumps while a test holds it up."""
+    monkeypatch.setattr(session_store, "SLOW_SEC", 1e6)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_nothing_is_told_before_it_is_kept_but_audio(shared: FakeStore) -> None:
+    go_on = asyncio.Event()
+    engine = ScriptedEngine([TextOutput("one "), *pieces(1), go_on.wait, *pieces(1), TextOutput("two"), *pieces(1)])
+    async with live_server(engine, streaming_input=KEEPS) as server, native_client(server) as client:
+        await client.configure(modalities=["text", "audio"], start_policy="on_end_only")
+        await client.say("hello")
+        await client.until("output_chunk")
+        assert (await client.until("output_chunk"))["modality"] == "audio"
+        assert await quiet(client) == []
+        shared.open.clear()
+        go_on.set()
+        assert (await client.until("output_chunk"))["modality"] == "audio"  # waits for nothing
+        await client.chunk("more")
+        text = asyncio.create_task(client.receive())
+        await asyncio.sleep(1)
+        assert not text.done()  # neither the text, nor the audio behind it, nor the acknowledgement
+        shared.open.set()
+        assert (await text)["text"] == "two"
+        assert (await client.until("output_chunk"))["modality"] == "audio"
+        await client.until("output_chunk")
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_client_knows_no_token_that_the_store_does_not(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS) as server:
+        shared.open.clear()
+        async with native_client(server, greeted=False) as client:
+            created = asyncio.create_task(client.receive())
+            await asyncio.sleep(1)
+            assert not created.done()
+            shared.open.set()
+            client.created = await created
+            assert client.created["type"] == "session_created"
+            shared.open.clear()
+            wanted = query(client)
+            async with connecting(server, wanted) as connection:
+                again = NativeClient(connection)
+                waiting = asyncio.create_task(again.receive())
+                await asyncio.sleep(1)
+                assert not waiting.done()
+                shared.open.set()
+                assert (await waiting)["type"] == "session_resumed"
+
+
+# who may take it
+
+
+async def test_another_server_goes_on_with_the_conversation(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
+        async with native_client(first) as client:
+            await client.configure(start_policy="on_end_only", modalities=["text"])
+            await client.say("one")
+            assert (await client.answer()).text == "one"
+            await client.chunk("two ")
+            await client.barrier()
+            async with resumed(second, client) as again:
+                assert again.next_sequence_id == 2
+                await client.chunk("too late", number=2)
+                assert await client.closed() == 4409
+                await again.say("three")
+                assert (await again.answer()).text == "two three"
+                assert first.sessions == 0
+                assert second.app.sessions.metrics.resumes.labels("taken_over")._value.get() == 1
+        assert list(shared.records) == [client.created["session_id"]]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_whoever_comes_back_may_lose_the_answer_to_that_too(shared: FakeStore) -> None:
+    """The token that was shown at the second server is good at the first, which does not know yet that it lost."""
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        record = shared.records[client.created["session_id"]]
+        shared.open.clear()
+        async with connecting(second, query(client)) as lost:
+            await second.until(lambda: second.sessions == 1, "the session at the second server")
+            lost.transport.abort()
+        shared.open.set()
+        await second.until(lambda: record.fence == 2 and record.away_since is not None, "the loss of its client")
+        async with resumed(first, client) as third:
+            await third.say("hello")
+            assert (await third.answer()).text == "hello"
+            # Now the client was heard with its new token.
+            await refused(second, query(client, last_output=-1), "session_id")
+
+
+async def test_only_its_own_client_gets_a_session(shared: FakeStore) -> None:
+    keys = (ALICE, BOB)
+    alice, bob = ({"additional_headers": {"Authorization": f"Bearer {one}"}} for one in ("alice", "bob"))
+    async with (
+        live_server(streaming_input=KEEPS, keys=keys) as first,
+        live_server(streaming_input=KEEPS, keys=keys) as second,
+        native_client(first, **alice) as client,
+    ):
+        await client.barrier()
+        await refused(second, query(client), "session_id", **bob)
+        await refused(second, query(client, "a" * 32), "session_id", **alice)
+        client.created["session_id"], own = "sess_unknown", client.created["session_id"]
+        await refused(second, query(client), "session_id", **alice)
+        client.created["session_id"] = own
+        assert await quiet(client) == []  # it is still there
+        async with resumed(second, client, **alice):
+            pass
+
+
+@pytest.mark.usefixtures("patient")
+async def test_of_two_that_come_at_once_one_has_the_session(shared: FakeStore) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        shared.open.clear()
+        async with connecting(second, query(client)) as one, connecting(second, query(client)) as other:
+            await second.until(lambda: second.sessions == 1, "the session at the second server")
+            for _ in range(20):
+                await asyncio.sleep(0)
+            shared.open.set()
+            clients = [NativeClient(one), NativeClient(other)]
+            frames = await asyncio.gather(*(each.receive() for each in clients))
+            assert [frame["type"] for frame in frames] == ["session_resumed"] * 2
+            assert await clients[0].closed() == 4409
+            await client.chunk("too late")
+            assert await client.closed() == 4409
+            assert second.sessions == 1
+
+
+async def test_outputs_that_there_never_were_begin_a_fresh_session(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
+        async with native_client(first) as client:
+            await client.configure(start_policy="on_end_only", modalities=["text"])
+            await client.say("one")
+            await client.answer()
+            last_output = client.guarantees.next_output  # one more than there was
+            await refused(second, query(client, last_output=last_output), "session_id")
+
+
+async def test_a_record_that_cannot_be_read_begins_a_fresh_session(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
+        async with native_client(first) as client:
+            await client.barrier()
+            (record,) = shared.records.values()
+            record.snapshot = record.snapshot[:-10]
+            await refused(second, query(client, last_output=-1), "session_id")
+
+
+async def test_a_store_that_does_not_answer_is_asked_again_later(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
+        async with native_client(first) as client:
+            await client.barrier()
+            shared.gone = True
+            async with native_client(second, query=query(client), greeted=False) as again:
+                error = await again.error()
+                assert (error["code"], error["retryable"]) == ("engine_overloaded", True)
+                await again.closed()
+            shared.gone = False
+            async with resumed(second, client):
+                pass
+
+
+async def test_a_server_without_room_leaves_the_session_to_others(shared: FakeStore) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS, limits={"max_sessions": 1}) as full,
+        native_client(first) as client,
+        native_client(full) as other,
+    ):
+        await other.chunk("content")
+        await other.barrier()
+        async with native_client(full, query=query(client), greeted=False) as again:
+            assert (await again.error())["code"] == "engine_overloaded"
+            await again.closed()
+        assert await quiet(client) == []
+
+
+# an answer that was being made
+
+
+async def test_an_answer_goes_on_at_another_server(shared: FakeStore) -> None:
+    """Text, audio and the fragments of a call are told once, wherever the client lost its server."""
+    go_on = [asyncio.Event(), asyncio.Event()]
+    call_parts = [ToolCallOutput(ToolCallFragment(0, "call_1", "find", '{"a"')), ToolCallOutput(_arguments(": 1}"))]
+    script = [TextOutput("one "), *pieces(2), call_parts[0], lambda: None, *pieces(1), call_parts[1], TextOutput("two")]
+
+    def engine(number: int) -> ScriptedEngine:
+        return ScriptedEngine([*script[:4], go_on[number].wait, *script[5:]])
+
+    async with (
+        live_server(engine(0), streaming_input=KEEPS, still_answers=False) as first,
+        live_server(engine(1), streaming_input=KEEPS, still_answers=False) as second,
+        native_client(first) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text", "audio"])
+        await client.say("hello")
+        heard = [await client.until("output_chunk") for _ in range(4)]
+        assert [one["modality"] for one in heard] == ["text", "audio", "audio", "tool_call"]
+        async with resumed(second, client) as again:
+            go_on[1].set()
+            heard += (await again.answer()).chunks
+        assert "".join(one.get("text", "") for one in heard) == "one two"
+        assert [one["start_ms"] for one in heard if one["modality"] == "audio"] == [0, 20, 40]
+        parts = [one["arguments"] for one in heard if one["modality"] == "tool_call"]
+        assert "".join(parts) == '{"a": 1}'
+        assert [one["sequence_id"] for one in heard] == list(range(len(heard)))
+
+
+def _arguments(text: str) -> ToolCallFragment:
+    return ToolCallFragment(0, "", "", text)
+
+
+# losing and ending
+
+
+async def test_a_server_that_slept_says_nothing_more(shared: FakeStore) -> None:
+    go_on = asyncio.Event()
+    engine = ScriptedEngine([TextOutput("one "), go_on.wait, TextOutput("two")])
+    async with (
+        live_server(engine, streaming_input=KEEPS) as slept,
+        live_server(ScriptedEngine([TextOutput("one "), TextOutput("two")]), streaming_input=KEEPS) as awake,
+        native_client(slept) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await client.say("hello")
+        await client.until("output_chunk")
+        shared.open.clear()  # as if no commit of it was ever done
+        await client.chunk("not acknowledged")
+        shared.open.set()
+        async with resumed(awake, client) as again:
+            go_on.set()  # it wakes up, and makes more of the answer
+            assert (await again.answer()).text == "two"
+            assert await client.closed() == 4409
+        told = [one["type"] for one in client.frames]
+        assert told.count("output_chunk") == 1
+        (record,) = shared.records.values()
+        assert record.fence == 2
+
+
+async def test_what_ends_is_deleted(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS) as server:
+        async with native_client(server) as client:
+            await client.barrier()
+            (record,) = shared.records.values()
+            assert not record.gone
+            await client.connection.close()
+            await server.until(lambda: record.gone, "its deletion")
+        async with native_client(server) as client:
+            await client.barrier()
+            record = shared.records[client.created["session_id"]]
+            client.gone()
+            await server.until(lambda: record.away_since is not None, "its absence")
+            assert not record.gone
+            await asyncio.sleep(KEEPS["resume_grace_sec"])
+            await server.until(lambda: record.gone, "its deletion after the grace period")
+
+
+async def test_a_drain_hands_over_at_once(shared: FakeStore) -> None:
+    go_on = asyncio.Event()
+    engine = ScriptedEngine([TextOutput("one "), go_on.wait, TextOutput("two")])
+    async with (
+        live_server(engine, streaming_input=KEEPS, still_answers=False) as first,
+        live_server(ScriptedEngine([TextOutput("one "), TextOutput("two")]), streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await client.say("hello")
+        await client.until("output_chunk")
+        began = asyncio.get_running_loop().time()
+        await first.running.drain(30)
+        assert asyncio.get_running_loop().time() - began < 1
+        closing = await client.until("session_closing")
+        assert closing == {
+            "type": "session_closing",
+            "reason": "shutting_down",
+            "retryable": True,
+            "time_left_ms": 0,
+            "resume": "now",
+        }
+        assert await client.closed() == 1012
+        (record,) = shared.records.values()
+        assert (record.holder, record.gone) == ("", False)
+        async with resumed(second, client) as again:
+            assert (await again.answer()).text == "two"
+
+
+async def test_a_second_signal_hands_over_too(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS, still_answers=False) as server, native_client(server) as client:
+        await client.barrier()
+        server.app.end_all(ShuttingDown("the server is shutting down"))
+        assert (await client.until("session_closing"))["resume"] == "now"
+        assert await client.closed() == 1012
+        assert not shared.records[client.created["session_id"]].gone
+
+
+# a store that is out of order
+
+
+@pytest.mark.parametrize("how", ["slow", "full", "gone"])
+async def test_sessions_go_on_without_their_store(shared: FakeStore, how: str) -> None:
+    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
+        async with native_client(first) as client:
+            await client.configure(start_policy="on_end_only", modalities=["text"])
+            shared.full, shared.gone, shared.delay_sec = how == "full", how == "gone", 2.0 * (how == "slow")
+            await client.say("one")
+            told = await client.until("session_updated")
+            assert told["resumable"] is False
+            assert (await client.until("input_ack"))["resumable"] is False
+            await client.say("two")  # while it lasts
+            assert (await client.answer()).text in ("one", "two")
+            health = (await call(first.port, "GET", "/health")).json()
+            assert (health["status"], health["store"]["status"]) == ("degraded", "degraded")
+            await first.running.app.front_ends[0].wait_ended()
+            shared.full = shared.gone = False
+            shared.delay_sec = 0.0
+            assert (await client.until("session_updated"))["resumable"] is True
+            assert (await client.until("input_ack"))["resumable"] is True
+            assert (await call(first.port, "GET", "/health")).json()["status"] == "ok"
+            await client.say("three")
+            await client.answer()
+            async with resumed(second, client) as again:
+                await again.say("four")
+                assert (await again.answer()).text == "four"
+
+
+async def test_a_session_that_begins_without_the_store_is_told_so(shared: FakeStore) -> None:
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as first:
+        shared.gone = True
+        await first.chunk("hello")
+        assert (await first.until("session_updated"))["resumable"] is False
+        async with native_client(server) as second:
+            assert (await second.until("session_updated"))["resumable"] is False
+            shared.gone = False
+            assert (await second.until("session_updated"))["resumable"] is True
+
+
+async def test_a_drain_without_the_store_waits_for_answers(shared: FakeStore) -> None:
+    go_on = asyncio.Event()
+    engine = ScriptedEngine([TextOutput("one "), go_on.wait, TextOutput("two")])
+    async with (
+        live_server(engine, streaming_input=KEEPS, still_answers=False) as server,
+        native_client(server) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await client.say("hello")
+        await client.until("output_chunk")
+        shared.gone = True
+        await client.chunk("more")
+        assert (await client.until("session_updated"))["resumable"] is False
+        draining = asyncio.create_task(server.running.drain(30))
+        assert "resume" not in await client.until("session_closing")
+        go_on.set()
+        assert (await client.until("output_chunk"))["text"] == "two"
+        await draining
+
+
+# deletion
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_its_owner_deletes_a_session(shared: FakeStore, where: str) -> None:
+    keys = (ALICE, BOB)
+    alice, bob = "Authorization: Bearer alice", "Authorization: Bearer bob"
+    async with (
+        live_server(streaming_input=KEEPS, keys=keys, still_answers=False) as first,
+        live_server(streaming_input=KEEPS, keys=keys, still_answers=False) as second,
+        native_client(first, additional_headers={"Authorization": "Bearer alice"}) as client,
+    ):
+        await client.configure(start_policy="on_end_only", instructions="personal")
+        session_id = client.created["session_id"]
+        asked = first if where == "here" else second
+        path, token = f"/v1/sessions/{session_id}", client.created["resume_token"]
+        for headers, found in ((bob, f"{path}?resume_token={token}"), (alice, "/v1/sessions/sess_unknown")):
+            answer = await call(asked.port, "DELETE", found, None, headers)
+            assert (answer.status, answer.json()["error"]["code"]) == (404, "session_not_found")
+        assert (await call(asked.port, "DELETE", path)).status == 401
+        assert await quiet(client) == []
+        assert (await call(asked.port, "DELETE", path, None, alice)).status == 204
+        record = shared.records[session_id]
+        assert (record.gone, record.snapshot, record.log) == (True, b"", [])
+        if where == "elsewhere":
+            with contextlib.suppress(Exception):
+                await client.chunk("more")  # its server learns of it as it writes
+        assert await client.closed() == 4409
+        assert (await call(asked.port, "DELETE", path, None, alice)).status == 404
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_without_keys_its_token_deletes_a_session(shared: FakeStore, where: str) -> None:
+    async with (
+        live_server(streaming_input=KEEPS, still_answers=False) as first,
+        live_server(streaming_input=KEEPS, still_answers=False) as second,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        asked = first if where == "here" else second
+        path = f"/v1/sessions/{client.created['session_id']}"
+        for wrong in (path, f"{path}?resume_token=wrong"):
+            assert (await call(asked.port, "DELETE", wrong)).status == 404
+        assert (await call(asked.port, "DELETE", f"{path}?resume_token={client.created['resume_token']}")).status == 204
+        assert shared.records[client.created["session_id"]].gone
