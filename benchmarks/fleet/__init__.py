@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
         plan = replace(plan, stops=0)
     print(f"### {plan.conversations} conversations, {options.replicas} replicas, {options.store}, seed {seed}\n")
     tally = asyncio.run(_run(plan, options.replicas, options.store, options.front, seed))
-    return _report(tally)
+    return _report(tally, is_timed=not options.quick)
 
 
 async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: int) -> Tally:
@@ -80,7 +80,8 @@ async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: i
         return tally
 
 
-def _report(tally: Tally) -> bool:
+def _report(tally: Tally, *, is_timed: bool) -> bool:
+    """Print what came of a run. Short ones run beside other work, so that their times are no defects."""
     print("| what | how often |\n|---|---|")
     for name, count in sorted(tally.counts.items()):
         print(f"| {name} | {count:,} |")
@@ -91,7 +92,7 @@ def _report(tally: Tally) -> bool:
         half, most = _share(gaps, 0.5), _share(gaps, 0.99)
         print(f"| {kind} | {len(gaps)} | {half:.2f} | {most:.2f} | {max(gaps):.2f} |")
         slack = DEAD_MANS_SEC if kind == "stop" else 0.0
-        if kind in ("kill", "stop") and (half > HALF_SEC + slack or most > MOST_SEC + slack):
+        if is_timed and kind in ("kill", "stop") and (half > HALF_SEC + slack or most > MOST_SEC + slack):
             tally.wrong.append(
                 f"{kind}: {half:.2f} and {most:.2f} s, allowed {HALF_SEC + slack:g} and {MOST_SEC + slack:g}"
             )
