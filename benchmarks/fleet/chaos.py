@@ -92,8 +92,6 @@ class Chaos:
                 "both": self._kill_both,
             }
             for kind in self._plan.faults(self._luck):
-                # A store that is slow, as on a busy machine, excuses that sessions are lost: none of them is yet.
-                await self._until(lambda one: one.resumable, "is told that it is resumable")
                 if not await self._happen(kind, faults[kind]):
                     break
             for talker in self._talkers:
@@ -108,9 +106,11 @@ class Chaos:
 
     async def _happen(self, kind: str, fault: Callable[[], Awaitable[None]]) -> bool:
         """Do a fault, and wait until all conversations have gone on. Returns whether they have."""
-        self.tally.counts[f"fault: {kind}"] += 1
-        began = now()
         try:
+            # A store that is slow, as on a busy machine, excuses that sessions are lost: none of them is yet.
+            await self._until(lambda one: one.resumable, "is told that it is resumable")
+            self.tally.counts[f"fault: {kind}"] += 1
+            began = now()
             await fault()
         except TimeoutError:
             self.tally.wrong.append(f"{kind}: no end after {PATIENCE_SEC:g} s")
@@ -135,7 +135,7 @@ class Chaos:
                     self._word.clear()
                     await self._word.wait()
         except TimeoutError:
-            stuck = [one.name for one in self._talkers if not condition(one)]
+            stuck = [f"{one.name} at {one.server}" for one in self._talkers if not condition(one)]
             self.tally.wrong.append(f"not one that {what} within {PATIENCE_SEC:g} s: {', '.join(stuck)}")
             raise
 

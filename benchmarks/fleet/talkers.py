@@ -85,6 +85,8 @@ class Talker:
         self.next_word_at = 0.0
         #: Whether the server says that another could go on with the session.
         self.resumable = True
+        #: The URL of the server of the moment.
+        self.server = ""
         self.stop = False
         self._urls = urls
         self._tally = tally
@@ -103,6 +105,7 @@ class Talker:
         config = {"start_policy": "on_first_chunk", "output_audio": {"sample_rate": 16_000}}
         try:
             async with connect(self._urls, reconnect=True, config=config, limits=limits) as session:
+                self._note_server(session)
                 self._session_id = session.session_id
                 reading = asyncio.create_task(self._read(session))
                 try:
@@ -113,6 +116,10 @@ class Talker:
         except Exception as error:
             self._wrong(f"the conversation ended: {error!r}")
         self._tally.counts["conversations"] += 1
+
+    def _note_server(self, session: ClientSession) -> None:
+        route = session.route
+        self.server = route.url if route is not None else ""
 
     def _wrong(self, line: str) -> None:
         self._tally.wrong.append(f"{self.name}: {line}")
@@ -179,6 +186,7 @@ class Talker:
                 case FinalEvent():
                     await self._final(event)
                 case _:
+                    self._note_server(session)
                     self._notice(event, session.session_id)
 
     def _notice(self, event: Event, session_id: str) -> None:

@@ -27,6 +27,7 @@ from omni_ws.client.connection import (
 from omni_ws.client.events import Closing, ErrorEvent, EventQueue, Final, Reconnected, Reconnecting, Resumed
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest, SentFrame, SentFrames, SentKind
+from omni_ws.client.routes import Route
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.errors import (
     InvalidFrame,
@@ -155,6 +156,10 @@ class Link:
         self._sent.clear()
         self.incoming = IncomingFrames(opened.created, opened.updated, self.outgoing)
         self.outgoing.configured(None if opened.updated is None else opened.updated.turn_detection)
+
+    @property
+    def route(self) -> Route | None:
+        return self._endpoint.routes.current
 
     # sending
 

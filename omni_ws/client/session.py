@@ -22,6 +22,7 @@ from omni_ws.client.connection import (
 from omni_ws.client.events import Answer, AnswerCollector, ErrorEvent, Event, Final
 from omni_ws.client.link import ClientLimits, Link, call_is_gone
 from omni_ws.client.outgoing import PIECE_BYTES, SentKind, pieces_of
+from omni_ws.client.routes import Route
 from omni_ws.core.chunks import MAX_REF_CHARACTERS, FinishReason, InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (
@@ -121,6 +122,11 @@ class ClientSession:
     def output_audio(self) -> OutputAudioConfig:
         """The format of the audio of answers."""
         return self._link.incoming.output_audio
+
+    @property
+    def route(self) -> Route | None:
+        """The URL, and the address, of the server of the moment, or of the last attempt to reach one."""
+        return self._link.route
 
     @property
     def resumable(self) -> bool:
