@@ -20,9 +20,10 @@ from omni_ws.config import (
     check_exposure,
     load,
 )
-from omni_ws.config.model import TelephonyConfig
+from omni_ws.config.model import SessionsConfig, TelephonyConfig
 from omni_ws.config.parts import FORMS, SERVER, AsrConfig, LlmConfig, TtsConfig
 from omni_ws.config.settings import SETTINGS, SettingKind
+from omni_ws.config.stores import StoreAddress
 from omni_ws.config.values import format_size, mark, parse_size
 from omni_ws.wire.openai_fields import MediaLimitFields
 
@@ -105,6 +106,7 @@ SAMPLE_OF_SETTING = {
     "tts.use": "http://127.0.0.1:8880/v1",
     "fronts": "demo,chat",
     "languages": "en,es",
+    "sessions.store": "redis://a.example:6379/0",
     "tts.voices": '{"es": "kokoro:ef_dora"}',
     "plugins": '{"shout": {"volume": 3}}',
 }
@@ -508,3 +510,86 @@ def test_tracing_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigurationError, match=r"pip install 'omni_ws\[otel\]'"):
             check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
         check_available(ServerConfig(engine=EngineName.FAKE))
+
+
+def test_a_store_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = SecretStr("A" * 43 + "=")
+    on_a_server = ServerConfig(engine=EngineName.FAKE, sessions=SessionsConfig(store="redis://host"))
+    sealed = ServerConfig(engine=EngineName.FAKE, sessions=SessionsConfig(store="sqlite:x.db", store_key=key))
+    for config in (on_a_server, sealed):
+        check_available(config)
+    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"store needs the client library .*pip install 'omni_ws\[redis\]'"):
+        check_available(on_a_server)
+    with pytest.raises(ConfigurationError, match=r"store_key needs cryptography: .*pip install 'omni_ws\[sealed\]'"):
+        check_available(sealed)
+    check_available(ServerConfig(engine=EngineName.FAKE, sessions=SessionsConfig(store="sqlite:x.db")))
+
+
+def test_a_key_without_a_store_is_refused() -> None:
+    key = SecretStr("A" * 43 + "=")
+    with pytest.raises(ConfigurationError, match="store_key has nothing to encrypt"):
+        check_available(ServerConfig(engine=EngineName.FAKE, sessions=SessionsConfig(store_key=key)))
+
+
+@pytest.mark.parametrize(
+    ("store", "parsed"),
+    [
+        ("memory", StoreAddress("memory")),
+        ("sqlite:a/b.db", StoreAddress("sqlite", path=Path("a/b.db"))),
+        ("sqlite:/a.db?fsync=1", StoreAddress("sqlite", path=Path("/a.db"), fsync=True)),
+        ("redis://host", StoreAddress("redis", url="redis://host:6379", hosts=(("host", 6379),))),
+        (
+            "valkeys://me:pw@host:1/2?ssl_ca_certs=/ca.pem",
+            StoreAddress("redis", url="rediss://me:pw@host:1/2?ssl_ca_certs=/ca.pem", hosts=(("host", 1),)),
+        ),
+        ("redis://[::1]:7", StoreAddress("redis", url="redis://[::1]:7", hosts=(("::1", 7),))),
+        (
+            "valkey://a,b:2?cluster=1",
+            StoreAddress("redis", url="redis://a:6379", hosts=(("a", 6379), ("b", 2)), cluster=True),
+        ),
+        (
+            "redis://:pw@a,b:2/3?sentinel=talks&sentinel_auth=1",
+            StoreAddress(
+                "redis",
+                url="redis://:pw@a:26379/3",
+                hosts=(("a", 26379), ("b", 2)),
+                sentinel="talks",
+                sentinel_auth=True,
+            ),
+        ),
+    ],
+)
+def test_stores(store: str, parsed: StoreAddress) -> None:
+    assert SessionsConfig(store=store).address == parsed
+
+
+@pytest.mark.parametrize(
+    ("store", "problem"),
+    [
+        ("sqlite", "is not a store"),
+        ("sqlite:", "names no file"),
+        ("sqlite:x?fsync=2", "fsync is 0 or 1"),
+        ("sqlite:x?sync=1", "unknown option sync"),
+        ("mysql://host", "is not a store"),
+        ("redis:host", "is not a store"),
+        ("redis://hush:hush@", "HOST or HOST:PORT"),
+        ("redis://hush:hush@host:0", "HOST or HOST:PORT"),
+        ("redis://hush:hush@host:65536", "HOST or HOST:PORT"),
+        ("redis://[::1", "is not a URL"),
+        ("redis://hush:hush@host/zero", "number of a database"),
+        ("redis://hush:hush@a,b", "several hosts need"),
+        ("redis://hush:hush@a?cluster=1&sentinel=x", "exclude each other"),
+        ("redis://hush:hush@host?password=x", "unknown option password"),
+    ],
+)
+def test_what_is_no_store(store: str, problem: str) -> None:
+    told = problems(["--sessions.store", store])
+    assert problem in told
+    assert "hush" not in told
+
+
+def test_the_password_of_a_store_is_never_shown() -> None:
+    loaded = load(["--sessions.store", "redis://me:hush1@host/0"], {"OMNI_WS_SESSIONS__STORE_KEY": "hush2"})
+    assert "redis://********@host/0" in loaded.render()
+    assert "hush" not in loaded.render()

@@ -47,6 +47,7 @@ ROUTES = {
     "/v1/audio/speech": {"post"},
     "/v1/audio/transcriptions": {"post"},
     "/v1/audio/translations": {"post"},
+    "/v1/sessions/{id}": {"delete"},
     "/v1/streaming_input/sessions": {"post"},
     "/v1/streaming_input/sessions/{id}": {"get", "patch", "delete"},
     "/v1/streaming_input/sessions/{id}/chunks": {"post"},

@@ -238,6 +238,11 @@ class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
         if len(self.words) > MAX_MARKS:
             self._sum_up()
 
+    @property
+    def read_end(self) -> int:
+        """The index in the text at which the last clause of the audio ends."""
+        return self.clauses[-1].end if self.clauses else self.base_end
+
     def read_to(self, text_end: int, start_ms: float, end_ms: float) -> None:
         """Add audio to the clause that ends at ``text_end`` in the text, and begins where the clause before ends."""
         last = self.clauses[-1] if self.clauses else Clause(start_ms, start_ms, self.base_end, self.base_end)

@@ -21,7 +21,15 @@ from support.until import until, until_heard
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
-from omni_ws.engine.base import EngineState, Finished, PartFailed, TextOutput, TranscriptOutput, WordsComplete
+from omni_ws.engine.base import (
+    EngineState,
+    Finished,
+    PartFailed,
+    TextComplete,
+    TextOutput,
+    TranscriptOutput,
+    WordsComplete,
+)
 from omni_ws.engine.llm.rules import NOTHING_HEARD
 from omni_ws.errors import (
     EmptyInput,
@@ -204,7 +212,8 @@ async def test_an_answer_goes_on_in_writing_when_the_voice_dies(voiced: Embedded
     await until(lambda: voiced.voice.jobs == 1)
     os.kill(voiced.voice.worker_pid, signal.SIGKILL)
     result = await speaking
-    kinds = [type(output) for output in result.outputs if not isinstance(output, TextOutput | WordsComplete)]
+    told = (TextOutput, WordsComplete, TextComplete)
+    kinds = [type(output) for output in result.outputs if not isinstance(output, told)]
     assert kinds == [PartFailed, Finished]
     assert (result.text, result.finished.reason) == ("Hello. How can I help you?", FinishReason.STOP)
     assert voiced.state is EngineState.OK

@@ -70,11 +70,12 @@ async def told(
     moves: Callable[[list[ServerMessage]], bool] | None = None,
     other: Engine | None = None,
     then: Sequence[InputChunk] = (),
+    greets: bool = False,
 ) -> list[ServerMessage]:
     """What a client gets that sends ``chunks``, up to the final.
 
     Once ``moves`` is met, its session goes on by ``other``. Both engines are started, and may be the same. ``then`` is
-    sent behind the first final, and answered, too.
+    sent behind the first final, and answered, too. ``greets``: the session begins with its greeting.
     """
     sessions = sessions_of(engine)
     session = sessions.open(None)
@@ -84,6 +85,8 @@ async def told(
     client.come(sessions, session)
     session.attach(client)
     session.conversation.configure(config)
+    if greets:
+        session.conversation.greet()
     now = asyncio.get_running_loop().time
     for chunk in chunks:
         session.conversation.receive_chunk(chunk, now=now())

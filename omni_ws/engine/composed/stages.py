@@ -507,6 +507,7 @@ class LlmStage(_EngineStage):
             self._send(output)
         if limit.reached:
             self.finished = Finished(FinishReason.LENGTH, self._usage(limit.tokens))
+            self._outputs.write(TextComplete(self.finished))
             assert self._given is not None
             self._given.withdraw()
 

@@ -7,9 +7,8 @@ import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeAlias
-
-import numpy as np
 
 from omni_ws.audio.codec import AudioEncoder
 from omni_ws.audio.container import wav_header
@@ -179,7 +178,8 @@ class AnswerWriter:
         wanted = replace(
             wanted, begun=begun, begun_end=request.text_end, voice_from=restart.position, voice_from_ms=restart.ms
         )
-        return wanted, RestOfAnswer(self, entry, restart, begin_at=self._speech.begin_at)
+        begin_at = partial(self._speech.begin_at, sent_ms=self._made_ms)
+        return wanted, RestOfAnswer(self, entry, restart, begin_at=begin_at)
 
     async def _write_all(self, making: Awaitable[None]) -> Finished:
         """Await the engine's call ``making``, send its outputs, and return how it ended. Raises what it raises."""
@@ -468,8 +468,10 @@ class AnswerWriter:
         """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before."""
         request, speech = self._request, self._speech
         if speech.start_ms < self._made_ms:
-            payload = speech.behind(self._made_ms, payload)
+            start_ms, payload = speech.start_ms, speech.behind(self._made_ms, payload)
             if not payload:
+                if text_end is not None and text_end > request.entry.read_end:  # it is not in the ledger
+                    request.entry.read_to(text_end, start_ms, speech.end_ms)
                 return
         if request.unknown_audio and payload:
             number, *unknown = request.unknown_audio
@@ -630,13 +632,24 @@ class SpeechOutput:
         self._encoder: AudioEncoder | None = None
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
-        #: Silence to encode, and to drop, before the first samples, in milliseconds.
-        self._lead_in_ms = 0.0
+        #: Whether another server has sent the beginning, and the samples before the end of that, in milliseconds.
+        self._goes_on = False
+        self._skip_ms = 0.0
 
-    def begin_at(self, start_ms: float) -> None:
-        """Begin at this place of the answer, as the audio before it was sent in another server. To be called first."""
+    def begin_at(self, start_ms: float, *, sent_ms: float) -> None:
+        """Begin at this place of an answer of which another server has sent ``sent_ms``. To be called first.
+
+        Compressed audio that was sent is not encoded again: a new file begins behind it, without what the other encoder
+        had kept, up to 200 ms with Opus. Other audio is, and ``behind`` cuts it.
+        """
         self.start_ms = self.end_ms = start_ms
-        self._lead_in_ms = 0.0 if self._is_raw else start_ms
+        self._goes_on = True
+        if not self._is_pcm:
+            self._skip_ms = max(0.0, sent_ms - start_ms)
+
+    @property
+    def _is_pcm(self) -> bool:
+        return self._is_raw or self._target.encoding is AudioEncoding.WAV
 
     def behind(self, position_ms: float, payload: bytes) -> bytes:
         """Return the part behind a position of what was just encoded, which is empty if that ends before.
@@ -646,7 +659,7 @@ class SpeechOutput:
         samples = round((self.end_ms - position_ms) * self._target.sample_rate / 1000)
         if samples <= 0:
             return b""
-        if not self._is_raw and self._target.encoding is not AudioEncoding.WAV:
+        if not self._is_pcm:
             return payload
         self.start_ms = self.end_ms - samples * 1000 / self._target.sample_rate
         return payload[-samples * SAMPLE_BYTES.get(self._target.encoding, 2) :]
@@ -673,21 +686,21 @@ class SpeechOutput:
         if sample_rate != self._source_rate:
             self._open(sample_rate)
         assert self._encoder is not None
-        if self._lead_in_ms:
-            await self._lead_in(self._encoder)
+        if self._skip_ms:
+            samples = self._skipped(samples)
         if self._is_raw and len(samples) <= _INLINE_SAMPLES:
             payload = self._encoder.encode(samples)
         else:
             payload = await run_work(Work.ENCODING, self._encoder.encode, samples)
         return await self._place(payload, len(samples) * 1000 / sample_rate)
 
-    async def _lead_in(self, encoder: AudioEncoder) -> None:
-        """Have the encoder of a format with headers and times behind it the audio that was sent in another server."""
-        samples = round(self._lead_in_ms * self._source_rate / 1000)
-        self._lead_in_ms, self._header_left = 0.0, 0
-        silence = np.zeros(self._source_rate, np.float32)
-        for begin in range(0, samples, len(silence)):
-            await run_work(Work.ENCODING, encoder.encode, silence[: samples - begin])
+    def _skipped(self, samples: Samples | Pcm16) -> Samples | Pcm16:
+        """Return samples without those that another server has sent."""
+        skipped = min(len(samples), round(self._skip_ms * self._source_rate / 1000))
+        skipped_ms = skipped * 1000 / self._source_rate
+        self._skip_ms = self._skip_ms - skipped_ms if skipped else 0.0
+        self.end_ms += skipped_ms
+        return samples[skipped:]
 
     def _open(self, sample_rate: int) -> None:
         """Create the encoder, for the first samples. Raises ValueError if there is one, for another sample rate."""
@@ -713,6 +726,7 @@ class SpeechOutput:
         if self._target.encoding is AudioEncoding.WAV:
             header = min(size, self._header_left)
             self._header_left -= header
+            payload = payload[header:] if self._goes_on else payload
             self.end_ms += self._target.duration_ms(size - header)
         else:
             self.end_ms += self._target.duration_ms(size) if self._is_raw else source_ms

@@ -95,6 +95,7 @@ class RestOfAnswer(OutputFilter):
         self, out: OutputWriter, entry: LedgerEntry, restart: VoiceRestart, *, begin_at: Callable[[float], None]
     ) -> None:
         super().__init__(out)
+        self._entry = entry
         self._heard = len(entry.heard.pieces)
         self._made_ms = entry.made_ms
         self._restart = restart
@@ -146,11 +147,16 @@ class RestOfAnswer(OutputFilter):
 
     def _pass(self, audio: AudioOutput, begin_ms: float) -> None:
         self._end_ms += len(audio.samples) * 1000 / audio.sample_rate
-        words = audio.words[self._told :]
-        self._told -= min(self._told, len(audio.words))
         words = tuple(
-            Word(one.text, round(one.start_ms + begin_ms), round(one.end_ms + begin_ms), one.text_end) for one in words
+            Word(one.text, round(one.start_ms + begin_ms), round(one.end_ms + begin_ms), one.text_end)
+            for one in audio.words[self._told :]
         )
+        self._told -= min(self._told, len(audio.words))
+        if words and words[0].start_ms < self._made_ms:
+            # They were told with the audio that they are in, and the ledger was restored from before that.
+            known = tuple(one for one in words if one.start_ms < self._made_ms)
+            self._entry.pronounce(known)
+            words = words[len(known) :]
         words, self._missed = self._missed + words, ()
         if self._end_ms <= self._made_ms:
             words, self._missed = (), words

@@ -3,7 +3,8 @@
 **A record** is a snapshot, the SavedSession, and a log of what happened since, in order: the frames of the client as
 they came, and the outputs of the running answer (ToldOutput).
 
-**Input.** Each frame is appended, and takes effect at once. It is acknowledged once it is settled.
+**Input.** A frame takes effect at once. Chunks are appended together, when they are to be acknowledged, and are
+acknowledged once they are settled; until then the client would send them again. Every other frame is appended at once.
 
 **Output.** The keeper is the Gate of the session's OutputLog. Text of an answer and fragments of tool calls are
 appended, and sent once they are settled. Audio is appended and waits for nothing. What concerns one connection is not
@@ -34,11 +35,15 @@ from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
 if TYPE_CHECKING:
     from omni_ws.service.sessions.session import Session
 
-#: The first byte of an entry of the log: a client's frame, text or binary, or an output.
-_TEXT, _BINARY, _OUTPUT = b"t", b"b", b"o"
+#: The first byte of an entry of the log: frames of the client, or an output; and of a frame, that it is text or binary.
+_FRAMES, _OUTPUT = b"f", b"o"
+_TEXT, _BINARY = b"t", b"b"
+#: Bytes of frames that wait to be appended.
+_MOST_WAITING: Final = 64 * 1024
 _AUDIO: Final = OutputModality.AUDIO  # found faster than a member of an enum
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ToldOutput).decode
+_decode_frames: Final = msgspec.msgpack.Decoder(list[bytes]).decode
 #: Bytes of a log from which on a snapshot takes its place, unless that is larger: what is written stays within twice
 #: what there is to write.
 LOG_BYTES: Final = 256 * 1024
@@ -61,8 +66,8 @@ def read_entries(entries: Iterable[bytes]) -> tuple[list[ToldOutput], list[Recei
         kind, content = entry[:1], entry[1:]
         if kind == _OUTPUT:
             told.append(_decode(content))
-        elif kind in (_TEXT, _BINARY):
-            frames.append(ReceivedFrame(content, kind == _TEXT))
+        elif kind == _FRAMES:
+            frames += (ReceivedFrame(one[1:], one[:1] == _TEXT) for one in _decode_frames(content))
         else:
             raise ValueError(f"a log has no entries of the kind {kind!r}")
     return told, frames
@@ -81,6 +86,9 @@ class Keeper(Gate, LeaseHolder):
         self._ticket = 0
         #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
         self._marked = False
+        #: Frames that wait to be appended, and their bytes.
+        self._frames: list[bytes] = []
+        self._frame_bytes = 0
         #: Bytes of the log, and at how many a snapshot takes its place.
         self._logged = 0
         self._most_logged = LOG_BYTES
@@ -140,13 +148,26 @@ class Keeper(Gate, LeaseHolder):
 
     # input
 
-    def receive(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        """Keep a frame of the client, which takes effect within this call of the loop."""
-        if not self._marked:
-            self._append((_TEXT if is_text else _BINARY) + data)
+    def receive(self, data: bytes | bytearray | memoryview, *, is_text: bool, again: bool) -> None:
+        """Keep a frame of the client, which takes effect within this call of the loop.
+
+        ``again``: the client sends it again if it is lost before it is acknowledged.
+        """
+        if self._marked:
+            return
+        self._frames.append((_TEXT if is_text else _BINARY) + data)
+        self._frame_bytes += len(data)
+        if not again or self._frame_bytes > _MOST_WAITING:
+            self._append_frames()
+
+    def _append_frames(self) -> None:
+        if self._frames:
+            frames, self._frames, self._frame_bytes = self._frames, [], 0
+            self._append(_FRAMES + _encode(frames))
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Call ``call`` once everything so far is in the store: at once if it is, or if the store is out of order."""
+        self._append_frames()
         if self._marked:
             self._after.append(call)
         else:
@@ -154,6 +175,7 @@ class Keeper(Gate, LeaseHolder):
 
     async def settled(self) -> bool:
         """Wait until everything so far is in the store, or the store is out of order. Returns False if it was lost."""
+        self._append_frames()
         if self._marked:
             self._snapshot()
         await self._store.settle(self._lease)
@@ -173,6 +195,7 @@ class Keeper(Gate, LeaseHolder):
 
     def _snapshot(self) -> None:
         self._marked = False
+        self._frames, self._frame_bytes = [], 0
         session, store, lease = self._session, self._store, self._lease
         after, self._after = self._after, []
         if session.is_open and not store.degraded and not lease.lost:
@@ -183,7 +206,8 @@ class Keeper(Gate, LeaseHolder):
             else:
                 store.snapshot(lease, data, tokens=session.digests, away=session.disconnected)
                 self._logged, self._most_logged = 0, max(LOG_BYTES, len(data))
-        for call in (partial(session.outbox.open, self._ticket), *after):
+        store.when_settled(lease, partial(session.outbox.open, self._ticket))
+        for call in after:
             store.when_settled(lease, call)
 
     def hand_over(self) -> bool:

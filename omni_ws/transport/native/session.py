@@ -35,6 +35,7 @@ from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import (
     AcknowledgementClock,
     Acknowledgements,
+    GroupedAcknowledgements,
     KeepAlive,
     KeepAliveSettings,
     PeerRounds,
@@ -119,7 +120,8 @@ class WebSocketSession(Attachment):
         self._serving = True
         #: Done by ``_leave``. Its result is a function that closes the connection; None if the connection is lost.
         self._left: asyncio.Future[Callable[[], Awaitable[None]] | None] = self._loop.create_future()
-        self.acks = Acknowledgements(self._stream, ack_clock.wait, self._acknowledge)
+        kind = Acknowledgements if session.keeper is None else GroupedAcknowledgements
+        self.acks = kind(self._stream, ack_clock.wait, self._acknowledge)
         self._reading_paused = False
 
     # life
@@ -192,7 +194,7 @@ class WebSocketSession(Attachment):
         try:
             frame = decode_frame(data) if is_text else decode_input(data)
             if self._session.keeper is not None and type(frame) is not PingFrame:
-                self._session.keeper.receive(data, is_text=is_text)
+                self._session.keeper.receive(data, is_text=is_text, again=type(frame) is InputChunk)
             if type(frame) is InputChunk:
                 try:
                     self._configuration.check_chunk(frame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -39,7 +40,11 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[GgufEngine]:
 
 
 async def test_text_goes_on_behind_each_token(engine: GgufEngine) -> None:
-    fields = {"sampling": GREEDY, "history": HISTORY, "tools": TOOLS if engine.capabilities.tools else ()}
+    fields: dict[str, Any] = {
+        "sampling": GREEDY,
+        "history": HISTORY,
+        "tools": TOOLS if engine.capabilities.tools else (),
+    }
     whole = await collect(engine, GivenInput(STORY), **fields)
     pieces = [one.text for one in whole.outputs if isinstance(one, TextOutput)]
     assert len(pieces) > LIMIT / 2

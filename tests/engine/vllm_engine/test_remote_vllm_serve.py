@@ -183,6 +183,15 @@ async def test_streaming_input_in_front_of_it(serve: VllmServe, engine: RemoteEn
         assert (await session.answer()).text == await serve.direct("how are you", GREEDY)
 
 
+async def test_it_goes_on_with_an_answer_that_another_server_began(serve: VllmServe, engine: RemoteEngine) -> None:
+    prompt = "user: hello\nassistant: Well, I"
+    body = {"model": "tiny", "prompt": prompt, "add_special_tokens": False, **GREEDY, "max_tokens": 22}
+    direct = await post(serve.port, "/v1/completions", body, f"Authorization: Bearer {KEY}")
+    outputs = await answer(engine, "hello", begun="Well, I", sampling=GREEDY)
+    assert said(outputs) == direct.json()["choices"][0]["text"]
+    assert final(outputs).usage.output_tokens == GREEDY["max_tokens"]
+
+
 async def test_many_at_a_time(serve: VllmServe, engine: RemoteEngine) -> None:
     answers = await asyncio.gather(*(answer(engine, f"question {number}", sampling=GREEDY) for number in range(6)))
     for number, outputs in enumerate(answers):

@@ -21,13 +21,13 @@ from support.fake_store import FakeBackend, FakeStore
 from support.reined_engine import ReinedEngine, Reins
 from websockets.protocol import State
 
-from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.config.model import EngineName, ServerConfig, StreamingInputConfig
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.conversation import conversation as conversation_module
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
-from omni_ws.service.store.records import Change, Outcome
+from omni_ws.service.store.records import Change, ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator
@@ -158,7 +158,7 @@ class Laggard(FakeBackend):
         super().__init__(shared)
         self._fate = fate
 
-    async def commit(self, changes: Sequence[Change]) -> Sequence[Outcome]:
+    async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         await self._lag()
         outcomes = await super().commit(changes)
         await self._lag()
@@ -175,7 +175,8 @@ class Server:
 
     def __init__(self, reins: Reins, shared: FakeStore, fate: random.Random) -> None:
         self.engine = ReinedEngine(reins)
-        config = ServerConfig(engine=EngineName.FAKE, streaming_input={"ping_interval_sec": 0})
+        streaming = StreamingInputConfig(ping_interval_sec=0)
+        config = ServerConfig(engine=EngineName.FAKE, streaming_input=streaming)
         self.factory = SessionFactory(self.engine, config)
         self.backend = Laggard(shared, fate)
         self.factory.store = self.store = SessionStore(
