@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     if options.replicas == 1:
         plan = replace(plan, stops=0)
     print(f"### {plan.conversations} conversations, {options.replicas} replicas, {options.store}, seed {seed}\n")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the processes, too
     tally = asyncio.run(_run(plan, options.replicas, options.store, options.front, seed))
     return _report(tally, is_timed=not options.quick)
 
