@@ -9,13 +9,44 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from support.commands import running
 from support.live_server import live_server
+from support.node import node_command
 
 from benchmarks.fleet.chaos import Chaos, Plan
-from benchmarks.fleet.processes import fleet_of, missing
+from benchmarks.fleet.processes import Replica, fleet_of, missing
 from benchmarks.fleet.talkers import Talker, Tally
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 
+PACKAGE = Path(__file__).parents[2] / "clients" / "js"
+#: Asks three things, and says when half of an answer is there, and how each answer ended.
+ASK = """
+import { VoiceClient } from "PACKAGE/client.js";
+const client = new VoiceClient({ url: process.argv[2] });
+let told = -1;
+client.session.addEventListener("resumed", () => console.log("resumed"));
+const created = new Promise((resolve) => client.session.addEventListener("created", ({ detail }) => {
+  console.log(detail.lost ? "lost" : "created");
+  resolve();
+}));
+client.addEventListener("turn", ({ detail: { turn } }) => {
+  if (turn.number === told || turn.answer.text.length < 100) return;
+  told = turn.number;
+  console.log("half");
+});
+client.open();
+await created;
+for (let number = 0; number < 3; number++) {
+  const text = Array.from({ length: 40 }, (_, place) => `${number}.${place}`).join(" ");
+  const answered = new Promise((resolve) => {
+    client.addEventListener("answered", ({ detail: { turn } }) => resolve(turn.answer), { once: true });
+  });
+  await client.write(text);
+  const answer = await answered;
+  console.log(answer.text === text ? answer.state : JSON.stringify(answer));
+}
+client.close();
+"""
 WORD_MS = 50
 KINDS = ("kill", "stop", "restart", "store")
 
@@ -70,3 +101,29 @@ async def test_a_word_that_was_not_said_is_found() -> None:
         talker.stop = True
         await talking
     assert any("heard b'nobody" in line for line in tally.wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+async def test_the_client_of_pages_goes_on_where_its_server_died(tmp_path: Path) -> None:
+    node = await node_command()
+    script = tmp_path / "ask.mjs"
+    script.write_text(ASK.replace("PACKAGE", str(PACKAGE)), encoding="utf-8")
+    replica = Replica("a", tmp_path, store=f"sqlite:{tmp_path / 'store' / 'sessions.db'}", word_ms=WORD_MS)
+    lines: list[str] = []
+    try:
+        await replica.start()
+        command = [*node, str(script), f"http://127.0.0.1:{replica.port}/"]
+        async with running(*command, stdout=asyncio.subprocess.PIPE) as client:
+            assert client.stdout is not None
+            async for line in client.stdout:
+                lines.append(line.decode().strip())
+                if lines.count("half") == 1 and lines[-1] == "half":
+                    await replica.kill()
+                    await replica.start()
+                elif lines.count("half") == 2 and lines[-1] == "half":
+                    assert await replica.end() == 0
+                    await replica.start()
+    finally:
+        await replica.kill()
+    assert lines == ["created", "half", "resumed", "done", "half", "resumed", "done", "half", "done"]
