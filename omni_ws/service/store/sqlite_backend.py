@@ -4,6 +4,9 @@ The file is written in WAL mode. A commit survives the process at once, and a cr
 written it (``fsync=1``: at once as well). All calls of a process run in one thread, in order; checkpoints, which wait
 for the disk, run in another.
 
+Each process locks a file beside it. The system lifts that lock when the process ends, in any way: so its sessions are
+free at once, and not only when its signs of life have become old. A process that is paused keeps its lock.
+
 Table ``pieces`` has the snapshot of a record as piece 0, and its log behind it: what happened since the snapshot writes
 one row a commit, and nothing else.
 """
@@ -14,6 +17,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +43,9 @@ from omni_ws.service.store.records import (
     StoreSize,
 )
 
+if sys.platform != "win32":
+    import fcntl
+
 T = TypeVar("T")
 
 #: The layout of the tables, in ``PRAGMA user_version``. A file of another layout is refused.
@@ -49,6 +56,8 @@ _BUSY_SEC: Final = 5.0
 #: begins anew when nothing is written during a checkpoint.
 _CHECKPOINT_BYTES: Final = 4 << 20
 _LAST_CHECKPOINT_PAGES: Final = 16_000
+#: Processes that gave no sign of life for so long are forgotten; one that wakes up makes itself known again.
+_FORGOTTEN_SEC: Final = 60.0
 #: Records that pruning deletes between two commits.
 _PRUNED_TOGETHER: Final = 100
 #: What is deleted when the store is full: down to this share of its size.
@@ -109,6 +118,8 @@ class SqliteBackend:
         self._database: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._uncheckpointed = 0
+        #: The descriptors of the files that this process locks, by holder.
+        self._locks: dict[str, int] = {}
 
     # StoreBackend
 
@@ -117,6 +128,8 @@ class SqliteBackend:
 
     async def close(self) -> None:
         await asyncio.wrap_future(self._thread.submit(self._close))
+        for holder in tuple(self._locks):
+            self._unlock(holder)
         self._thread.shutdown(wait=False)
         self._checkpoints.shutdown(wait=False)
 
@@ -147,7 +160,7 @@ class SqliteBackend:
         await self._do(self._beat, holder)
 
     async def leave(self, holder: str) -> None:
-        await self._do(lambda: self._open_database.execute("DELETE FROM holders WHERE holder = ?", (holder,)))
+        await self._do(self._leave, holder)
 
     async def probe(self) -> None:
         await self._do(self._probe)
@@ -328,7 +341,7 @@ class SqliteBackend:
             ClearPart(form, kind, owner, digests, away is not None),
             fence=fence,
             holder=holder,
-            held=bool(held),
+            held=bool(held) and self._runs(holder),
             away_sec=None if away is None else max(0.0, now - away),
         )
 
@@ -368,10 +381,47 @@ class SqliteBackend:
     def _beat(self, holder: str) -> None:
         if self._file != _identity(self._path):
             raise OSError("the file was deleted or replaced")
+        self._lock(holder)
         self._open_database.execute(
             "INSERT INTO holders (holder, seen) VALUES (:holder, :now) ON CONFLICT (holder) DO UPDATE SET seen = :now",
             {"holder": holder, "now": self._clock()},
         )
+
+    def _leave(self, holder: str) -> None:
+        self._open_database.execute("DELETE FROM holders WHERE holder = ?", (holder,))
+        self._lock_file(holder).unlink(missing_ok=True)
+
+    def _lock_file(self, holder: str) -> Path:
+        return self._path.with_name(f"{self._path.name}-holder-{holder}")
+
+    def _lock(self, holder: str) -> None:
+        path = self._lock_file(holder)
+        if sys.platform == "win32" or (holder in self._locks and path.exists()):
+            return
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._unlock(holder)
+        self._locks[holder] = descriptor
+
+    def _unlock(self, holder: str) -> None:
+        if (descriptor := self._locks.pop(holder, None)) is not None:
+            os.close(descriptor)
+
+    def _runs(self, holder: str) -> bool:
+        """Return whether a process that gave a sign of life not long ago has not ended since."""
+        if sys.platform == "win32":
+            return True
+        try:
+            descriptor = os.open(self._lock_file(holder), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def _probe(self) -> None:
         def write(database: sqlite3.Connection) -> None:
@@ -398,7 +448,10 @@ class SqliteBackend:
         excess = self._used_bytes() > max_bytes
 
         def prune(database: sqlite3.Connection) -> bool:
-            database.execute("DELETE FROM holders WHERE abs(? - seen) > ?", (now, max_age_sec))
+            forgotten = (now, _FORGOTTEN_SEC)
+            for row in database.execute("SELECT holder FROM holders WHERE abs(? - seen) > ?", forgotten).fetchall():
+                self._lock_file(row[0]).unlink(missing_ok=True)
+            database.execute("DELETE FROM holders WHERE abs(? - seen) > ?", forgotten)
             database.execute("DELETE FROM records WHERE gone AND changed < ?", (now - TOMBSTONE_SEC,))
             old = [row[0] for row in database.execute(_LEFT, living) if excess or row[1] < now - max_age_sec]
             for record in old:
