@@ -358,7 +358,7 @@ CONTENT_FILTER: Final = "content_filter"
 FINISH_REASON_WARNING: Final = "finish_reason"
 
 
-class OutputChunk(Struct, frozen=True):
+class OutputChunk(Struct, frozen=True, omit_defaults=True):
     """One unit of the output of a request.
 
     The modality selects the field with the content: ``text`` for text and transcripts, ``tool_call``, or ``payload``

@@ -37,7 +37,7 @@ class Clause(NamedTuple):
     end: int
 
 
-class BoundedText(msgspec.Struct):
+class BoundedText(msgspec.Struct, omit_defaults=True):
     """The pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is only counted."""
 
     pieces: list[str] = []
@@ -127,7 +127,7 @@ class Unheard(msgspec.Struct):
         return before
 
 
-class LedgerEntry(msgspec.Struct, kw_only=True, eq=False):
+class LedgerEntry(msgspec.Struct, kw_only=True, eq=False, omit_defaults=True):
     """One request and its answer. The ledger changes it, only by its methods."""
 
     request_id: str

@@ -426,6 +426,8 @@ class AnswerWriter:
                     self._put(OutputChunk(request.request_id, number, modality, text, choice=choice))
             case TextComplete(finished=finished):
                 request.text_end = finished
+                if self._outbox.gate is not None:
+                    self._outbox.gate.changed()
             case TranscriptOutput():
                 if output in request.unsent:
                     request.unsent.remove(output)
@@ -477,8 +479,7 @@ class AnswerWriter:
             number, *unknown = request.unknown_audio
             request.unknown_audio = tuple(unknown)
             request.ledger.send(request.entry, number, round(speech.start_ms), speech.end_ms, request.timeline.now())
-            return
-        if payload:
+        elif payload:
             start_ms = round(speech.start_ms)
             number = self._sequencer.take_number(request.request_id)
             chunk = OutputChunk(

@@ -152,8 +152,8 @@ class RestOfAnswer(OutputFilter):
             for one in audio.words[self._told :]
         )
         self._told -= min(self._told, len(audio.words))
-        if words and words[0].start_ms < self._made_ms:
-            # They were told with the audio that they are in, and the ledger was restored from before that.
+        if self._restart.word is None and words and words[0].start_ms < self._made_ms:
+            # They were told with the audio that they are in, of which the ledger knows only the length.
             known = tuple(one for one in words if one.start_ms < self._made_ms)
             self._entry.pronounce(known)
             words = words[len(known) :]

@@ -157,7 +157,7 @@ class SavedError(Struct):
         return error
 
 
-class _SavedFinal(Struct, kw_only=True):
+class _SavedFinal(Struct, kw_only=True, omit_defaults=True):
     request_id: str
     sequence_id: int
     finish_reason: FinishReason
@@ -171,7 +171,7 @@ class _SavedFinal(Struct, kw_only=True):
     times: dict[str, int] = {}
 
 
-class SavedMessage(Struct):
+class SavedMessage(Struct, omit_defaults=True):
     """A message of the server in a form that can be written to bytes.
 
     ``kind`` is the name of its class, ``content`` has its fields in MessagePack. ``errors`` has the error that the

@@ -89,6 +89,10 @@ class Gate:
         """Note text of an answer that is only spoken, and so is in no message."""
         raise NotImplementedError
 
+    def changed(self) -> None:
+        """Note that an answer has changed in a way that is in no message: it has all its text."""
+        raise NotImplementedError
+
     def withdrew(self) -> None:
         """Note that outputs were withdrawn from the log, and that their numbers are used again."""
         raise NotImplementedError

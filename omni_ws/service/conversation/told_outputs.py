@@ -2,7 +2,7 @@
 
 A record of a session in a store is a snapshot, a SavedSession, and a log of what happened since. Everything that a
 session tells makes another snapshot, except what it tells many times in an answer: text, fragments of tool calls, audio
-and interim transcripts. These are in the log, audio without its sound.
+and interim transcripts. These are in the log, audio as its place and its words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from omni_ws.audio.container import wav_header
-from omni_ws.core.chunks import AudioEncoding, OutputChunk, OutputModality
+from omni_ws.core.chunks import AudioEncoding, OutputChunk, OutputModality, Word
 from omni_ws.service.conversation.request import Request
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
     start_ms: float = 0
     end_ms: float = 0
     chunk: OutputChunk | None = None
+    #: The words that the audio tells.
+    words: tuple[Word, ...] = ()
 
     @classmethod
     def of(cls, output: OutputChunk, sent_ms: float = 0) -> ToldOutput | None:
@@ -54,7 +56,7 @@ class ToldOutput(msgspec.Struct, frozen=True, array_like=True):
                 return cls(number, request_id, output.text)
             case OutputModality.AUDIO:
                 start_ms, end_ms = _interval(output, sent_ms)
-                return cls(number, request_id, start_ms=start_ms, end_ms=end_ms)
+                return cls(number, request_id, start_ms=start_ms, end_ms=end_ms, words=output.words)
             case OutputModality.TRANSCRIPT:
                 return cls(number, request_id) if output.interim else None
             case OutputModality.TOOL_CALL:
@@ -93,6 +95,7 @@ def tell_again(conversation: Conversation, told: Sequence[ToldOutput], last_outp
         chunk = _said_again(request, one)
         if one.end_ms and received and one.number is not None:
             ledger.send(request.entry, one.number, one.start_ms, one.end_ms, request.timeline.now())
+            request.entry.pronounce(one.words)
         if received and one.number is not None:
             number = one.number + 1
         elif chunk is not None:

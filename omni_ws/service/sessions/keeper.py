@@ -137,6 +137,9 @@ class Keeper(Gate, LeaseHolder):
         if not self._sealed and not self._marked:
             self._append(_OUTPUT + _encode(ToldOutput(None, request_id, text)))
 
+    def changed(self) -> None:
+        self.mark()
+
     def withdrew(self) -> None:
         self.mark()
 

@@ -147,22 +147,25 @@ async def test_a_client_knows_no_token_that_the_store_does_not(shared: FakeStore
 
 
 async def test_another_server_goes_on_with_the_conversation(shared: FakeStore) -> None:
-    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
-        async with native_client(first) as client:
-            await client.configure(start_policy="on_end_only", modalities=["text"])
-            await client.say("one")
-            assert (await client.answer()).text == "one"
-            await client.chunk("two ")
-            while (await client.until("input_ack"))["next_sequence_id"] < 2:
-                pass
-            async with resumed(second, client) as again:
-                assert again.next_sequence_id == 2
-                await client.chunk("too late", number=2)
-                assert await client.closed() == 4409
-                await again.say("three")
-                assert (await again.answer()).text == "two three"
-                assert first.sessions == 0
-                assert second.app.sessions.metrics.resumes.labels("taken_over")._value.get() == 1
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await client.say("one")
+        assert (await client.answer()).text == "one"
+        await client.chunk("two ")
+        while (await client.until("input_ack"))["next_sequence_id"] < 2:
+            pass
+        async with resumed(second, client) as again:
+            assert again.next_sequence_id == 2
+            await client.chunk("too late", number=2)
+            assert await client.closed() == 4409
+            await again.say("three")
+            assert (await again.answer()).text == "two three"
+            assert first.sessions == 0
+            assert second.app.sessions.metrics.resumes.labels("taken_over")._value.get() == 1
         assert list(shared.records) == [client.created["session_id"]]
 
 
@@ -232,36 +235,45 @@ async def test_of_two_that_come_at_once_one_has_the_session(shared: FakeStore) -
 
 
 async def test_outputs_that_there_never_were_begin_a_fresh_session(shared: FakeStore) -> None:
-    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
-        async with native_client(first) as client:
-            await client.configure(start_policy="on_end_only", modalities=["text"])
-            await client.say("one")
-            await client.answer()
-            last_output = client.guarantees.next_output  # one more than there was
-            await refused(second, query(client, last_output=last_output), "session_id")
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await client.say("one")
+        await client.answer()
+        last_output = client.guarantees.next_output  # one more than there was
+        await refused(second, query(client, last_output=last_output), "session_id")
 
 
 async def test_a_record_that_cannot_be_read_begins_a_fresh_session(shared: FakeStore) -> None:
-    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
-        async with native_client(first) as client:
-            await client.barrier()
-            (record,) = shared.records.values()
-            record.snapshot = record.snapshot[:-10]
-            await refused(second, query(client, last_output=-1), "session_id")
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        (record,) = shared.records.values()
+        record.snapshot = record.snapshot[:-10]
+        await refused(second, query(client, last_output=-1), "session_id")
 
 
 async def test_a_store_that_does_not_answer_is_asked_again_later(shared: FakeStore) -> None:
-    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
-        async with native_client(first) as client:
-            await client.barrier()
-            shared.gone = True
-            async with native_client(second, query=query(client), greeted=False) as again:
-                error = await again.error()
-                assert (error["code"], error["retryable"]) == ("engine_overloaded", True)
-                await again.closed()
-            shared.gone = False
-            async with resumed(second, client):
-                pass
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        shared.gone = True
+        async with native_client(second, query=query(client), greeted=False) as again:
+            error = await again.error()
+            assert (error["code"], error["retryable"]) == ("engine_overloaded", True)
+            await again.closed()
+        shared.gone = False
+        async with resumed(second, client):
+            pass
 
 
 async def test_a_server_without_room_leaves_the_session_to_others(shared: FakeStore) -> None:
@@ -402,29 +414,32 @@ async def test_a_second_signal_hands_over_too(shared: FakeStore) -> None:
 
 @pytest.mark.parametrize("how", ["slow", "full", "gone"])
 async def test_sessions_go_on_without_their_store(shared: FakeStore, how: str) -> None:
-    async with live_server(streaming_input=KEEPS) as first, live_server(streaming_input=KEEPS) as second:
-        async with native_client(first) as client:
-            await client.configure(start_policy="on_end_only", modalities=["text"])
-            shared.full, shared.gone, shared.delay_sec = how == "full", how == "gone", 2.0 * (how == "slow")
-            await client.say("one")
-            told = await client.until("session_updated")
-            assert told["resumable"] is False
-            assert (await client.until("input_ack"))["resumable"] is False
-            await client.say("two")  # while it lasts
-            assert (await client.answer()).text in ("one", "two")
-            health = (await call(first.port, "GET", "/health")).json()
-            assert (health["status"], health["store"]["status"]) == ("degraded", "degraded")
-            await first.running.app.front_ends[0].wait_ended()
-            shared.full = shared.gone = False
-            shared.delay_sec = 0.0
-            assert (await client.until("session_updated"))["resumable"] is True
-            assert (await client.until("input_ack"))["resumable"] is True
-            assert (await call(first.port, "GET", "/health")).json()["status"] == "ok"
-            await client.say("three")
-            await client.answer()
-            async with resumed(second, client) as again:
-                await again.say("four")
-                assert (await again.answer()).text == "four"
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        shared.full, shared.gone, shared.delay_sec = how == "full", how == "gone", 2.0 * (how == "slow")
+        await client.say("one")
+        told = await client.until("session_updated")
+        assert told["resumable"] is False
+        assert (await client.until("input_ack"))["resumable"] is False
+        await client.say("two")  # while it lasts
+        assert (await client.answer()).text in ("one", "two")
+        health = (await call(first.port, "GET", "/health")).json()
+        assert (health["status"], health["store"]["status"]) == ("degraded", "degraded")
+        await first.running.app.front_ends[0].wait_ended()
+        shared.full = shared.gone = False
+        shared.delay_sec = 0.0
+        assert (await client.until("session_updated"))["resumable"] is True
+        assert (await client.until("input_ack"))["resumable"] is True
+        assert (await call(first.port, "GET", "/health")).json()["status"] == "ok"
+        await client.say("three")
+        await client.answer()
+        async with resumed(second, client) as again:
+            await again.say("four")
+            assert (await again.answer()).text == "four"
 
 
 async def test_a_session_that_begins_without_the_store_is_told_so(shared: FakeStore) -> None:
