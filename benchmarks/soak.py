@@ -8,6 +8,8 @@ of them, and what the server holds is measured.
 
 Before that, *microphones*: clients that pause, interrupt, cough, press stop and lose their connections, on a clock that
 jumps over idle time. What the model is given of each conversation is compared with what was said and played.
+
+After that, a *fleet*: replicas that share a store are killed, stopped and restarted; ``python -m benchmarks fleet``.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from benchmarks import fleet
 from benchmarks.lossy_link import SERVER, LossyLink
 from benchmarks.soak_clients import Talker, Tally, keep_heads_open, send_garbage, take_descriptors
 from benchmarks.soak_microphones import converse
 from benchmarks.soak_network import connect_from_beyond, link_to_cut
 from benchmarks.soak_server import CLOCK_CAN_BE_SET, DESCRIPTORS, Measures, SoakedServer, small_disk
 
+PARTS: Final = ("microphones", "talkers", "fleet")
 #: Between two rests.
 ROUND_SEC: Final = 25.0
 #: In which nothing may be left of the clients of a round.
@@ -57,8 +61,8 @@ RECOGNISERS: Final = 4
 
 def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak", description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=("microphones", "talkers"), default=["microphones", "talkers"])
-    parser.add_argument("--quick", action="store_true", help="one minute, and three microphones at a time")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--quick", action="store_true", help="one minute, three microphones, 19 faults of the fleet")
     parser.add_argument("--minutes", type=float, default=10, help="of the clock; of microphones, of their own")
     parser.add_argument("--talkers", type=int, default=8, help="sessions at a time")
     parser.add_argument("--microphones", type=int, default=12, help="conversations at a time")
@@ -71,6 +75,8 @@ def main(arguments: Sequence[str] = ()) -> bool:
         right = _open_microphones(3 if options.quick else options.microphones, minutes, seed)
     if "talkers" in options.parts:
         right = _talk(options.talkers, minutes, seed) and right
+    if "fleet" in options.parts:
+        right = fleet.main([*(["--quick"] if options.quick else []), "--seed", str(seed)]) and right
     return right
 
 

@@ -17,7 +17,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from omni_ws.cli import main
+from omni_ws.config.model import ServerConfig
 from omni_ws.config.settings import SETTINGS
+from omni_ws.config.stores import StoreAddress
 from omni_ws.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -70,12 +72,12 @@ def variables(text: str) -> set[str]:
     return set(re.findall(r"\b(OMNI_WS_[A-Z_]+?)(?=[:=])", text))
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda", "compose.yaml"])
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda", "compose.yaml", "fleet/compose.yaml"])
 def test_every_variable_is_a_setting(name: str) -> None:
     found = variables((DEPLOY / name).read_text(encoding="utf-8"))
     assert found
     known = {"OMNI_WS_" + "__".join(setting.path).upper() for setting in SETTINGS.values()}
-    assert found <= known
+    assert found - {"OMNI_WS_STORE_KEY"} <= known  # which compose gives to the setting
 
 
 def test_compose_waits_for_its_model_and_is_reached_over_tls() -> None:
@@ -115,6 +117,56 @@ def test_manifests_of_kubernetes_fit_the_server() -> None:
     labels = manifests["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     assert manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     assert parsed(DEPLOY / "kubernetes" / "kustomization.yaml")["resources"] == ["omni_ws.yaml"]
+
+
+REPLICAS = ("omni_ws_a", "omni_ws_b", "omni_ws_c")
+
+
+def test_replicas_of_compose_share_a_store_and_are_reached_by_the_front_alone() -> None:
+    services = parsed(DEPLOY / "fleet" / "compose.yaml")["services"]
+    assert {name for name, one in services.items() if "ports" in one} == {"haproxy"}
+    ids = [services[name]["environment"]["OMNI_WS_REPLICA_ID"] for name in REPLICAS]
+    assert [f"omni_ws_{one}" for one in ids] == [*REPLICAS]
+    for name in REPLICAS:
+        replica, variables_set = services[name], services[name]["environment"]
+        assert StoreAddress.parse(variables_set["OMNI_WS_SESSIONS__STORE"]).hosts == (("valkey", 6379),)
+        assert replica["depends_on"] == {"valkey": {"condition": "service_healthy"}}
+        # Answers over HTTP have until then.
+        default = ServerConfig().drain_timeout_sec
+        assert int(replica["stop_grace_period"].removesuffix("s")) > default
+    store = services["valkey"]
+    assert store["command"][1:3] == ["--appendonly", "yes"]
+    assert store["volumes"] == ["valkey:/data"]
+    [mounted] = services["haproxy"]["volumes"]
+    assert (DEPLOY / "fleet" / mounted.split(":")[0]).is_file()
+
+
+@pytest.mark.parametrize("name", ["haproxy.cfg", "nginx.conf"])
+def test_fronts_know_the_replicas_of_compose(name: str) -> None:
+    text = (DEPLOY / "fleet" / name).read_text(encoding="utf-8")
+    assert set(re.findall(r"\b(\w+):8080", text)) == set(REPLICAS)
+    for one in "abc":  # what Mode B's ids begin with
+        assert f"/v1/streaming_input/sessions/{one}_" in text
+
+
+def test_manifests_of_a_fleet_fit_the_server_and_the_manifests_that_they_change() -> None:
+    folder = DEPLOY / "fleet" / "kubernetes"
+    kustomization = parsed(folder / "kustomization.yaml")
+    assert all((folder / one).exists() for one in kustomization["resources"])
+    [patch] = [parsed(folder / one["path"]) for one in kustomization["patches"]]
+    whole = yaml.safe_load_all((DEPLOY / "kubernetes" / "omni_ws.yaml").read_text(encoding="utf-8"))
+    [replicas] = [one for one in whole if one["kind"] == "StatefulSet"]
+    assert patch["metadata"]["name"] == replicas["metadata"]["name"]
+    [container] = patch["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == replicas["spec"]["template"]["spec"]["containers"][0]["name"]
+    variables_set = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables_set.keys() <= {"OMNI_WS_" + "__".join(setting.path).upper() for setting in SETTINGS.values()}
+    store = {one["kind"]: one for one in yaml.safe_load_all((folder / "valkey.yaml").read_text(encoding="utf-8"))}
+    service = store["Service"]
+    assert f"valkey://{service['metadata']['name']}:6379/0" == variables_set["OMNI_WS_SESSIONS__STORE"]
+    assert service["spec"]["selector"] == store["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    [source] = store["NetworkPolicy"]["spec"]["ingress"]
+    assert source["from"] == [{"podSelector": {"matchLabels": replicas["spec"]["template"]["metadata"]["labels"]}}]
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

@@ -28,6 +28,8 @@ const INTERRUPTED_MS = 1200;
 const DUCKED_MS = 1200;
 const STARTING = "The server is starting.";
 const NO_SOUND = "SoundUnavailable";
+/* A wait that nobody is told of. */
+const BRIEF_SEC = 0.3;
 
 const settings = loadSettings();
 const messages = new Messages(element("messages"));
@@ -102,6 +104,8 @@ session.addEventListener("state", ({ detail }) => {
     messages.hide("connection");
     messages.hide("key");
     element("key-dialog").close();
+  } else if (detail.state === "waiting" && detail.again && detail.seconds < BRIEF_SEC && !detail.notice?.error) {
+    // Another server usually has the session by then.
   } else if (detail.state === "waiting") {
     const lost = detail.again ? "The connection was lost." : "The server does not answer.";
     const said = detail.notice?.error ? plainWords.ofServer(detail.notice.error) : lost;
@@ -159,7 +163,10 @@ session.addEventListener("frame", ({ detail: frame }) => {
     const { parts, advice, capabilities } = frame;
     showServer({ ...created, parts, advice, capabilities });
   }
-  if (frame.type === "session_closing" && frame.reason === "shutting_down") {
+  if (frame.resumable === false && frame.type === "session_updated") {
+    messages.show("store", "If the server fails now, this conversation is lost.", { kind: "plain" });
+  } else if (frame.resumable) messages.hide("store");
+  if (frame.type === "session_closing" && frame.reason === "shutting_down" && !frame.resume) {
     messages.show("connection", "The server is going to restart.", { kind: "busy" });
   }
 });

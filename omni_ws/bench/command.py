@@ -26,7 +26,7 @@ from omni_ws.bench.talker import (
 from omni_ws.caller.options import count
 from omni_ws.client import DEFAULT_URL, ConnectionFailed
 from omni_ws.client.audio import read_wav
-from omni_ws.client.connection import websocket_url
+from omni_ws.client.routes import websocket_url
 from omni_ws.errors import OmniError
 
 ALL_ANSWERED: Final = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, Final, TypeAlias, TypeVar
@@ -19,6 +19,7 @@ from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 from websockets.typing import Subprotocol
 
+from omni_ws.client.routes import Routes, websocket_url
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import (
     InvalidFrame,
@@ -50,8 +51,6 @@ JSON: Final = Subprotocol("omni.v1+json")
 #: The largest frame that is accepted from a server: many times a second of audio at the highest rate, in base64.
 MAX_FRAME_BYTES: Final = 64 << 20
 
-_SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-
 _Opened = TypeVar("_Opened")
 
 
@@ -59,15 +58,20 @@ _Opened = TypeVar("_Opened")
 class Endpoint:
     """The address of a server, and the options of a connection to it.
 
-    ``binary`` offers binary audio frames. ``ssl`` is for ``wss`` only; None means the system's certificates.
-    ``open_timeout`` is in seconds and covers the handshake and the first frames.
+    ``url`` may be several, of replicas that share a store. ``binary`` offers binary audio frames. ``ssl`` is for
+    ``wss`` only; None means the system's certificates. ``open_timeout`` is in seconds and covers the handshake and the
+    first frames.
     """
 
-    url: str = DEFAULT_URL
+    url: str | Sequence[str] = DEFAULT_URL
     api_key: str | None = field(default=None, repr=False)
     binary: bool = True
     ssl: SSLContext | None = None
     open_timeout: float = 10
+    routes: Routes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "routes", Routes(self.url))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,58 +87,50 @@ class OpenedConnection:
 ResumedConnection: TypeAlias = tuple[ClientConnection, SessionResumedFrame]
 
 
-def websocket_url(url: str) -> str:
-    """Complete a URL: ``http`` becomes ``ws``, and an empty path becomes ``/v1/streaming_input``.
-
-    Raises InvalidValue if it is not a WebSocket URL.
-    """
-    refusal = InvalidValue(f"not a WebSocket URL: {url}", param="url")
-    try:
-        parts = urlsplit(url if "://" in url else f"ws://{url}")
-        port = parts.port
-    except ValueError:
-        raise refusal from None
-    scheme = _SCHEMES.get(parts.scheme)
-    if scheme is None or not parts.hostname or port == 0:
-        raise refusal
-    path = parts.path if parts.path not in ("", "/") else "/v1/streaming_input"
-    return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
-
-
 async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedConnection:
     """Connect, wait for ``session_created``, and apply ``config`` unless it is empty.
 
     Raises ConnectionFailed if no server of this protocol answers in time, or the error with which the server refuses
     the session or ``config``, such as Unauthenticated or InvalidValue.
     """
-    return await _opened(endpoint, websocket_url(endpoint.url), lambda websocket: _finish_opening(websocket, config))
+    return await _opened(endpoint, "", lambda websocket: _finish_opening(websocket, config))
 
 
 async def resume_session(
-    endpoint: Endpoint, session_id: str, resume_token: str, last_output: int, config: Mapping[str, Any]
+    endpoint: Endpoint,
+    session_id: str,
+    resume_token: str,
+    last_output: int,
+    config: Mapping[str, Any],
+    *,
+    resumable: bool = True,
 ) -> ResumedConnection | OpenedConnection:
     """Resume a session after the output ``last_output``.
 
+    ``resumable`` is False if the server said that its store does not have the session as it is: no other continues it.
     If the server can no longer replay the missed outputs, it opens a fresh session instead, which gets ``config``.
     Raises what ``open_session`` raises, and SessionNotFound if the session has ended.
     """
-    wanted = urlencode({"session_id": session_id, "resume_token": resume_token, "last_output": last_output})
-    parts = urlsplit(websocket_url(endpoint.url))
-    url = urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, wanted]))))
-    return await _opened(endpoint, url, lambda websocket: _finish_resume(websocket, config))
+    known = {"session_id": session_id, "resume_token": resume_token, "last_output": last_output}
+    wanted = urlencode(known if resumable else {**known, "resumable": "false"})
+    return await _opened(endpoint, wanted, lambda websocket: _finish_resume(websocket, config))
 
 
-async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnection], Awaitable[_Opened]]) -> _Opened:
-    """Connect to ``url`` and return the result of ``finish``. On failure or time-out, close the connection."""
+async def _opened(endpoint: Endpoint, query: str, finish: Callable[[ClientConnection], Awaitable[_Opened]]) -> _Opened:
+    """Connect, with ``query`` added to the URL, and return the result of ``finish``.
+
+    On failure or time-out, close the connection.
+    """
     try:
         async with asyncio.timeout(endpoint.open_timeout):
-            websocket = await _handshake(endpoint, url)
+            websocket = await _connected(endpoint, query)
             try:
                 return await finish(websocket)
             except BaseException:
                 websocket.transport.abort()
                 raise
     except TimeoutError:
+        endpoint.routes.fails()
         raise ConnectionFailed(
             f"{_address(endpoint)} did not answer within {endpoint.open_timeout:g} seconds"
         ) from None
@@ -142,7 +138,34 @@ async def _opened(endpoint: Endpoint, url: str, finish: Callable[[ClientConnecti
 
 def _address(endpoint: Endpoint) -> str:
     """Return the server's address for messages, without the resume token that the URL of a connection may contain."""
-    return websocket_url(endpoint.url)
+    return ", ".join(websocket_url(url) for url in endpoint.routes.urls)
+
+
+async def _connected(endpoint: Endpoint, query: str) -> ClientConnection:
+    """Return a connection by the first route that has a server which takes it.
+
+    Each route has its share of the time: behind one of them may be a process that accepts and never answers.
+    """
+    routes = endpoint.routes
+    try:
+        ways = await routes.in_order()
+    except OSError as error:
+        raise ConnectionFailed(f"cannot reach {_address(endpoint)}: {error}") from error
+    for left, route in enumerate(ways, 1 - len(ways)):
+        parts = urlsplit(route.url)
+        url = urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, query]))))
+        routes.current = route
+        try:
+            async with asyncio.timeout(endpoint.open_timeout / len(ways) if left else None):
+                websocket = await _handshake(endpoint, url, route.address)
+        except (OmniError, OSError, TimeoutError) as error:
+            routes.fails()
+            if not left or (isinstance(error, OmniError) and not is_retryable(error)):
+                raise
+        else:
+            routes.works()
+            return websocket
+    raise AssertionError("a URL has at least one route")
 
 
 async def _finish_resume(
@@ -166,8 +189,8 @@ async def _finish_resume(
     raise ConnectionFailed("the server neither resumed nor refused the session")
 
 
-async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
-    options: dict[str, Any] = {}
+async def _handshake(endpoint: Endpoint, url: str, address: str | None) -> ClientConnection:
+    options: dict[str, Any] = {} if address is None else {"host": address}
     if endpoint.api_key is not None:
         options["additional_headers"] = {"Authorization": f"Bearer {endpoint.api_key}"}
     if endpoint.ssl is not None:

@@ -200,13 +200,15 @@ class SpeechStopped:
 class InputAck:
     """The acknowledgement of all input below ``next_sequence_id``.
 
-    ``credit_bytes`` more may be sent; ``buffered_chunks`` wait for a missing chunk.
+    ``credit_bytes`` more may be sent; ``buffered_chunks`` wait for a missing chunk. ``resumable`` is False if only
+    this server has that input, as its store does not work.
     """
 
     next_sequence_id: int
     buffered_chunks: int
     received_bytes: int
     credit_bytes: int
+    resumable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +235,27 @@ class ErrorEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumableChanged:
+    """The server's store stopped working (``resumable`` is False), or works again.
+
+    Meanwhile the session is lost if its server is. Its connection may still break and be made again.
+    """
+
+    resumable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Closing:
-    """The server is about to close the session for ``reason``, without an error."""
+    """The server is about to close the session for ``reason``, without an error.
+
+    With ``resumes`` the session can be continued at once, here or at another replica. With ``reconnect`` the client
+    does so without this event: Resumed follows.
+    """
 
     reason: str
     retryable: bool
     time_left_ms: int
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +263,12 @@ class Reconnected:
     """The connection was lost, and a fresh session replaces the old one.
 
     Requests without a Final were sent again, ``resent_chunks`` chunks in all. Discard the partial answers: these
-    requests are answered from the beginning.
+    requests are answered from the beginning. ``error`` is why the old session was not resumed.
     """
 
     session_id: str
     resent_chunks: int
+    error: Exception | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +285,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnecting:
-    """The connection is lost because of ``error``; the next attempt is in ``seconds``, which is 1 or more."""
+    """The connection is lost because of ``error``; the next attempt is in ``seconds``.
+
+    Told once a second or more has been waited, this time included: a session is usually back before.
+    """
 
     seconds: float
     error: Exception
@@ -287,6 +308,7 @@ Event: TypeAlias = (
     | SpeechStopped
     | InputAck
     | ErrorEvent
+    | ResumableChanged
     | Closing
     | Reconnected
     | Resumed

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import UnsetType
+
 from omni_ws.client.connection import error_from_fields, read_frame
 from omni_ws.client.events import (
     AudioChunk,
@@ -17,13 +19,14 @@ from omni_ws.client.events import (
     Final,
     InputAck,
     ResponseStarted,
+    ResumableChanged,
     ToolCallChunk,
     optional,
     output_event,
     speech_event,
 )
 from omni_ws.client.outgoing import OutgoingInput
-from omni_ws.core.chunks import StartTrigger
+from omni_ws.core.chunks import SAMPLE_BYTES, StartTrigger
 from omni_ws.errors import EmptyInput, InvalidRequest, OmniError
 from omni_ws.wire import server_frames
 from omni_ws.wire.frames import decode_output_audio
@@ -35,6 +38,7 @@ from omni_ws.wire.server_frames import (
 )
 from omni_ws.wire.session_config import OutputAudioConfig
 
+_SAMPLE_BYTES = {encoding.value: size for encoding, size in SAMPLE_BYTES.items()}
 #: Frames without a number that the server sends in order with the outputs, and repeats after a resume.
 _REPEATED_FRAMES = (
     server_frames.ResponseStartedFrame,
@@ -46,6 +50,11 @@ _REPEATED_FRAMES = (
     server_frames.SpeechDismissedFrame,
     server_frames.SpeechStoppedFrame,
 )
+
+
+def _is_of_the_store(frame: ServerFrame) -> bool:
+    """Return whether a frame tells that the store failed or works again, which has no place among the outputs."""
+    return isinstance(frame, SessionUpdatedFrame) and not isinstance(frame.resumable, UnsetType)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +94,8 @@ class IncomingFrames:
         self.config = updated
         self.last_output_sequence_id = -1
         self.closing: Closing | None = None
+        #: Whether another server could continue the session, as far as this one has a store at all.
+        self.resumable = True
         #: The last message, if it was an error: it explains a closure that follows.
         self.last_error: ErrorEvent | None = None
         #: The repeatable frames received since the last output, and how many of them the server is about to repeat.
@@ -100,6 +111,10 @@ class IncomingFrames:
         self.calls: set[str] = set()
         #: The request of the last ``response_started``, to which binary frames belong.
         self._answering = ""
+        #: The request of the last audio, and where that ended in its answer, in bytes.
+        self._audio_end = ("", 0)
+        #: Whether audio that is here already may come again; see ``_unheard``.
+        self._may_overlap = False
 
     @property
     def output_audio(self) -> OutputAudioConfig:
@@ -169,6 +184,7 @@ class IncomingFrames:
     def resumed(self) -> None:
         """Prepare for a resumed connection, on which the server repeats the frames that followed the last output."""
         self._repeated = self._since_output
+        self._may_overlap = True
         self.closing = self.last_error = None
 
     def receive(self, message: str | bytes) -> Event | None:
@@ -183,7 +199,7 @@ class IncomingFrames:
         frame = read_frame(message)
         if isinstance(frame, server_frames.OutputChunkFrame):
             self._since_output = self._repeated = 0
-        elif isinstance(frame, _REPEATED_FRAMES):
+        elif isinstance(frame, _REPEATED_FRAMES) and not _is_of_the_store(frame):
             if self._repeated:
                 self._repeated -= 1
                 return None
@@ -196,7 +212,13 @@ class IncomingFrames:
                 return self._chunk(frame)
             case server_frames.InputAckFrame():
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
-                return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
+                return InputAck(
+                    frame.next_sequence_id,
+                    frame.buffered_chunks,
+                    frame.received_bytes,
+                    frame.credit_bytes,
+                    resumable=frame.resumable is not False,
+                )
             case server_frames.SpeechStoppedFrame(request_id=request_id):
                 self._outgoing.speech_ended(request_id)
                 return speech_event(frame)
@@ -206,6 +228,7 @@ class IncomingFrames:
                 | server_frames.SpeechDismissedFrame()
                 | server_frames.BackchannelFrame()
             ):
+                self._may_overlap = False  # an answer that speech stopped may go on from before
                 return speech_event(frame)
             case server_frames.ResponseStartedFrame():
                 return self._started(frame)
@@ -213,6 +236,7 @@ class IncomingFrames:
                 return self._error(fields)
             case SessionUpdatedFrame() as updated:
                 self._configured(updated)
+                return self._kept(updated)
             case server_frames.HistoryTruncatedFrame():
                 self._truncated(frame)
             case server_frames.PongFrame(t=number):
@@ -220,7 +244,8 @@ class IncomingFrames:
                 if pong is not None and not pong.done():
                     pong.set_result(None)
             case server_frames.SessionClosingFrame():
-                self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
+                resumes = frame.resume == "now"
+                self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms, resumes=resumes)
                 return self.closing
         return None
 
@@ -254,13 +279,38 @@ class IncomingFrames:
         event = AudioChunk(
             self._answering, frame.sequence_id, frame.payload, audio.format.value, audio.sample_rate, frame.start_ms
         )
-        return None if request is not None and request.muted else event
+        return None if request is not None and request.muted else self._unheard(event)
+
+    def _unheard(self, event: AudioChunk) -> AudioChunk | None:
+        """Return audio without what is here already, or None if all of it is.
+
+        A server that took over the session may not know of the last audio that the one before sent, and sends it again.
+        """
+        size = _SAMPLE_BYTES.get(event.format)
+        if size is None or event.start_ms is None:
+            return event
+        request_id, end = self._audio_end
+        start = round(event.start_ms * event.sample_rate / 1000) * size
+        if self._may_overlap and request_id == event.request_id:
+            known = end - start
+            if known >= len(event.audio):
+                return None
+            if known > event.sample_rate // 1000 * size:  # positions are told in whole milliseconds
+                start_ms = event.start_ms + round(known / size * 1000 / event.sample_rate)
+                event = replace(event, audio=event.audio[known:], start_ms=start_ms)
+                start = end
+        self._may_overlap = False
+        self._audio_end = (event.request_id, start + len(event.audio))
+        return event
 
     def _output(self, event: Event | None) -> Event | None:
         """Return the event; None if the application has abandoned its request."""
         match event:
             case None:
                 return None
+            case AudioChunk():
+                request = self._outgoing.find(event.request_id)
+                event = self._unheard(event)
             case Final():
                 request = self._outgoing.final(event.request_id, ref=event.ref, turn_id=event.turn_id)
                 if request is not None:
@@ -278,6 +328,14 @@ class IncomingFrames:
     @property
     def _tools(self) -> Sequence[Mapping[str, Any]]:
         return self.config.tools if self.config else ()
+
+    def _kept(self, updated: SessionUpdatedFrame) -> Event | None:
+        """Return the event of a change of ``resumable``."""
+        resumable = updated.resumable
+        if isinstance(resumable, UnsetType) or resumable == self.resumable:
+            return None
+        self.resumable = resumable
+        return ResumableChanged(resumable)
 
     def _configured(self, updated: SessionUpdatedFrame) -> None:
         self.config = updated

@@ -27,6 +27,7 @@ from omni_ws.client.connection import (
 from omni_ws.client.events import Closing, ErrorEvent, EventQueue, Final, Reconnected, Reconnecting, Resumed
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest, SentFrame, SentFrames, SentKind
+from omni_ws.client.routes import Route
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.errors import (
     InvalidFrame,
@@ -52,7 +53,7 @@ _UNEXPLAINED = frozenset(
 )
 #: The number of outputs between two acknowledgements; until then the server keeps them for a resume.
 OUTPUTS_PER_ACK = 32
-#: The shortest wait before reconnecting that is reported as an event.
+#: The time without a connection, with the wait that begins, from which on attempts are reported as events.
 TOLD_WAIT_SEC = 1.0
 
 
@@ -75,10 +76,11 @@ class ClientLimits:
     #: lost. A ping may have to wait until a large chunk is sent, at the rate of the slowest network that is supported.
     keepalive_sec: float = 20
     slowest_bytes_per_sec: int = 16_000
-    #: The delay before each attempt to reconnect. The sequence starts over once the server has acknowledged something
-    #: new: input that it never had, output of a resumed session, or a ping after a silence. That a connection opens is
-    #: not enough: whatever ended the last connection may end the next one.
-    reconnect_delays: tuple[float, ...] = (0, 0.25, 0.5, 1, 2, 4, 8, 8)
+    #: The delay before each attempt to reconnect, for the half minute in which servers keep sessions; another replica
+    #: may continue the session at once. The sequence starts over once the server has acknowledged something new: input
+    #: that it never had, output of a resumed session, or a ping after a silence. That a connection opens is not enough:
+    #: whatever ended the last connection may end the next one.
+    reconnect_delays: tuple[float, ...] = (0, 0.05, 0.1, 0.2, 0.4, 0.8, *(1,) * 40)
     close_timeout: float = 5
 
 
@@ -140,6 +142,8 @@ class Link:
         self._delivering = False
         self._kept_alive = 0
         self._is_resumed = False
+        #: Why the session was not resumed, if a fresh one follows.
+        self._lost_by: Exception | None = None
         self._attach(opened)
         self._task = asyncio.create_task(self._run(), name=f"client of {opened.created.session_id}")
 
@@ -152,6 +156,10 @@ class Link:
         self._sent.clear()
         self.incoming = IncomingFrames(opened.created, opened.updated, self.outgoing)
         self.outgoing.configured(None if opened.updated is None else opened.updated.turn_detection)
+
+    @property
+    def route(self) -> Route | None:
+        return self._endpoint.routes.current
 
     # sending
 
@@ -318,6 +326,7 @@ class Link:
             watch.cancel()
             await asyncio.wait([writer, watch])
         if not watch.cancelled() and watch.result():
+            self._endpoint.routes.fails()
             silent = ConnectionLost("the connection was lost: the server does not answer")
             return Ending(silent, orderly=False, retryable=True)
         return ending
@@ -378,6 +387,9 @@ class Link:
                 self._sent.accepted(self.outgoing.acknowledged_sequence_id)
                 self._acknowledge_output()
                 self._progress.set()
+                if isinstance(event, Closing) and self._resumes(event):
+                    self._endpoint.routes.fails()  # which takes no session any more
+                    event = None
                 if event is not None:
                     self._delivering = True
                     await self.events.put(event)
@@ -387,7 +399,13 @@ class Link:
         except InvalidFrame as error:
             await self.websocket.close(1002, "not a frame of this protocol")
             return Ending(error, orderly=False, retryable=False)
+        if incoming.closing is not None and self._resumes(incoming.closing):
+            return Ending(ConnectionLost("the server hands the session over"), orderly=False, retryable=True)
         return _ending_of(self.websocket, incoming.closing, incoming.last_error)
+
+    def _resumes(self, closing: Closing) -> bool:
+        """Return whether the session goes on over another connection, at once."""
+        return closing.resumes and self._reconnect and self._resume_token is not None
 
     def _acknowledge_output(self) -> None:
         last = self.incoming.last_output_sequence_id
@@ -402,27 +420,34 @@ class Link:
         """
         # Only after a lost connection is there a session to resume; an error or a Closing ends it.
         resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
-        last: Exception = ending.error
+        self._lost_by = last = ending.error
+        away = 0.0
         for delay in delays:
             if resume_token is None and self.outgoing.not_kept:
                 raise _input_not_kept() from ending.error
             asked_for = getattr(last, "retry_after_ms", None) or 0
             seconds = max(delay * random.uniform(0.5, 1), asked_for / 1000)
-            if seconds >= TOLD_WAIT_SEC:
+            away += seconds
+            if away >= TOLD_WAIT_SEC:
                 self.events.put_nowait(Reconnecting(seconds, last))
             await asyncio.sleep(seconds)
             try:
-                if resume_token is not None:
-                    return await resume_session(
-                        self._endpoint,
-                        self.created.session_id,
-                        resume_token,
-                        self.incoming.last_output_sequence_id,
-                        self._wanted_again,
-                    )
-                return await open_session(self._endpoint, self._wanted_again)
+                if resume_token is None:
+                    return await open_session(self._endpoint, self._wanted_again)
+                opened = await resume_session(
+                    self._endpoint,
+                    self.created.session_id,
+                    resume_token,
+                    self.incoming.last_output_sequence_id,
+                    self._wanted_again,
+                    resumable=self.incoming.resumable,
+                )
+                if isinstance(opened, OpenedConnection) or self._goes_on(opened[1]):
+                    return opened
+                opened[0].transport.abort()
+                raise SessionNotFound("the session is there as it was before its last input")
             except SessionNotFound as error:
-                resume_token, last = None, error
+                resume_token, self._lost_by, last = None, error, error
             except ConnectionError as error:
                 last = error
             except OmniError as error:
@@ -430,6 +455,10 @@ class Link:
                     raise
                 last = error
         raise ConnectionLost(f"the connection was lost and could not be re-established: {last}") from last
+
+    def _goes_on(self, resumed: SessionResumedFrame) -> bool:
+        """Return whether the server has all input that was acknowledged: without its store, it may have less."""
+        return resumed.next_sequence_id >= self.outgoing.acknowledged_sequence_id
 
     @property
     def _wanted_again(self) -> Mapping[str, Any]:
@@ -457,7 +486,7 @@ class Link:
             if request.cancelled and not request.muted:
                 final = Final(request.request_id or "", None, FinishReason.CANCELLED, None, ref=request.ref)
                 self.events.put_nowait(final)
-        self.events.put_nowait(Reconnected(opened.created.session_id, len(chunks)))
+        self.events.put_nowait(Reconnected(opened.created.session_id, len(chunks), self._lost_by))
         for request in over:
             if not request.cancelled:
                 self.events.put_nowait(ErrorEvent(call_is_gone(request.ref), blocks_request=True))

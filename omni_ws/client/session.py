@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ssl import SSLContext
 from typing import Any
@@ -22,6 +22,7 @@ from omni_ws.client.connection import (
 from omni_ws.client.events import Answer, AnswerCollector, ErrorEvent, Event, Final
 from omni_ws.client.link import ClientLimits, Link, call_is_gone
 from omni_ws.client.outgoing import PIECE_BYTES, SentKind, pieces_of
+from omni_ws.client.routes import Route
 from omni_ws.core.chunks import MAX_REF_CHARACTERS, FinishReason, InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (
@@ -38,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 @asynccontextmanager
 async def connect(
-    url: str = DEFAULT_URL,
+    url: str | Sequence[str] = DEFAULT_URL,
     *,
     api_key: str | None = None,
     binary: bool = True,
@@ -52,9 +53,10 @@ async def connect(
 
     Raises ConnectionFailed if no server answers, and the error of the server if it refuses the session or ``config``.
 
-    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`). If the
-    server has ended the session, or does not resume sessions, a fresh one gets the configuration and all unfinished
-    requests, whole and numbered from 0 (:class:`Reconnected`).
+    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`), where servers
+    share a store also at another server: ``url`` may be several, and a name may have several addresses or get a new
+    one. If the session has ended, or the server does not resume sessions, a fresh one gets the configuration and all
+    unfinished requests, whole and numbered from 0 (:class:`Reconnected`).
 
     A ``greeting`` in ``config`` is the first answer of the session, before that to any request: take it with
     ``answer``, or from the events. A fresh session does not repeat a greeting that has ended.
@@ -120,6 +122,16 @@ class ClientSession:
     def output_audio(self) -> OutputAudioConfig:
         """The format of the audio of answers."""
         return self._link.incoming.output_audio
+
+    @property
+    def route(self) -> Route | None:
+        """The URL, and the address, of the server of the moment, or of the last attempt to reach one."""
+        return self._link.route
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another server could continue the session now; True as long as no server says otherwise."""
+        return self._link.incoming.resumable
 
     @property
     def last_output_sequence_id(self) -> int:

@@ -135,7 +135,7 @@ class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="t
     @property
     def is_unasked(self) -> bool:
         """Whether this is no reply to a ``session_config``."""
-        return self.capabilities is not UNSET
+        return self.capabilities is not UNSET or self.resumable is not UNSET
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):

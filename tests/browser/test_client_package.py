@@ -8,53 +8,35 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.commands import run_command
 from support.live_server import live_server
+from support.node import node_command, run
 from support.patience import PATIENCE_SEC
 
 PACKAGE = Path(__file__).parents[2] / "clients" / "js"
-#: Older ones have the global WebSocket behind a switch.
-_NODE_WITH_WEBSOCKET = 22
-
-
-async def run(*command: str, cwd: Path) -> str:
-    ended = await run_command(*command, cwd=cwd)
-    assert ended.status == 0, (ended.output + ended.errors)[-6000:]
-    return ended.output
-
-
-async def node() -> list[str]:
-    path = shutil.which("node")
-    if path is None:
-        pytest.skip("Node is not installed")
-    version = int((await run(path, "--version", cwd=PACKAGE)).removeprefix("v").partition(".")[0])
-    if version < 20:
-        pytest.skip(f"Node {version} is too old")
-    return [path] if version >= _NODE_WITH_WEBSOCKET else [path, "--experimental-websocket"]
 
 
 async def test_in_node_against_the_vectors_and_the_server() -> None:
-    command = await node()
+    command = await node_command()
     tests = [str(file) for file in sorted((PACKAGE / "test").iterdir())]
     async with live_server(streaming_input={"resume_grace_sec": PATIENCE_SEC}) as server:
         url = f"OMNI_WS_URL=http://127.0.0.1:{server.port}/"
         output = await run("env", url, *command, "--test", "--test-force-exit", *tests, cwd=PACKAGE)
-    assert re.search(r"# pass 116\b", output), output
+    assert re.search(r"# pass 121\b", output), output
     assert re.search(r"# skipped 0\b", output), output
 
 
 async def test_npm_test_needs_no_server() -> None:
-    await node()
+    await node_command()
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not installed")
     output = await run("env", "--unset=OMNI_WS_URL", npm, "test", cwd=PACKAGE)
     assert re.search(r"# fail 0\b", output), output
-    assert re.search(r"# pass 108\b", output), output
+    assert re.search(r"# pass 113\b", output), output
 
 
 async def test_npm_packs_it_and_what_was_packed_works(tmp_path: Path) -> None:
-    command = await node()
+    command = await node_command()
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not installed")

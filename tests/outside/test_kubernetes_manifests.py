@@ -1,4 +1,4 @@
-"""The manifests in ``deploy/kubernetes/``, against the schemas of Kubernetes. No cluster has run them."""
+"""The manifests in ``deploy/``, against the schemas of Kubernetes. No cluster has run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from support.commands import Ended, run_command
 from support.outside import tool
 
-MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "omni_ws.yaml"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MANIFESTS = DEPLOY / "kubernetes" / "omni_ws.yaml"
 #: The oldest and the newest version that the manifests are for.
 VERSIONS = ("1.28", "1.37")
 
@@ -23,11 +24,12 @@ async def validated(path: Path, version: str) -> Ended:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_every_manifest_is_one(version: str) -> None:
-    ended = await validated(MANIFESTS, version)
+@pytest.mark.parametrize(("path", "count"), [(MANIFESTS, 5), (DEPLOY / "fleet" / "kubernetes" / "valkey.yaml", 3)])
+async def test_every_manifest_is_one(path: Path, count: int, version: str) -> None:
+    ended = await validated(path, version)
     said = ended.output + ended.errors
     assert ended.status == 0, said
-    assert said.count(f"against version {version}") == 5
+    assert said.count(f"against version {version}") == count
 
 
 async def test_a_field_that_does_not_exist_is_found(tmp_path: Path) -> None:

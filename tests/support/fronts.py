@@ -1,4 +1,4 @@
-"""nginx and HAProxy as ``deploy/`` configures them, and two replicas behind them."""
+"""nginx and HAProxy as ``deploy/`` configures them: before two replicas, or before three that share a store."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from support.raw_http import call
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 REPLICA_IDS = ("a", "b")
-#: What the files in ``deploy/`` call the replicas.
-_ADDRESSES = ("10.0.0.1:8080", "10.0.0.2:8080")
+#: What the files in ``deploy/`` call the replicas, by their folder.
+_ADDRESSES = {
+    "": ("10.0.0.1:8080", "10.0.0.2:8080"),
+    "fleet": ("omni_ws_a:8080", "omni_ws_b:8080", "omni_ws_c:8080"),
+}
 
 
 def program(name: str) -> str:
@@ -41,10 +44,10 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _rewritten(name: str, listen: str, port: int, replicas: Sequence[int]) -> str:
+def _rewritten(folder: str, name: str, listen: str, port: int, replicas: Sequence[int]) -> str:
     """The file of that name in ``deploy/``, with the ports of a test."""
-    text = (DEPLOY / name).read_text(encoding="utf-8")
-    for address, replica in zip(_ADDRESSES, replicas, strict=True):
+    text = (DEPLOY / folder / name).read_text(encoding="utf-8")
+    for address, replica in zip(_ADDRESSES[folder], replicas, strict=True):
         assert address in text
         text = text.replace(address, f"127.0.0.1:{replica}")
     end = ";" if name == "nginx.conf" else ""
@@ -53,8 +56,8 @@ def _rewritten(name: str, listen: str, port: int, replicas: Sequence[int]) -> st
     return text
 
 
-def _nginx(folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
-    (folder / "omni_ws.conf").write_text(_rewritten("nginx.conf", "listen", port, replicas), encoding="utf-8")
+def _nginx(kind: str, folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
+    (folder / "omni_ws.conf").write_text(_rewritten(kind, "nginx.conf", "listen", port, replicas), encoding="utf-8")
     paths = "".join(
         f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -68,20 +71,25 @@ def _nginx(folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
     return [program("nginx"), "-c", str(main), "-e", str(folder / "error.log")]
 
 
-def _haproxy(folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
+def _haproxy(kind: str, folder: Path, port: int, replicas: Sequence[int]) -> list[str]:
     path = folder / "haproxy.cfg"
-    path.write_text(_rewritten("haproxy.cfg", "bind", port, replicas), encoding="utf-8")
+    path.write_text(_rewritten(kind, "haproxy.cfg", "bind", port, replicas), encoding="utf-8")
     return [program("haproxy"), "-db", "-q", "-f", str(path)]
 
 
-FRONTS: dict[str, Callable[[Path, int, Sequence[int]], list[str]]] = {"nginx": _nginx, "haproxy": _haproxy}
+_FRONTS: dict[str, Callable[[str, Path, int, Sequence[int]], list[str]]] = {"nginx": _nginx, "haproxy": _haproxy}
+FRONTS = tuple(_FRONTS)
 
 
 @contextlib.asynccontextmanager
 async def front(kind: str, folder: Path, replicas: Sequence[int]) -> AsyncIterator[int]:
-    """The port of a front before the replicas at these ports, once it forwards."""
+    """The port of a front before the replicas at these ports, once it forwards.
+
+    ``kind`` is one of FRONTS for two replicas, or ``fleet/`` and one of them for three that share a store.
+    """
     [port] = free_ports(1)
-    async with running(*FRONTS[kind](folder, port, replicas), at_once=False) as process:
+    of, _, program_name = kind.rpartition("/")
+    async with running(*_FRONTS[program_name](of, folder, port, replicas), at_once=False) as process:
         await healthy(port, process)
         yield port
 

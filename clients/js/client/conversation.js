@@ -14,6 +14,7 @@
    heardAt?: number,
    certain?: string,
    at: { firstText: number | null, firstAudio: number | null, transcript: number | null },
+   soundEnd?: number,
  }} KeptTurn */
 /** @typedef {Turn["answer"]["state"]} AnswerState */
 

@@ -38,6 +38,10 @@ export class Outgoing {
     return this.#keptBytes;
   }
 
+  get acknowledged() {
+    return this.#acknowledged;
+  }
+
   /* Chunks that the server has not acknowledged. */
   get unacknowledged() {
     return this.#next - this.#acknowledged;

@@ -2,7 +2,8 @@
    resumed where the server still has it, and begun anew where not. Events, with their `detail`:
 
    state     { state, ... }  connecting | open | waiting (`seconds` to the next try; `notice`, what the server said) |
-                             refused (a key is needed) | ended. The delays grow until the server takes something in.
+                             refused (a key is needed) | ended. The delays grow until the server takes something in. They
+                             are short while another replica may have the session; one that says so is left at once.
    created   the frame       a new session, to be configured at once; `lost`: an earlier one was lost, `resent`: turns that
                              are asked again
    undelivered { turn, code } nothing more is sent of a turn, for this code of the protocol or "undeliverable"
@@ -24,7 +25,15 @@ import { cut, PIECE_BYTES, Uplink } from "./uplink.js";
 /* Audio with the times of its words is JSON; bare audio is smaller. */
 const PROTOCOLS = { words: "omni.v1+json", bare: "omni.v1+binary" };
 const KEY_ENTRY = "omni-api-key.";
-const RETRY_MS = [250, 500, 1000, 2000, 4000];
+/* The first delay, of a session that can be resumed and of any other; the longest, for about as long as a server keeps a
+   session, and from then on. */
+const RESUME_MS = 50;
+const RETRY_MS = 250;
+const MOST_MS = 1000;
+const PATIENT_MS = 4000;
+const PATIENT_FROM = 35;
+/* While a session may be at another replica, so many tries are no reason to ask whether the key is refused. */
+const QUIET_TRIES = 5;
 const PING_MS = 4000;
 /* Silence behind a ping after which the connection is taken for dead; browsers notice only after minutes. Behind what is
    being sent up the ping waits: so much a millisecond passes on the slowest network. */
@@ -60,10 +69,11 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   #outgoing = new Outgoing();
   #uplink = new Uplink((frame) => this.#sendNow(frame));
   /* Of a session that can be resumed. */
-  /** @type {{ id: string, token: string } | null} */
+  /** @type {{ session_id: string, resume_token: string } | null} */
   #identity = null;
   #hadSession = false;
   #lastOutput = -1;
+  #resumable = true; // as far as the server's store works: what it has of the session is not older than what is known here
   #toldOutput = "";
   #ready = false; // the server has told which session this is
   #attempt = 0; // how many connections have been tried since the server took something in
@@ -130,9 +140,8 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     this.#tell("connecting", { again: this.#hadSession });
     const url = new URL(this.url);
     if (this.#identity) {
-      url.searchParams.set("session_id", this.#identity.id);
-      url.searchParams.set("resume_token", this.#identity.token);
-      url.searchParams.set("last_output", String(this.#lastOutput));
+      const known = { ...this.#identity, last_output: `${this.#lastOutput}`, resumable: `${this.#resumable}` };
+      url.search = `${new URLSearchParams(known)}`;
     }
     const key = this.key();
     let socket;
@@ -279,6 +288,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     /** @type {any} */ // its fields are believed to be those of the protocol
     const frame = parseFrame(data);
     this.onwire?.("received", frame);
+    this.#resumable = frame.resumable ?? this.#resumable;
     switch (frame.type) {
       case "session_created":
         return this.#begin(frame);
@@ -327,9 +337,11 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   /** @param {Created} frame */
   #begin(frame) {
     const lost = this.#hadSession;
-    this.#identity = frame.resume_token ? { id: frame.session_id, token: frame.resume_token } : null;
+    const { session_id, resume_token } = frame;
+    this.#identity = resume_token ? { session_id, resume_token } : null;
     this.#hadSession = true;
     this.#lastOutput = -1;
+    this.#resumable = true;
     this.#maxChunkBytes = frame.limits?.max_chunk_bytes ?? Infinity;
     const { frames, turns, lost: incomplete, tooLarge } = this.#outgoing.restart(this.#maxChunkBytes);
     this.#uplink.open();
@@ -343,10 +355,13 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
 
   /** @param {Resumed} frame */
   #resume(frame) {
-    this.#identity = { id: frame.session_id, token: frame.resume_token };
-    this.#taken(frame.next_sequence_id);
-    const frames = this.#outgoing.resume(frame.next_sequence_id);
-    this.#uplink.open(frame.next_sequence_id);
+    const { session_id, resume_token, next_sequence_id: next } = frame;
+    const lacks = next < this.#outgoing.acknowledged; // its store failed: a new session has to follow
+    this.#identity = lacks ? null : { session_id, resume_token };
+    if (lacks) return this.#closed(1006);
+    this.#taken(next);
+    const frames = this.#outgoing.resume(next);
+    this.#uplink.open(next);
     this.#nowReady({ measured: false }); // its pong comes behind all that is told again
     this.#sendConfiguration(); // it may have been lost on the way
     for (const kept of frames) this.#sendUp(kept);
@@ -402,22 +417,22 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     const wasReady = this.#ready;
     const notice = this.#explanation(code);
     this.#abandon();
-    if (code === REPLACED) {
+    const reason = code === REPLACED ? "replaced" : notice?.closing?.reason;
+    if (reason === "replaced" || reason === "session_timeout") {
       this.#identity = null;
-      return this.#tell("ended", { reason: "replaced" });
+      return this.#tell("ended", { reason });
     }
-    if (notice?.closing?.reason === "session_timeout") {
-      this.#identity = null;
-      return this.#tell("ended", { reason: "session_timeout" });
-    }
-    if (wasReady) this.#blame(code, notice?.error);
-    const refusal = wasReady || notice ? null : await this.#refusal();
+    const handedOver = notice?.closing?.resume;
+    if (wasReady && !handedOver) this.#blame(code, notice?.error);
+    const mayMove = this.#identity && this.#attempt < QUIET_TRIES;
+    const refusal = wasReady || notice || mayMove ? null : await this.#refusal();
     const starting = !wasReady && notice?.error?.code === "engine_overloaded" && (await this.#isStarting());
     if (this.#socket || this.state === "ended") return; // opened anew, or closed, meanwhile
     this.starting = starting;
     if (refusal?.key) return this.#tell("refused", { reason: "key" });
-    const wanted = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
-    const delay = Math.max(wanted, notice?.error?.retry_after_ms ?? 0);
+    const grown = (this.#identity ? RESUME_MS : RETRY_MS) * 2 ** this.#attempt;
+    const wanted = Math.min(grown, this.#attempt++ < PATIENT_FROM ? MOST_MS : PATIENT_MS) * (0.75 + Math.random() / 2);
+    const delay = handedOver ? 0 : Math.max(wanted, notice?.error?.retry_after_ms ?? 0);
     this.#tell("waiting", { seconds: delay / 1000, notice: notice ?? refusal, again: this.#hadSession });
     this.#timer = setTimeout(() => this.open(), delay);
   }
@@ -468,11 +483,11 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     if (!origin) return null;
     let reply;
     try {
-      reply = await fetch(this.healthUrl, { method: "POST", cache: "no-store" });
+      reply = await ask(this.healthUrl, { method: "POST" });
     } catch {
       if (origin === this.healthUrl.origin) return null; // it does not reply
       try {
-        await fetch(this.healthUrl, { mode: "no-cors", cache: "no-store" });
+        await ask(this.healthUrl, { mode: "no-cors" });
       } catch {
         return null;
       }
@@ -493,7 +508,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     try {
       /** @type {HeadersInit} */
       const headers = key ? { Authorization: `Bearer ${key}` } : {};
-      return (await fetch(this.modelsUrl, { headers, cache: "no-store" })).status === 401;
+      return (await ask(this.modelsUrl, { headers })).status === 401;
     } catch {
       return false;
     }
@@ -502,7 +517,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   /* A server that loads its model and one that is full say the same; /health tells them apart. */
   async #isStarting() {
     try {
-      return (await (await fetch(this.healthUrl, { cache: "no-store" })).json()).status === "starting";
+      return (await (await ask(this.healthUrl)).json()).status === "starting";
     } catch {
       return false;
     }
@@ -539,6 +554,12 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
+}
+
+/* A server that is stopped takes requests and never replies. */
+/** @param {URL} url @param {RequestInit} [options] */
+function ask(url, options) {
+  return fetch(url, { cache: "no-store", signal: AbortSignal.timeout(DEAD_MS), ...options });
 }
 
 /* Audio as the binary form has it, with the words that the JSON form adds. */

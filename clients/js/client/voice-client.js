@@ -29,6 +29,8 @@ import { Talk } from "./talk.js";
 const ACKNOWLEDGE_MS = 250;
 /* Outside of browsers a turn is what `say` is given. */
 const MAY_LISTEN = typeof AudioContext !== "undefined";
+/* Sound that begins so many samples before the end of what is here does not overlap: places are told in whole milliseconds. */
+const OVERLAP = 100;
 /* A model that calls tools without end gets no more results after so many. */
 const MAX_TOOL_TURNS = 5;
 /* Sound that a server makes faster than it is heard is asked for as it is needed; behind an open microphone the server's own
@@ -51,6 +53,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   /** @type {number | null} */
   #pageTurn = null;
   #openSince = Infinity; // performance.now() of when the connection was made
+  #resumed = false; // and no sound has come since
   #lastSpeechMs = -1; // where in the audio that began which the server heard last
   /* The name of what the server hears over an answer, until it knows whether that interrupts: the sound is lowered. */
   /** @type {string | null} */
@@ -315,6 +318,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       this.conversation.fail(this.conversation.turns[turn], code);
     });
     session.addEventListener("resumed", () => {
+      this.#resumed = true;
       // What was stopped meanwhile could not be said.
       for (const { unwanted, requestId, answer } of this.conversation.turns) {
         if (unwanted && requestId && answer.finishReason === null) session.cancel(requestId);
@@ -401,6 +405,15 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   /** @param {KeptTurn} turn @param {{ samples: Int16Array, place: number }} frame */
   #play(turn, { samples, place }) {
+    // A server that took the session over may not know of the last sound that the one before sent.
+    const known = this.#resumed && this.#configuredRate ? (turn.soundEnd ?? 0) - place : 0;
+    if (known > OVERLAP) {
+      samples = samples.subarray(known);
+      place += known;
+    }
+    if (!samples.length) return;
+    this.#resumed = false;
+    turn.soundEnd = place + samples.length;
     this.#sounding.add(turn.number);
     this.#emit("audio", { turn, samples });
     this.conversation.keepSound(turn, "server", samples.slice());
@@ -466,6 +479,7 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.heardTurn = turn;
     this.conversation.hold(turn);
     this.speaker.flush();
+    this.#resumed = false; // an answer that speech stopped may go on from before
     this.#emit("turnstart", { turn });
     this.conversation.heard(turn, {});
     if (MAY_LISTEN && this.talk.phase === "off") this.#endHeardTurn(); // the microphone was closed: no more of it is heard

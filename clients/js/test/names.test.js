@@ -443,6 +443,30 @@ test("a resumed connection decides nothing, and what it repeats is not heard aga
   assert.equal(client.conversation.turns.length, 2);
 });
 
+test("sound that a server sends again, as it did not know of it, is heard once", async () => {
+  const { client, hear, sockets } = conversation();
+  Object.defineProperty(client.sound, "rate", { value: 24_000 });
+  Object.defineProperty(client.sound, "context", { value: { state: "running" } });
+  client.sound.dispatchEvent(new Event("change"));
+  await client.write("one");
+  hear(started("A", { ref: "turn-0" }));
+  hear(sound("A"));
+  const [turn] = client.conversation.turns;
+  const heard = [];
+  client.addEventListener("audio", ({ detail: { samples } }) => heard.push(samples.length));
+  const piece = (startMs) => hear({ ...sound(turn.requestId), start_ms: startMs });
+  piece(100);
+  sockets.at(-1).onclose({ code: 1006 });
+  await new Promise((resolve) => setImmediate(resolve));
+  client.session.hurry();
+  sockets.at(-1).onopen();
+  hear({ type: "session_resumed", session_id: "s", resume_token: "u", next_sequence_id: 1, replayed: 0 });
+  piece(100);
+  piece(150);
+  piece(200);
+  assert.deepEqual(heard, [2400, 1200, 2400]);
+});
+
 test("a session that begins anew has no sound to lower", async () => {
   const { client, hear, begin, sockets, speaker } = await speaking();
   hear(uncertain("turn_a", 100));

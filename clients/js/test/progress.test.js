@@ -10,8 +10,9 @@ import { FakeSocket } from "../testing/fake-socket.js";
 
 let sockets = [];
 class Socket extends FakeSocket {
-  constructor() {
+  constructor(url) {
     super();
+    this.resumes = new URL(url).searchParams.get("session_id");
     sockets.push(this);
   }
   get chunks() {
@@ -68,8 +69,8 @@ async function again(code, ...frames) {
 // --- why a connection ended, and when the next one is made
 
 for (const [name, code, frames, wait] of [
-  ["the error of a request does not decide over a lost connection", 1006, [refused("engine_overloaded", { retry_after_ms: 3_600_000, request_id: "r" })], [0.25, null]],
-  ["nor does one behind which something else was said", 1013, [refused("engine_overloaded", { retry_after_ms: 9000 }), { type: "pong" }], [0.25, null]],
+  ["the error of a request does not decide over a lost connection", 1006, [refused("engine_overloaded", { retry_after_ms: 3_600_000, request_id: "r" })], [0.05, null]],
+  ["nor does one behind which something else was said", 1013, [refused("engine_overloaded", { retry_after_ms: 9000 }), { type: "pong" }], [0.05, null]],
   ["one that ends the connection does", 1013, [refused("engine_overloaded", { retry_after_ms: 9000 })], [9, "engine_overloaded"]],
 ]) {
   test(name, async () => {
@@ -93,7 +94,7 @@ test("delays grow while a server opens and closes, and not beyond the last", asy
     last().onopen();
     created();
   }
-  assert.deepEqual(told.waits.map(([seconds]) => seconds), [0.25, 0.5, 1, 2, 4, 4, 4]);
+  assert.deepEqual(told.waits.map(([seconds]) => seconds), [0.05, 0.1, 0.2, 0.4, 0.8, 1, 1]);
 });
 
 test("delays grow while a server takes the connection and refuses the session", async () => {
@@ -102,7 +103,7 @@ test("delays grow while a server takes the connection and refuses the session", 
     await again(1013, refused("engine_overloaded"));
     last().onopen();
   }
-  assert.deepEqual(told.waits.map(([seconds]) => seconds), [0.25, 0.5, 1, 2, 4]);
+  assert.deepEqual(told.waits.map(([seconds]) => seconds), [0.25, 0.5, 1, 1, 1]);
 });
 
 test("only what was never taken in before begins the delays anew", async () => {
@@ -114,16 +115,16 @@ test("only what was never taken in before begins the delays anew", async () => {
   created();
   taken(1);
   await again(1006);
-  assert.equal(seconds(), 0.25);
+  assert.equal(seconds(), 0.05);
   created(); // a new session: the same chunk is taken once more
   taken(1);
   await again(1006);
-  assert.equal(seconds(), 0.5);
+  assert.equal(seconds(), 0.1);
   created();
   session.sendChunk(audio(10));
   taken(2);
   await again(1006);
-  assert.equal(seconds(), 0.25);
+  assert.equal(seconds(), 0.05);
 });
 
 test("what a resumed session has taken in meanwhile counts, too", async () => {
@@ -134,7 +135,54 @@ test("what a resumed session has taken in meanwhile counts, too", async () => {
   await again(1006);
   last().hear({ type: "session_resumed", session_id: "s", resume_token: "u", next_sequence_id: 1 });
   await again(1006);
-  assert.deepEqual(told.waits.map(([seconds]) => seconds), [0.25, 0.5, 0.25]);
+  assert.deepEqual(told.waits.map(([seconds]) => seconds), [0.05, 0.1, 0.05]);
+});
+
+test("a session may be at another replica for half a minute, and then tries are rarer", async () => {
+  const { told } = opened();
+  for (let number = 0; number < 37; number++) await again(1006);
+  const seconds = told.waits.map(([wait]) => wait);
+  assert.deepEqual(seconds.slice(0, 7), [0.05, 0.1, 0.2, 0.4, 0.8, 1, 1]);
+  assert.deepEqual(seconds.slice(33), [1, 1, 4, 4]);
+  assert.ok(sockets.slice(1).every(({ resumes }) => resumes === "s"));
+});
+
+test("whether the key is refused is asked once the session has not been found for a while", async () => {
+  const { told } = opened();
+  const asked = mock.method(globalThis, "fetch", async () => ({ status: 401 }));
+  for (let number = 0; number < 5; number++) await again(1006);
+  assert.equal(asked.mock.callCount(), 0);
+  await again(1006);
+  assert.equal(told.states.at(-1), "refused");
+});
+
+test("a session that is handed over is resumed at once, as often as that happens, and nothing of it is given up", async () => {
+  const { session, told } = opened();
+  session.sendChunk(audio(10));
+  for (let number = 0; number < 5; number++) {
+    last().hear({ type: "session_closing", reason: "shutting_down", retryable: true, time_left_ms: 0, resume: "now" });
+    last().onclose({ code: 1012 });
+    await settled();
+    mock.timers.tick(0);
+    assert.equal(last().resumes, "s");
+    last().hear({ type: "session_resumed", session_id: "s", resume_token: "u", next_sequence_id: 0 });
+    assert.equal(last().chunks.length, 1);
+  }
+  assert.deepEqual(told.waits, Array(5).fill([0, null]));
+  assert.deepEqual(told.undelivered, []);
+});
+
+test("a server that has less than was acknowledged is left for a new session, which is asked the turn again", async () => {
+  const { session } = opened();
+  session.sendChunk(audio(10, 0, { endOfInput: true }));
+  last().hear({ type: "input_ack", next_sequence_id: 1 });
+  await again(1006);
+  last().hear({ type: "session_resumed", session_id: "s", resume_token: "u", next_sequence_id: 0 });
+  await settled();
+  mock.timers.tick(10_000);
+  assert.equal(last().resumes, null);
+  created();
+  assert.equal(last().chunks.length, 1);
 });
 
 test("a session that failed is not resumed, one whose connection broke is", async () => {
@@ -142,7 +190,7 @@ test("a session that failed is not resumed, one whose connection broke is", asyn
   const { session } = opened();
   session.WebSocket = class extends Socket {
     constructor(url) {
-      super();
+      super(url);
       addresses.push(url.searchParams.has("resume_token"));
     }
   };

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -83,12 +82,14 @@ async def refuse(connection: StreamConnection, error: OmniError) -> None:
 class Return:
     """The session to which a client returns, according to the query of its handshake.
 
-    ``last_output`` is the number of the last output that the client received, -1 for none.
+    ``last_output`` is the number of the last output that the client received, -1 for none. ``resumable`` is False if
+    the client was told that the store does not have the session as it is: what is there is from before.
     """
 
     session_id: str
     resume_token: str = field(repr=False)
     last_output: int
+    resumable: bool = True
 
 
 class StreamingInput(SessionFrontEnd):
@@ -238,8 +239,11 @@ class StreamingInput(SessionFrontEnd):
     ) -> tuple[Session, list[ReceivedFrame], str]:
         """Return the session that a client returns to, frames that it is to receive again, and what became of it."""
         session_id, token = returning.session_id, returning.resume_token
-        with contextlib.suppress(SessionNotFound):
+        try:
             return self._live.claim(session_id, token, key), [], "resumed"
+        except SessionNotFound:
+            if not returning.resumable:
+                raise
         last_output = returning.last_output
         return *await self._live.take_over(session_id, token, key, last_output=last_output, client=client), "taken_over"
 
@@ -359,7 +363,7 @@ def _returning(request: HttpRequest) -> Return | None:
         last_output = "-1"
     if not _WHOLE_NUMBER.fullmatch(last_output):
         raise InvalidValue("last_output must be the number of the last output received, or -1", param="last_output")
-    return Return(session_id, token, int(last_output))
+    return Return(session_id, token, int(last_output), query.get("resumable") != "false")
 
 
 def _report(connection: StreamConnection, error: OmniError) -> None:
