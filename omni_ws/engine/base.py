@@ -147,6 +147,12 @@ class EngineCapabilities:
     nothing_heard: str = ""
     #: The same in other languages than English, by their primary subtags, if the user spoke such a language before.
     nothing_heard_in: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the engine has a language model that can sum up a talk.
+    sums_up: bool = False
+    #: How many tokens the model reads, those of the answer included; None if that is not known.
+    context: int | None = None
+    #: Whether answers that are made at once slow one another down: work in the background gives way to each of them.
+    shares_cores: bool = False
     #: Whether the engine reads ``GenerationRequest.heard_language``. A composed engine tells other text models in the
     #: text of the message (``engine.told_language``).
     reads_language: bool = False
