@@ -225,6 +225,12 @@ class Metrics:
             "`differed` or they `failed`; or `skipped`, as the LLM had enough to do.",
             "outcome",
         )
+        self.summaries = self._counter(
+            "summaries",
+            "Summaries of long talks: `written`; `dropped`, as somebody spoke or the history changed, and begun again "
+            "later; or `failed`.",
+            "outcome",
+        )
         self.engine_active = self._gauge("engine_active_requests", "Requests in the engine.", "engine")
         self.draining = self._gauge("draining", "1 while the server drains, else 0.")
         self.loop_lag_seconds = self._histogram(

@@ -372,8 +372,8 @@ class HistoryItems:
     The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only in what ``messages`` returns: older items
     have ``WORDS_UNKNOWN`` in place of their speech.
 
-    ``sum_up`` puts notes in the place of the oldest items, for what ``messages`` returns. If an item is changed on which
-    there are notes, these and all later ones are dropped, and the items that are still kept are seen again.
+    ``sum_up`` puts notes in the place of the oldest items, for what ``messages`` returns. If an item with notes on it
+    is changed, these and all later notes are dropped, and the items that are still kept are seen again.
 
     Speech is charged to ``budget`` before it is added, and released when it is dropped.
     """

@@ -83,11 +83,9 @@ def told_items(messages: Iterable[Message], summary: str) -> HistoryItemsFrame:
 
 
 def _item(message: Message) -> HistoryItemFields:
-    calls = [
-        HistoryCall(id=call.id, function=CallFunction(call.name, call.arguments)) for call in message.tool_calls
-    ]
+    calls = [HistoryCall(id=call.id, function=CallFunction(call.name, call.arguments)) for call in message.tool_calls]
     return HistoryItemFields(
-        role=cast(Any, message.role),
+        role=cast("Any", message.role),
         content=UNSET if calls and not message.text else message.text,
         tool_calls=calls or UNSET,
         tool_call_id=UNSET if message.tool_call_id is None else message.tool_call_id,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from omni_ws.core.history import WORDS_UNKNOWN, HistoryItem, HistoryItems, estimate_tokens
+from omni_ws.core.history import CHARACTERS_PER_TOKEN, WORDS_UNKNOWN, HistoryItem, HistoryItems, estimate_tokens
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: How many words, by ``estimate_tokens``, a token of the model is taken for: instructions, notes and the answer are in
 #: its context, too, and few languages have words as short as English.
 _WORDS_PER_TOKEN: Final = 0.5
-#: The shares of the room for a history: from which on it is summed up, what stays word by word, and what notes may take.
+#: The shares of the room for a history: from which on it is summed up, what stays word by word, what notes may take.
 _SUMMED_FROM: Final = 0.75
 _KEPT: Final = 0.25
 _NOTED: Final = 0.25
@@ -39,12 +39,12 @@ _MAX_LINE: Final = 240
 _TOPICS: Final = 48
 
 INSTRUCTIONS: Final = (
-    "You keep the notes of a long talk between a user and an assistant. You are shown a part of it. Write down what the "
-    "assistant must still know hours later: facts that the user told of himself, of other people and of plans, with "
-    "every name, number, date and place; what the assistant promised; what was decided; questions that are still open. "
-    "One short sentence a line, each beginning with '- '. Leave out general knowledge, explanations and small talk. "
-    "Invent nothing. The last line is 'Topics:' and what was talked about, in a few words. Write in the language of the "
-    "talk."
+    "You keep the notes of a long talk between a user and an assistant. You are shown a part of it. Write down what "
+    "the assistant must still know hours later: facts that the user told of himself, of other people and of plans, "
+    "with every name, number, date and place; what the assistant promised; what was decided; questions that are still "
+    "open. One short sentence a line, each beginning with '- '. Leave out general knowledge, explanations and small "
+    "talk. Invent nothing. The last line is 'Topics:' and what was talked about, in a few words. Write in the language "
+    "of the talk."
 )
 CONDENSING: Final = (
     "You are shown the notes of a long talk. Write them again, shorter: join what belongs together, and leave out what "
@@ -67,6 +67,9 @@ class SumsUp(Protocol):
 
     def note_quiet(self, conversation: Conversation) -> None:
         """Note that in this conversation nobody speaks, and no answer is due."""
+
+    def forget(self, conversation: Conversation) -> None:
+        """Do nothing more for a conversation, which ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,17 @@ def _line(item: HistoryItem) -> str:
 
 def _first_words(text: str, most: int) -> str:
     """Return the beginning of a text with at most so many words, or characters of scripts without blanks."""
-    cut = text[: most * 8]
-    while estimate_tokens(cut) > most:
-        cut = cut[: len(cut) * most // estimate_tokens(cut)]
-    return text if len(cut) == len(text) else f"{cut.rstrip()} …"
+    taken: list[str] = []
+    for word in text[: most * CHARACTERS_PER_TOKEN].split(" "):
+        size = max(1, estimate_tokens(word))
+        if size > most:
+            taken += filter(None, (word[: len(word) * most // size], "…"))
+            break
+        taken.append(word)
+        most -= size
+    else:
+        return text if len(" ".join(taken)) == len(text) else " ".join([*taken, "…"])
+    return " ".join(taken)
 
 
 def read_notes(answer: str) -> str:
