@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from omni_ws.client.connection import error_from_fields, read_frame
 from omni_ws.client.events import (
     AudioChunk,
@@ -41,6 +43,7 @@ _REPEATED_FRAMES = (
     server_frames.ErrorFrame,
     server_frames.SessionUpdatedFrame,
     server_frames.HistoryTruncatedFrame,
+    server_frames.HistoryItemsFrame,
     server_frames.SpeechStartedFrame,
     server_frames.SpeechConfirmedFrame,
     server_frames.SpeechDismissedFrame,
@@ -94,6 +97,7 @@ class IncomingFrames:
         self._outgoing = outgoing
         self._configurations: deque[asyncio.Future[SessionUpdatedFrame]] = deque()
         self._truncations: list[PendingTruncation] = []
+        self._histories: deque[asyncio.Future[list[dict[str, Any]]]] = deque()
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         #: The ids of the tool calls in this session's answers.
@@ -134,6 +138,17 @@ class IncomingFrames:
             pending.note_resent()
         return bool(self._truncations)
 
+    def expect_history(self) -> asyncio.Future[list[dict[str, Any]]]:
+        """Return a future for the reply to a ``history_get`` that is about to be sent."""
+        reply = asyncio.get_running_loop().create_future()
+        self._histories.append(reply)
+        return reply
+
+    @property
+    def awaits_history(self) -> bool:
+        """Whether a ``history_get`` has no reply yet."""
+        return bool(self._histories)
+
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
         """Return a number for a new ping, and a future that its pong completes."""
         number = self._next_ping
@@ -152,8 +167,9 @@ class IncomingFrames:
         for pending in self._truncations:
             pending.fail(error)
         self._truncations.clear()
-        waiting = [*self._configurations]
+        waiting: list[asyncio.Future[Any]] = [*self._configurations, *self._histories]
         self._configurations.clear()
+        self._histories.clear()
         for reply in waiting:
             if not reply.done():
                 reply.set_exception(error)
@@ -211,18 +227,28 @@ class IncomingFrames:
                 return self._started(frame)
             case server_frames.ErrorFrame(error=fields):
                 return self._error(fields)
+            case server_frames.SessionClosingFrame():
+                self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
+                return self.closing
+            case _:
+                self._replied(frame)
+        return None
+
+    def _replied(self, frame: ServerFrame | None) -> None:
+        """Complete the call that waits for this reply."""
+        match frame:
             case SessionUpdatedFrame() as updated:
                 self._configured(updated)
             case server_frames.HistoryTruncatedFrame():
                 self._truncated(frame)
+            case server_frames.HistoryItemsFrame(items=items):
+                reply = self._histories.popleft() if self._histories else None
+                if reply is not None and not reply.done():
+                    reply.set_result(msgspec.to_builtins(items))
             case server_frames.PongFrame(t=number):
                 pong = self._pings.pop(number, None) if isinstance(number, int) else None
                 if pong is not None and not pong.done():
                     pong.set_result(None)
-            case server_frames.SessionClosingFrame():
-                self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
-                return self.closing
-        return None
 
     def _chunk(self, frame: server_frames.OutputChunkFrame) -> Event | None:
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)

@@ -66,7 +66,7 @@ def told_items(messages: Iterable[Message], summary: str) -> HistoryItemsFrame:
     """Return the reply to a ``history_get``. The oldest messages are left out if a session would not take them all."""
     items = [HistoryItemFields(role=SUMMARY, content=summary)] if summary else []
     found: list[HistoryItemFields] = []
-    size = sum(map(_size, items)) + 2
+    size = sum(map(_size, items)) + 1
     left = list(messages)
     while left and len(items) + len(found) < MAX_HISTORY_ITEMS:
         item = _item(left[-1])

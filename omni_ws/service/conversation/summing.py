@@ -30,7 +30,7 @@ _LEAST_ROOM: Final = 64
 #: The words of a portion, those of one message of the user, and of one of the assistant or a tool that are shown.
 _PORTION: Final = 400
 _SHOWN_OF_USER: Final = 240
-_SHOWN: Final = 48
+_SHOWN: Final = 16
 #: The tokens that the model may write, and the lines and the characters of a line that are taken of them.
 MAX_TOKENS: Final = 220
 _MAX_LINES: Final = 16
@@ -39,12 +39,13 @@ _MAX_LINE: Final = 240
 _TOPICS: Final = 48
 
 INSTRUCTIONS: Final = (
-    "You keep the notes of a long talk between a user and an assistant. You are shown a part of it. Write down what "
-    "the assistant must still know hours later: facts that the user told of himself, of other people and of plans, "
-    "with every name, number, date and place; what the assistant promised; what was decided; questions that are still "
-    "open. One short sentence a line, each beginning with '- '. Leave out general knowledge, explanations and small "
-    "talk. Invent nothing. The last line is 'Topics:' and what was talked about, in a few words. Write in the language "
-    "of the talk."
+    "You keep the notes of a long talk, for the assistant who must still know hours later what the user has said. You "
+    "are shown a part of the talk. Go through the lines of the user one by one. For each line that tells something of "
+    "the user, of people, animals or things in the user's life, of a plan, a wish or an appointment, write one note: "
+    "'- The user …', with every name, number, date and place. Also write '- The assistant promised …' and '- Open: …' "
+    "for questions that nobody answered. Write nothing about general knowledge, such as what is interesting about "
+    "something. Invent nothing. The last line is 'Topics:' and what was talked about, in a few words. Write in the "
+    "language of the talk."
 )
 CONDENSING: Final = (
     "You are shown the notes of a long talk. Write them again, shorter: join what belongs together, and leave out what "
