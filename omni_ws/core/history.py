@@ -568,6 +568,10 @@ class HistoryItems:
             self._seek()
             self._make_room()
 
+    def shorten(self, max_tokens: int) -> None:
+        """Let a request see at most ``max_tokens`` from now on, or fewer as before."""
+        self.keep_within(min(max_tokens, self.max_tokens), stride=self._stride)
+
     @property
     def is_cut(self) -> bool:
         """Whether a request that is answered now does not see the whole conversation."""

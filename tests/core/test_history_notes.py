@@ -206,6 +206,14 @@ def test_a_history_is_long_without_what_is_summed_up() -> None:
     assert not history.is_longer_than(8)
 
 
+def test_what_a_request_sees_is_shortened_and_never_lengthened() -> None:
+    history = talk(4)
+    history.shorten(8)
+    assert seen(history) == ["u2 b", "a2 d", "u3 b", "a3 d"]
+    history.shorten(100)
+    assert history.max_tokens == 8
+
+
 def test_notes_are_a_part_of_the_saved_ledger() -> None:
     budget = ByteBudget(1 << 20)
     ledger = Ledger(ROOMY, budget)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: How many words, by ``estimate_tokens``, a token of the model is taken for: instructions, notes and the answer are in
 #: its context, too, and few languages have words as short as English.
 _WORDS_PER_TOKEN: Final = 0.5
+#: For instructions, which may be long and are looked at often.
+_CHARACTERS_PER_WORD: Final = 4
 #: The shares of the room for a history: from which on it is summed up, what stays word by word, what notes may take.
 _SUMMED_FROM: Final = 0.75
 _KEPT: Final = 0.25
@@ -77,6 +79,8 @@ class SumsUp(Protocol):
 class Sizes:
     """The sizes of a history that is summed up, in words by ``estimate_tokens``."""
 
+    #: What requests see at most, once there are notes: engines leave out what exceeds the context at its beginning.
+    room: int
     #: The history without notes from which on it is summed up.
     longest: int
     #: What of it stays without notes.
@@ -89,10 +93,11 @@ def sizes(history: HistoryItems, *, context: int | None, instructions: str) -> S
     """Return the sizes for a model with a context of so many tokens; None if nothing is summed up."""
     room = history.max_tokens
     if context is not None:
-        room = min(room, int(max(context * _WORDS_PER_TOKEN - estimate_tokens(instructions), context / 4)))
+        other = len(instructions) // _CHARACTERS_PER_WORD
+        room = min(room, int(max(context * _WORDS_PER_TOKEN - other, context / 4)))
     if room < _LEAST_ROOM or not history.may_be_cut:
         return None
-    return Sizes(int(room * _SUMMED_FROM), int(room * _KEPT), int(room * _NOTED))
+    return Sizes(room, int(room * _SUMMED_FROM), int(room * _KEPT), int(room * _NOTED))
 
 
 def next_portion(history: HistoryItems, size: Sizes, *, behind: int = 0) -> tuple[HistoryItem, ...]:

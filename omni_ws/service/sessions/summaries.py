@@ -173,6 +173,7 @@ class Summaries:
             self._drafts.pop(conversation, None)
             if not history.sum_up(draft.items, summing.merged(draft.notes)):
                 return False  # the history has changed meanwhile
+            history.shorten(size.room)
             conversation.ledger.weigh()
             if history.notes_tokens > size.notes:
                 history.condense(summing.merged([history.notes]))

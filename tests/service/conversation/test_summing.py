@@ -21,7 +21,7 @@ def history(*messages: Message, most: int = 4000) -> HistoryItems:
     [
         (4096, None, "", 3072),
         (4096, 4096, "", 1536),
-        (4096, 4096, "word " * 48, 1500),
+        (4096, 4096, "word " * 48, 1491),
         (4096, 4096, "word " * 4000, 768),
         (4096, 131_072, "", 3072),
         (64, None, "", 48),
@@ -35,6 +35,7 @@ def test_a_history_is_summed_up_by_what_the_model_reads(
     found = sizes(history(most=most), context=context, instructions=instructions)
     assert (found and found.longest) == longest
     if found is not None:
+        assert found.room == pytest.approx(found.longest / 0.75, abs=2)
         assert found.kept == found.notes == pytest.approx(found.longest / 3, abs=1)
 
 
@@ -60,7 +61,7 @@ def test_the_user_is_shown_at_length_and_the_assistant_is_not() -> None:
     assert user.startswith("User: My name is Ada. word word")
     assert user.endswith("word …")
     assert estimate_tokens(user) == 242
-    assert assistant == f"Assistant: {'So ' * 48}…"
+    assert assistant == f"Assistant: {'So ' * 16}…"
     assert tool == "Tool: found"
     assert chinese == f"User: {'漢' * 240} …"
 
@@ -97,7 +98,7 @@ def test_notes_are_merged_with_each_fact_once_and_the_newest_topics() -> None:
 
 
 def test_shorter_notes_take_the_place_of_long_ones() -> None:
-    size = Sizes(longest=100, kept=30, notes=10)
+    size = Sizes(room=2000, longest=100, kept=30, notes=10)
     notes = "- a b c d\n- e f g h\n- i j k l\nTopics: x"
     assert fitted(notes, "- a and e\n- i", size) == "- a and e\n- i\nTopics: x"
     assert fitted(notes, "", size) == "- i j k l\nTopics: x", "without an answer the oldest go"
@@ -107,7 +108,7 @@ def test_shorter_notes_take_the_place_of_long_ones() -> None:
 def test_portions_end_with_turns_and_leave_the_newest() -> None:
     turns = [Message(role, f"{number} " + "word " * 149) for number in range(6) for role in ("user", "assistant")]
     found = history(*turns)
-    size = Sizes(longest=1500, kept=500, notes=500)
+    size = Sizes(room=2000, longest=1500, kept=500, notes=500)
     first = next_portion(found, size)
     second = next_portion(found, size, behind=len(first))
     assert [one.message.text[0] for one in (*first, *second)] == list("00112233")[: len(first) + len(second)]
