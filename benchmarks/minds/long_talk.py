@@ -2,12 +2,14 @@
 
 One session has a typed talk as long as three hours are when it is spoken (27,000 words at 150 a minute). In its first
 ten minutes the user tells twenty facts, between small talk; more small talk follows; at the end the user asks for each
-fact. The same talk is held with summaries (``history_summary``) and without. The user types at once, but for a pause
-in which a person would hear the answer, at the pace of speech: the pause ends when the server has nothing left to do.
+fact. Then a session without summaries (``history_summary``) is given the same talk as its ``history_items``, and asked
+the same. The user types at once, but for a pause in which a person would hear the answer, at the pace of speech: the
+pause ends when the server has nothing left to do.
 
-``--words`` makes the talk shorter, and ``--history`` (``limits.max_history_tokens``) the part of it that the model is
-shown, so that a short talk outgrows that as often. The wait is from the end of the input to the first text, of all
-turns: that of a model on this machine depends on how much of the prompt it has not computed yet.
+``--given``: the answers of the talk are not made but taken from the script, and the whole talk is given to the first
+session, too, before it is summed up: minutes in place of hours. ``--words`` makes the talk shorter, and ``--history``
+(``limits.max_history_tokens``) the part of it that the model is shown, so that a short talk outgrows that as often. The
+wait is from the end of the input to the first text.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ from benchmarks.minds.spoken import serving
 from omni_ws.client import connect
 from omni_ws.client.events import TextChunk
 from omni_ws.client.session import ClientSession
+from omni_ws.wire.history_items import MAX_HISTORY_ITEMS
 
 SCRIPT: Final = Path(__file__).with_name("long_talk.toml")
 WORDS_PER_SEC: Final = 2.5
 THREE_HOURS: Final = 27_000
 #: The facts that are to be answered rightly with summaries.
 WANTED: Final = 16
+#: The longest break in which a talk that was given is summed up.
+BREAK_SEC: Final = 1200.0
 INSTRUCTIONS: Final = (
     "You are a friendly assistant in a long talk. Answer in one short sentence. Use what the user has told you earlier."
 )
@@ -47,12 +52,14 @@ _LOOKS: Final = 3
 
 @dataclass(slots=True)
 class Talk:
-    """What came of one talk."""
+    """A talk: what was said, by item of the history, and how long the user waited."""
 
-    words: int = 0
-    turns: int = 0
+    items: list[dict[str, str]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
-    right: list[bool] = field(default_factory=list)
+
+    @property
+    def words(self) -> int:
+        return sum(len(item["content"].split()) for item in self.items)
 
 
 def small_talk(table: dict[str, Any]) -> Iterator[str]:
@@ -85,38 +92,84 @@ async def say(session: ClientSession, text: str, talk: Talk) -> str:
             said.append(event.text)
     talk.waits.append((first or time.perf_counter()) - began)
     answer = "".join(said)
-    talk.words += len(text.split()) + len(answer.split())
-    talk.turns += 1
+    talk.items += ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
     return answer
 
 
-async def hold(port: int, *, words: int, summary: bool, tokens: int) -> Talk:
-    table, talk = tomllib.loads(SCRIPT.read_text("utf-8")), Talk()
-    facts, questions = table["fact"], small_talk(table["small_talk"])
+async def hold(session: ClientSession, port: int, talk: Talk, script: dict[str, Any], *, words: int) -> None:
+    """Tell the facts, and talk on until so many words were said."""
+    questions = small_talk(script["small_talk"])
+
+    async def turn(text: str) -> None:
+        answer = await say(session, text, talk)
+        await pause(port, len(answer.split()) / WORDS_PER_SEC)
+
+    for number, fact in enumerate(script["fact"]):
+        await turn(fact["tell"])
+        if number % 2:
+            await turn(next(questions))
+    while talk.words < words:
+        await turn(next(questions))
+
+
+def given(talk: Talk, script: dict[str, Any], *, words: int) -> None:
+    """Make the talk by the script alone."""
+    questions, answers = small_talk(script["small_talk"]), script["small_talk"]["answers"]
+
+    def turn(text: str, answer: str) -> None:
+        talk.items.extend(({"role": "user", "content": text}, {"role": "assistant", "content": answer}))
+
+    for number, fact in enumerate(script["fact"]):
+        turn(fact["tell"], script["small_talk"]["replies"][number % 4])
+        if number % 2:
+            turn(next(questions), answers[number % len(answers)])
+    while talk.words < words:
+        turn(next(questions), answers[len(talk.items) // 2 % len(answers)])
+
+
+async def ask(session: ClientSession, script: dict[str, Any]) -> int:
+    """Ask for all facts; return how many answers are right."""
+    found = 0
+    for fact in script["fact"]:
+        answer = await say(session, fact["ask"], Talk())
+        right = re.search(fact["right"], answer, re.IGNORECASE) is not None
+        found += right
+        print(f"    {'+' if right else '-'} {fact['ask']} {answer}", flush=True)
+    return found
+
+
+async def measure(port: int, *, words: int, tokens: int, is_given: bool) -> bool:
+    script, talk, url = tomllib.loads(SCRIPT.read_text("utf-8")), Talk(), f"ws://127.0.0.1:{port}/v1/streaming_input"
     config = {
         "modalities": ["text"],
         "instructions": INSTRUCTIONS,
-        "history_summary": summary,
         "sampling": {"max_tokens": tokens, "temperature": 0},
     }
-
-    async def turn(text: str) -> str:
-        answer = await say(session, text, talk)
-        await pause(port, len(answer.split()) / WORDS_PER_SEC)
-        return answer
-
-    async with connect(f"ws://127.0.0.1:{port}/v1/streaming_input", config=config) as session:
-        for number, fact in enumerate(facts):
-            await turn(fact["tell"])
-            if number % 2:
-                await turn(next(questions))
-        while talk.words < words:
-            await turn(next(questions))
-        for fact in facts:
-            answer = await turn(fact["ask"])
-            talk.right.append(re.search(fact["right"], answer, re.IGNORECASE) is not None)
-            print(f"    {'+' if talk.right[-1] else '-'} {fact['ask']} {answer}", flush=True)
-    return talk
+    began, first = time.perf_counter(), {**config, "history_summary": True}
+    if is_given:
+        given(talk, script, words=words)
+        first["history_items"] = talk.items[-MAX_HISTORY_ITEMS:]
+    async with connect(url, config=first) as session:
+        if is_given:
+            await say(session, "Let us have a break.", talk)
+            await pause(port, BREAK_SEC)
+        else:
+            await hold(session, port, talk, script, words=words)
+        counts = {name: int(float(count)) for name, count in _SUMMARIES.findall(read_metrics(port))}
+        history = await session.history()
+        print(
+            f"{len(talk.items) // 2} turns with {talk.words} words in {time.perf_counter() - began:.0f} s; first text "
+            f"after {percentile(talk.waits, 0.5):.2f} s (p50), {percentile(talk.waits, 0.95):.2f} s (p95); summaries "
+            f"{counts}; the notes:\n{history[0]['content'] if history[0]['role'] == 'summary' else '-'}",
+            flush=True,
+        )
+        right = await ask(session, script)
+        print(f"with summaries: {right} of {len(script['fact'])} facts", flush=True)
+    async with connect(
+        url, config={**config, "history_summary": False, "history_items": talk.items[-MAX_HISTORY_ITEMS:]}
+    ) as session:
+        print(f"without: {await ask(session, script)} of {len(script['fact'])} facts", flush=True)
+    return right >= WANTED
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
@@ -125,27 +178,11 @@ def main(arguments: Sequence[str] | None = None) -> bool:
     parser.add_argument("--words", type=int, default=THREE_HOURS, help=f"the length of the talk [{THREE_HOURS}]")
     parser.add_argument("--history", type=int, default=4096, help="limits.max_history_tokens [4096]")
     parser.add_argument("--tokens", type=int, default=48, help="the longest answer [48]")
-    parser.add_argument("--only", choices=("with", "without"), help="one of the two talks")
+    parser.add_argument("--given", action="store_true", help="take the answers of the talk from the script")
     options = parser.parse_args(arguments)
-    met = True
-    for summary in (True, False):
-        if options.only not in (None, "with" if summary else "without"):
-            continue
-        parts = ("--llm", options.llm, "--asr", "none", "--tts", "espeak")
-        with serving(*parts, "--limits.max-history-tokens", str(options.history)) as (port, _):
-            began = time.perf_counter()
-            talk = asyncio.run(hold(port, words=options.words, summary=summary, tokens=options.tokens))
-            seconds = time.perf_counter() - began
-            counts = {name: int(float(count)) for name, count in _SUMMARIES.findall(read_metrics(port))}
-        right = sum(talk.right)
-        print(
-            f"{'with' if summary else 'without'} summaries: {right} of {len(talk.right)} facts; {talk.turns} turns, "
-            f"{talk.words} words, {seconds:.0f} s; first text after {percentile(talk.waits, 0.5):.2f} s (p50), "
-            f"{percentile(talk.waits, 0.95):.2f} s (p95); summaries {counts}",
-            flush=True,
-        )
-        met = met and (not summary or right >= WANTED)
-    return met
+    parts = ("--llm", options.llm, "--asr", "none", "--tts", "espeak")
+    with serving(*parts, "--limits.max-history-tokens", str(options.history)) as (port, _):
+        return asyncio.run(measure(port, words=options.words, tokens=options.tokens, is_given=options.given))
 
 
 if __name__ == "__main__":

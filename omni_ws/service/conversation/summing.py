@@ -41,13 +41,16 @@ _MAX_LINE: Final = 240
 _TOPICS: Final = 48
 
 INSTRUCTIONS: Final = (
-    "You keep the notes of a long talk, for the assistant who must still know hours later what the user has said. You "
-    "are shown a part of the talk. Go through the lines of the user one by one. For each line that tells something of "
-    "the user, of people, animals or things in the user's life, of a plan, a wish or an appointment, write one note: "
-    "'- The user …', with every name, number, date and place. Also write '- The assistant promised …' and '- Open: …' "
-    "for questions that nobody answered. Write nothing about general knowledge, such as what is interesting about "
-    "something. Invent nothing. The last line is 'Topics:' and what was talked about, in a few words. Write in the "
-    "language of the talk."
+    "You keep notes of what a user says in a long talk, for somebody who must still know it hours later. You are shown "
+    "a part of the talk. For each line in which the user tells something of himself, of people, animals and things in "
+    "his life, of plans, wishes and appointments, write one short note with every name, number, date and place in it, "
+    "such as '- The user lives in …'. Lines that only ask about the world get no note. Invent nothing. The last line "
+    "is 'Topics:' and what was talked about, in a few words. Write in the language of the talk."
+)
+#: What follows where the lines of the assistant are shown.
+OF_BOTH: Final = (
+    " Also note what the assistant has promised, what was decided, and questions that are still open, but nothing else "
+    "of what the assistant says."
 )
 CONDENSING: Final = (
     "You are shown the notes of a long talk. Write them again, shorter: join what belongs together, and leave out what "
@@ -105,9 +108,13 @@ def next_portion(history: HistoryItems, size: Sizes, *, behind: int = 0) -> tupl
     return history.older(behind=behind, keep=size.kept, most=_PORTION)
 
 
-def question(items: Iterable[HistoryItem]) -> str:
-    """Return what a model is asked for notes on ``items``."""
-    return _ASKED.format(talk="\n".join(filter(None, map(_line, items))))
+def question(items: Iterable[HistoryItem], *, of_both: bool = True) -> str:
+    """Return what a model is asked for notes on ``items``. With ``of_both`` false it is shown what the user said alone.
+
+    That is less work, and small models take what the assistant says for facts about the user.
+    """
+    shown = (item for item in items if of_both or item.role in ("user", "tool"))
+    return _ASKED.format(talk="\n".join(filter(None, map(_line, shown))))
 
 
 def shorter(notes: str, size: Sizes) -> str:

@@ -165,9 +165,11 @@ class Summaries:
         """Sum up what is due. Returns whether requests see it from now on."""
         history, draft = conversation.ledger.history, self._draft(conversation)
         asking = _Asking(self._chats, conversation, self._own)
+        of_both = not conversation.engine.capabilities.shares_cores
+        instructions = summing.INSTRUCTIONS + (summing.OF_BOTH if of_both else "")
         try:
             while items := summing.next_portion(history, size, behind=len(draft.items)):
-                answer = await asking.ask(summing.question(items), summing.INSTRUCTIONS)
+                answer = await asking.ask(summing.question(items, of_both=of_both), instructions)
                 draft.items += items
                 draft.notes.append(summing.read_notes(answer))
             self._drafts.pop(conversation, None)

@@ -47,7 +47,7 @@ class Rememberer(ActingEngine):
 
     async def act(self, request: GenerationRequest, out: OutputWriter) -> None:
         asked = "".join([chunk.payload.decode() async for chunk in request.input])
-        if request.instructions == summing.INSTRUCTIONS:
+        if request.instructions.startswith(summing.INSTRUCTIONS):
             self.noted.append(asked)
             await self.gate.wait()
             if (failure := self.failure) is not None:
@@ -65,7 +65,7 @@ class Rememberer(ActingEngine):
     @property
     def talk(self) -> list[GenerationRequest]:
         """The requests of users."""
-        return [one for one in self.requests if one.instructions not in (summing.INSTRUCTIONS, summing.CONDENSING)]
+        return [one for one in self.requests if not one.instructions]
 
 
 async def say(client: NativeClient, number: int) -> None:
