@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality
+from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, Task
 from omni_ws.core.history import HistoryItem
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
@@ -121,7 +121,7 @@ class Summaries:
 
     def _sizes(self, conversation: Conversation) -> Sizes | None:
         config = conversation.configuration.effective
-        if not config.history_summary or conversation.limits.single_request:
+        if not config.history_summary or config.task is not Task.CHAT or conversation.limits.single_request:
             return None
         context = conversation.engine.capabilities.context
         return summing.sizes(conversation.ledger.history, context=context, instructions=config.instructions)

@@ -66,6 +66,13 @@ def test_the_user_is_shown_at_length_and_the_assistant_is_not() -> None:
     assert chinese == f"User: {'漢' * 240} …"
 
 
+def test_a_small_model_is_shown_what_the_user_said_alone() -> None:
+    items = history(Message("user", "I am Ada."), Message("assistant", "Hello."), Message("user", "Hi.")).items
+    assert "Assistant: Hello." in question(items)
+    assert "Assistant" not in question(items, of_both=False)
+    assert question(items, of_both=False).count("User: ") == 2
+
+
 def test_a_long_line_without_blanks_is_cut() -> None:
     shown = question(history(Message("user", "x" * 100_000)).items)
     assert len(shown) < 4000
