@@ -127,15 +127,20 @@ def given(talk: Talk, script: dict[str, Any], *, words: int) -> None:
         turn(next(questions), answers[len(talk.items) // 2 % len(answers)])
 
 
-async def ask(session: ClientSession, script: dict[str, Any]) -> int:
+async def ask(session: ClientSession, script: dict[str, Any], *, how: str) -> int:
     """Ask for all facts; return how many answers are right."""
-    found = 0
+    found, talk = 0, Talk()
     for fact in script["fact"]:
-        answer = await say(session, fact["ask"], Talk())
+        answer = await say(session, fact["ask"], talk)
         right = re.search(fact["right"], answer, re.IGNORECASE) is not None
         found += right
         print(f"    {'+' if right else '-'} {fact['ask']} {answer}", flush=True)
+    print(f"{how}: {found} of {len(script['fact'])} facts; first text after {waits_of(talk)}", flush=True)
     return found
+
+
+def waits_of(talk: Talk) -> str:
+    return f"{percentile(talk.waits, 0.5):.2f} s (p50), {percentile(talk.waits, 0.95):.2f} s (p95)"
 
 
 async def measure(port: int, *, words: int, tokens: int, is_given: bool) -> bool:
@@ -151,24 +156,22 @@ async def measure(port: int, *, words: int, tokens: int, is_given: bool) -> bool
         first["history_items"] = talk.items[-MAX_HISTORY_ITEMS:]
     async with connect(url, config=first) as session:
         if is_given:
-            await say(session, "Let us have a break.", talk)
             await pause(port, BREAK_SEC)
         else:
             await hold(session, port, talk, script, words=words)
         counts = {name: int(float(count)) for name, count in _SUMMARIES.findall(read_metrics(port))}
         history = await session.history()
+        waited = f"; first text after {waits_of(talk)}" if talk.waits else ""
+        notes = history[0]["content"] if history[0]["role"] == "summary" else "-"
         print(
-            f"{len(talk.items) // 2} turns with {talk.words} words in {time.perf_counter() - began:.0f} s; first text "
-            f"after {percentile(talk.waits, 0.5):.2f} s (p50), {percentile(talk.waits, 0.95):.2f} s (p95); summaries "
-            f"{counts}; the notes:\n{history[0]['content'] if history[0]['role'] == 'summary' else '-'}",
+            f"{len(talk.items) // 2} turns with {talk.words} words in {time.perf_counter() - began:.0f} s{waited}; "
+            f"summaries {counts}; the notes:\n{notes}",
             flush=True,
         )
-        right = await ask(session, script)
-        print(f"with summaries: {right} of {len(script['fact'])} facts", flush=True)
-    async with connect(
-        url, config={**config, "history_summary": False, "history_items": talk.items[-MAX_HISTORY_ITEMS:]}
-    ) as session:
-        print(f"without: {await ask(session, script)} of {len(script['fact'])} facts", flush=True)
+        right = await ask(session, script, how="with summaries")
+    second = {**config, "history_summary": False, "history_items": talk.items[-MAX_HISTORY_ITEMS:]}
+    async with connect(url, config=second) as session:
+        await ask(session, script, how="without")
     return right >= WANTED
 
 
@@ -180,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> bool:
     parser.add_argument("--tokens", type=int, default=48, help="the longest answer [48]")
     parser.add_argument("--given", action="store_true", help="take the answers of the talk from the script")
     options = parser.parse_args(arguments)
-    parts = ("--llm", options.llm, "--asr", "none", "--tts", "espeak")
+    parts = ("--llm", options.llm, "--asr", "none", "--tts", "espeak", "--llm.first-byte-timeout-sec", "600")
     with serving(*parts, "--limits.max-history-tokens", str(options.history)) as (port, _):
         return asyncio.run(measure(port, words=options.words, tokens=options.tokens, is_given=options.given))
 

@@ -266,3 +266,22 @@ async def test_summaries_count_for_the_key_of_the_session() -> None:
         await noted(server)
         await server.until(lambda: server.app.summaries.idle)
     assert {one.owner for one in engine.requests} == {"ada"}
+
+
+async def test_a_long_talk_that_a_client_gives_is_summed_up_at_once() -> None:
+    engine = Rememberer()
+    items = [{"role": role, "content": f"word{n} is said"} for n in range(20) for role in ("user", "assistant")]
+    async with talking(engine) as (server, client):
+        await client.configure(history_items=items)
+        await noted(server)
+        assert len(engine.noted) == 1
+        await say(client, 1)
+    assert engine.talk[-1].history[0].text.startswith(f"{NOTES_HEAD}- It began with word0")
+
+
+async def test_a_transcription_is_not_summed_up() -> None:
+    engine = Rememberer()
+    async with talking(engine) as (server, client):
+        await client.configure(task="transcribe")
+        await talk(client)
+        assert (engine.noted, server.app.summaries.idle) == ([], True)
