@@ -19,12 +19,12 @@ def history(*messages: Message, most: int = 4000) -> HistoryItems:
 @pytest.mark.parametrize(
     ("most", "context", "instructions", "longest"),
     [
-        (4096, None, "", 3072),
-        (4096, 4096, "", 1536),
-        (4096, 4096, "word " * 48, 1491),
-        (4096, 4096, "word " * 4000, 768),
-        (4096, 131_072, "", 3072),
-        (64, None, "", 48),
+        (4096, None, "", 2048),
+        (4096, 4096, "", 1024),
+        (4096, 4096, "word " * 48, 994),
+        (4096, 4096, "word " * 4000, 512),
+        (4096, 131_072, "", 2048),
+        (64, None, "", 32),
         (63, None, "", None),
         (4096, 127, "", None),
     ],
@@ -35,8 +35,8 @@ def test_a_history_is_summed_up_by_what_the_model_reads(
     found = sizes(history(most=most), context=context, instructions=instructions)
     assert (found and found.longest) == longest
     if found is not None:
-        assert found.room == pytest.approx(found.longest / 0.75, abs=2)
-        assert found.kept == found.notes == pytest.approx(found.longest / 3, abs=1)
+        assert found.room == pytest.approx(found.longest * 2, abs=2)
+        assert found.kept == found.notes == pytest.approx(found.longest / 2, abs=1)
 
 
 def test_a_history_that_may_not_be_cut_is_not_summed_up() -> None:

@@ -22,10 +22,10 @@ from omni_ws.errors import EngineOverloaded
 from omni_ws.service.conversation import summing
 from omni_ws.service.sessions.summaries import RETRY_SEC
 
-#: The words of a history that requests see. It is summed up from 96 on, down to 32.
+#: The words of a history that requests see. It is summed up from 64 on, down to 32.
 ROOM = 128
 #: What a turn has: ten words of the user, and two of the assistant.
-TURNS = 9
+TURNS = 6
 KEY = "a key of twenty characters"
 
 
@@ -139,17 +139,17 @@ async def test_notes_on_portions_that_are_finished_are_kept() -> None:
 
     engine.notes = last_for_now
     async with talking(engine, limits={"max_history_tokens": 16 * ROOM}) as (server, client):
-        await talk(client, 129)
+        await talk(client, 86)
         await server.until(lambda: len(engine.noted) == 2)
         assert history_of(server).notes == "", "all that is due takes effect at once"
-        await say(client, 129)
+        await say(client, 86)
         await server.until(lambda: len(engine.noted) == 3)
         engine.notes = lambda talk: talk.split("User: ")[1].split()[0]
         engine.gate.set()
         await noted(server)
-        assert history_of(server).notes == "- word0\n- word33\n- word66"
+        assert history_of(server).notes == "- word0\n- word33"
     firsts = [one.split("User: ")[1].split()[0] for one in engine.noted]
-    assert firsts == ["word0", "word33", "word33", "word66"]
+    assert firsts == ["word0", "word33", "word33"]
 
 
 @pytest.mark.parametrize("shares", [True, False])
