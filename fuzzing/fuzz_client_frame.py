@@ -83,6 +83,7 @@ def seeds() -> Iterator[bytes]:
     yield b'{"type":"output_ack","sequence_id":3,"played_ms":1.5}'
     yield b'{"type":"cancel","request_id":"req_1"}'
     yield b'{"type":"history_truncate","request_id":"req_1"}'
+    yield b'{"type":"history_get","original":true}'
     for vector in harness.vectors("client_frames.jsonl"):
         yield vector["frame"].encode() if "frame" in vector else bytes.fromhex(vector["hex"])
 

@@ -23,6 +23,7 @@ from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.chats import Chats
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.shared_counts import WorkerGroup
+from omni_ws.service.sessions.summaries import Summaries
 from omni_ws.transport.http import access
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Application, FrontEnd, Router, ServeConnection, UpgradeDecision
@@ -57,6 +58,8 @@ class App(Application):
         self.sessions.admission.known_keys = len(keys) or None
         self.secrets = ClientSecrets()
         self.chats = self.sessions.chats = Chats(self.sessions, live_backend(config))
+        self.summaries = Summaries(self.chats, self.sessions.metrics)
+        self.sessions.sum_up_by(self.summaries)
         self.recordings = HttpRecordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         self.recorder = self.recordings.recorder if self.recordings else None
         self.registry = ModeBRegistry(self.sessions)
@@ -154,6 +157,7 @@ class App(Application):
         """Wait until no session is left, then release shared resources. All connections must be closed."""
         for front_end in self.front_ends:
             await front_end.wait_closed()
+        await self.summaries.close()
         await self.chats.close()
         if self.recordings is not None:
             await self.recordings.close()

@@ -65,6 +65,12 @@ class Metrics:
         self.sessions_away = self._gauge(
             "sessions_away", "Live sessions without a connection, which their client may resume."
         )
+        self.summaries = self._counter(
+            "summaries",
+            "Summaries of long talks: `written`; `dropped`, as somebody spoke or the history changed, and begun again "
+            "later; or `failed`.",
+            "outcome",
+        )
         self.sessions_opened = self._counter("sessions_opened", "Sessions opened.", "origin")
         self.session_seconds = self._histogram(
             "session_duration_seconds", "Duration of ended sessions.", LONG, "origin"

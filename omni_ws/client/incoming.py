@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from msgspec import UnsetType
 
 from omni_ws.client.connection import error_from_fields, read_frame
@@ -45,6 +46,7 @@ _REPEATED_FRAMES = (
     server_frames.ErrorFrame,
     server_frames.SessionUpdatedFrame,
     server_frames.HistoryTruncatedFrame,
+    server_frames.HistoryItemsFrame,
     server_frames.SpeechStartedFrame,
     server_frames.SpeechConfirmedFrame,
     server_frames.SpeechDismissedFrame,
@@ -105,6 +107,7 @@ class IncomingFrames:
         self._outgoing = outgoing
         self._configurations: deque[asyncio.Future[SessionUpdatedFrame]] = deque()
         self._truncations: list[PendingTruncation] = []
+        self._histories: deque[asyncio.Future[list[dict[str, Any]]]] = deque()
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         #: The ids of the tool calls in this session's answers.
@@ -149,6 +152,17 @@ class IncomingFrames:
             pending.note_resent()
         return bool(self._truncations)
 
+    def expect_history(self) -> asyncio.Future[list[dict[str, Any]]]:
+        """Return a future for the reply to a ``history_get`` that is about to be sent."""
+        reply = asyncio.get_running_loop().create_future()
+        self._histories.append(reply)
+        return reply
+
+    @property
+    def awaits_history(self) -> bool:
+        """Whether a ``history_get`` has no reply yet."""
+        return bool(self._histories)
+
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
         """Return a number for a new ping, and a future that its pong completes."""
         number = self._next_ping
@@ -167,8 +181,9 @@ class IncomingFrames:
         for pending in self._truncations:
             pending.fail(error)
         self._truncations.clear()
-        waiting = [*self._configurations]
+        waiting: list[asyncio.Future[Any]] = [*self._configurations, *self._histories]
         self._configurations.clear()
+        self._histories.clear()
         for reply in waiting:
             if not reply.done():
                 reply.set_exception(error)
@@ -234,20 +249,30 @@ class IncomingFrames:
                 return self._started(frame)
             case server_frames.ErrorFrame(error=fields):
                 return self._error(fields)
-            case SessionUpdatedFrame() as updated:
-                self._configured(updated)
-                return self._kept(updated)
-            case server_frames.HistoryTruncatedFrame():
-                self._truncated(frame)
-            case server_frames.PongFrame(t=number):
-                pong = self._pings.pop(number, None) if isinstance(number, int) else None
-                if pong is not None and not pong.done():
-                    pong.set_result(None)
             case server_frames.SessionClosingFrame():
                 resumes = frame.resume == "now"
                 self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms, resumes=resumes)
                 return self.closing
+            case SessionUpdatedFrame() as updated:
+                self._configured(updated)
+                return self._kept(updated)
+            case _:
+                self._replied(frame)
         return None
+
+    def _replied(self, frame: ServerFrame | None) -> None:
+        """Complete the call that waits for this reply."""
+        match frame:
+            case server_frames.HistoryTruncatedFrame():
+                self._truncated(frame)
+            case server_frames.HistoryItemsFrame(items=items):
+                reply = self._histories.popleft() if self._histories else None
+                if reply is not None and not reply.done():
+                    reply.set_result(msgspec.to_builtins(items))
+            case server_frames.PongFrame(t=number):
+                pong = self._pings.pop(number, None) if isinstance(number, int) else None
+                if pong is not None and not pong.done():
+                    pong.set_result(None)
 
     def _chunk(self, frame: server_frames.OutputChunkFrame) -> Event | None:
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)

@@ -524,6 +524,8 @@ class Link:
                 return len(self.outgoing.requests) == 1  # otherwise it could cancel another request
             case SentKind.TRUNCATE:
                 return self.incoming.awaits_truncation(sent.frame)
+            case SentKind.HISTORY:
+                return self.incoming.awaits_history
             case _:
                 return True
 

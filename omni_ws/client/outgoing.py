@@ -469,6 +469,7 @@ class SentKind(Enum):
     CANCEL_BY_ID = "cancel with a request_id"
     CANCEL = "cancel of the running request"
     TRUNCATE = "history_truncate"
+    HISTORY = "history_get"
 
 
 class SentFrame(NamedTuple):

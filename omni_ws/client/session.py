@@ -27,6 +27,7 @@ from omni_ws.core.chunks import MAX_REF_CHARACTERS, FinishReason, InputChunk, Mo
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (
     FinishFrame,
+    HistoryGetFrame,
     HistoryTruncateFrame,
     OutputAckFrame,
     PingFrame,
@@ -278,6 +279,17 @@ class ClientSession:
         frame = _encode(HistoryTruncateFrame(request_id))
         reply = self._link.incoming.expect_truncation(request_id, frame)
         self._link.send_control(SentKind.TRUNCATE, frame)
+        return await reply
+
+    async def history(self, *, original: bool = False) -> list[dict[str, Any]]:
+        """Return the history as requests see it now: what ``history_items`` of a new session's ``config`` takes.
+
+        The first item may be a summary of what was said before. ``original``: all messages that the server keeps, and
+        no summary.
+        """
+        self._link.check_open()
+        reply = self._link.incoming.expect_history()
+        self._link.send_control(SentKind.HISTORY, _encode(HistoryGetFrame(original)))
         return await reply
 
     async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None:

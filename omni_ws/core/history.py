@@ -2,6 +2,9 @@
 
 Part of the ledger. A Message is what one side said. ``HistoryItems`` keeps messages as items with ids, bounded in
 tokens and in bytes of speech; ``in_order`` sorts the messages that a request sees into the order that models expect.
+
+The oldest messages of a long talk can be summed up: notes on them, Notes, then stand in their place for the requests
+that follow. The items stay as long as they would without notes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain, groupby
-from operator import attrgetter
+from operator import attrgetter, is_
 from sys import getsizeof
 from typing import Final
 
@@ -273,6 +276,27 @@ class HistoryItem:
         return self.message.role
 
 
+#: What the model reads before the notes, and after them. The next message of the user follows in the same message.
+NOTES_HEAD: Final = (
+    "[These are notes of the earlier part of this talk, which is too long to be shown whole. They are not from the "
+    "user. What they say is so, unless it was corrected later.]\n"
+)
+NOTES_END: Final = "\n[The talk goes on:]\n"
+
+
+class Notes(msgspec.Struct):
+    """A summary of messages that follow one another, and the number of their items that are still kept."""
+
+    text: str
+    items: int
+    tokens: int
+
+    @classmethod
+    def of(cls, text: str, items: int) -> Notes:
+        """Return notes on ``items`` items."""
+        return cls(text, items, estimate_tokens(text))
+
+
 class _Window(msgspec.Struct):
     """The newest items that fit into a limit: those from the index ``first`` on, with the sum of their sizes.
 
@@ -308,6 +332,12 @@ class _Window(msgspec.Struct):
             self.speech_bytes -= item.speech_bytes
             self.first += 1
 
+    def pass_over(self, items: Sequence[HistoryItem]) -> None:
+        """Begin behind ``items``, the oldest ones, in whose place notes are seen, as a message of the user."""
+        self.tokens -= sum(item.tokens for item in items)
+        self.speech_bytes -= sum(item.speech_bytes for item in items)
+        self.first = len(items)
+
     def renumber(self, dropped: int) -> None:
         """Adjust the indices after the oldest ``dropped`` items, all before ``first``, were removed."""
         self.first -= dropped
@@ -329,6 +359,7 @@ class HistoryState(msgspec.Struct, kw_only=True):
     truncated: list[str]
     results: list[str]
     refs: dict[str, str]
+    notes: tuple[Notes, ...] = ()
 
 
 class HistoryItems:
@@ -341,6 +372,9 @@ class HistoryItems:
     The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only in what ``messages`` returns: older items
     have ``WORDS_UNKNOWN`` in place of their speech.
 
+    ``sum_up`` puts notes in the place of the oldest items, for what ``messages`` returns. If an item with notes on it
+    is changed, these and all later notes are dropped, and the items that are still kept are seen again.
+
     Speech is charged to ``budget`` before it is added, and released when it is dropped.
     """
 
@@ -349,6 +383,7 @@ class HistoryItems:
         "_items",
         "_left_behind",
         "_made",
+        "_notes",
         "_opened",
         "_places",
         "_refs",
@@ -391,12 +426,15 @@ class HistoryItems:
         self._truncated: dict[str, None] = {}
         #: The client's names for requests.
         self._refs: dict[str, str] = {}
+        #: The notes on the oldest items, in order.
+        self._notes: tuple[Notes, ...] = ()
 
     @property
     def memory(self) -> int:
         """The bytes of the history without its speech, which is charged as it arrives."""
         ids = len(self._places) + len(self._truncated) + len(self._calls) + len(self._results)
-        return self._text_bytes + _PLACE_BYTES * ids + _REF_BYTES * len(self._refs)
+        notes = sum(MESSAGE_OVERHEAD_BYTES + getsizeof(one.text) for one in self._notes)
+        return self._text_bytes + _PLACE_BYTES * ids + _REF_BYTES * len(self._refs) + notes
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
@@ -414,8 +452,114 @@ class HistoryItems:
             given += 1
         while first < given and items[first].role == "tool":  # its call is no longer seen
             first += 1
-        seen = map(_MESSAGE_OF, items[given:])
-        return (*map(_MESSAGE_OF, items[first:given]), *in_order(chain(seen, more), answering=answering))
+        before = [*map(_MESSAGE_OF, items[first:given])]
+        seen = chain(map(_MESSAGE_OF, items[given:]), more)
+        if notes := self.notes:
+            noted = Message("user", f"{NOTES_HEAD}{notes}{NOTES_END}")
+            if not before:
+                seen = chain((noted,), seen)
+            elif before[0].role == "user":
+                before[0] = _joined(noted, before[0])
+            else:
+                before.insert(0, noted)
+        return (*before, *in_order(seen, answering=answering))
+
+    # notes
+
+    @property
+    def notes(self) -> str:
+        """The notes that stand in the place of the oldest items; empty if there are none."""
+        return "\n".join(one.text for one in self._notes if one.text)
+
+    @property
+    def notes_tokens(self) -> int:
+        """The size of the notes in tokens."""
+        return sum(one.tokens for one in self._notes)
+
+    @property
+    def summed(self) -> int:
+        """The number of items, of those that are kept, in whose place notes are seen."""
+        return sum(one.items for one in self._notes)
+
+    @property
+    def first_seen(self) -> int:
+        """The index of the first item that a request sees."""
+        return self._seen.first
+
+    def is_longer_than(self, tokens: int) -> bool:
+        """Whether the items without notes that are kept have more than so many tokens."""
+        return self._tokens > tokens and sum(item.tokens for item in self._items[self.summed :]) > tokens
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether the oldest messages may be left out of what a request sees."""
+        return self._stride > 0
+
+    def older(self, *, behind: int, keep: int, most: int) -> tuple[HistoryItem, ...]:
+        """Return the oldest items without notes, to be summed up; ``behind`` so many that are being summed up already.
+
+        They end before a question of the user, and before the newest ``keep`` tokens, and have at most ``most`` tokens
+        unless it is one turn. None of those that requests see is speech without a transcript, or a call without result.
+        """
+        items, start = self._items, self.summed + behind
+        newest, end = 0, len(items)
+        while end > start and newest < keep:
+            end -= 1
+            newest += items[end].tokens
+        tokens, found = 0, start
+        for index in range(start, end):
+            if index >= self._seen.first and self._is_open(items[index].message):
+                break
+            tokens += items[index].tokens
+            if self._begins_turn(index + 1):
+                if tokens > most and found > start:
+                    break
+                found = index + 1
+        return tuple(items[start:found])
+
+    def _is_open(self, message: Message) -> bool:
+        """Whether a message that requests see may not be summed up: its words, or results of its calls are missing."""
+        return message.speech is not None or any(call.id not in self._results for call in message.tool_calls)
+
+    def _begins_turn(self, index: int) -> bool:
+        items = self._items
+        return index < len(items) and items[index].role == "user" and items[index - 1].role != "user"
+
+    def sum_up(self, items: Sequence[HistoryItem], text: str) -> bool:
+        """Let requests see ``text`` in place of ``items``, which ``older`` has returned.
+
+        Returns False, and changes nothing, if these are no longer the oldest items without notes.
+        """
+        if not items or not self.is_next(items):
+            return False
+        self._notes = (*self._notes, Notes.of(text, len(items)))
+        self._seek()
+        return True
+
+    def is_next(self, items: Sequence[HistoryItem]) -> bool:
+        """Return whether ``items`` are the oldest ones without notes."""
+        start = self.summed
+        now = self._items[start : start + len(items)]
+        return len(now) == len(items) and all(map(is_, now, items))
+
+    def condense(self, text: str) -> None:
+        """Let ``text`` stand in place of all notes."""
+        self._notes = (Notes.of(text, self.summed),)
+        self._seek()
+
+    def _uncover(self, dropped: int) -> None:
+        """Adjust the notes after the oldest ``dropped`` items were dropped. Their text stays."""
+        notes = []
+        for one in self._notes:
+            gone = min(dropped, one.items)
+            dropped -= gone
+            notes.append(Notes(one.text, one.items - gone, one.tokens))
+        self._notes = tuple(notes)
+
+    def _changed(self, index: int) -> None:
+        """Drop the notes on the item at ``index`` and later ones, as it changes."""
+        while self._notes and self.summed > index:
+            self._notes = self._notes[:-1]
 
     def keep_within(self, max_tokens: int, *, stride: float = STRIDE) -> None:
         """Let a request see up to ``max_tokens`` from now on, and shorten that by the share ``stride`` at a time."""
@@ -423,6 +567,10 @@ class HistoryItems:
             self.max_tokens, self._stride = max_tokens, stride
             self._seek()
             self._make_room()
+
+    def shorten(self, max_tokens: int) -> None:
+        """Let a request see at most ``max_tokens`` from now on, or fewer as before."""
+        self.keep_within(min(max_tokens, self.max_tokens), stride=self._stride)
 
     @property
     def is_cut(self) -> bool:
@@ -482,6 +630,7 @@ class HistoryItems:
                 self._seen.grow(item)
         if not behind_all:  # the request was cancelled while it waited for an earlier one
             self._items.sort(key=lambda item: item.place)
+            self._changed(self._range(place)[0])
             self._seek()
         self._advance_seen()
         self._make_room()
@@ -563,8 +712,12 @@ class HistoryItems:
         start, end = self._range(min(places))[0], self._range(max(places))[1]
         stay: list[HistoryItem] = []
         go: list[HistoryItem] = []
-        for item in self._items[start:end]:
-            (go if item.request_id in request_ids and item.role in roles else stay).append(item)
+        for index, item in enumerate(self._items[start:end], start):
+            if item.request_id in request_ids and item.role in roles:
+                self._changed(index)
+                go.append(item)
+            else:
+                stay.append(item)
         self._let_go(go)
         self._items[start:end] = stay
         self._seek()
@@ -572,6 +725,7 @@ class HistoryItems:
     def close(self) -> None:
         """Drop everything; whatever is added later is dropped at once. Idempotent."""
         self.max_tokens = 0
+        self._notes = ()
         self._advance_seen()
         self._make_room()
 
@@ -589,6 +743,7 @@ class HistoryItems:
             truncated=list(self._truncated),
             results=sorted(self._results),
             refs=self._refs,
+            notes=self._notes,
         )
 
     @classmethod
@@ -606,7 +761,7 @@ class HistoryItems:
                 self.budget.charge(item.speech_bytes)
         self._left_behind, self._made, self._seen = state.left_behind, state.made, state.seen
         self._places, self._opened = state.places, state.opened
-        self._refs = state.refs
+        self._refs, self._notes = state.refs, state.notes
         self._truncated, self._results = dict.fromkeys(state.truncated), dict.fromkeys(state.results)
 
     def _range(self, place: int) -> tuple[int, int]:
@@ -645,17 +800,20 @@ class HistoryItems:
             self._results[item.message.tool_call_id] = None
 
     def _insert(self, index: int, item: HistoryItem) -> None:
+        self._changed(index)
         self._items.insert(index, item)
         self._count(item)
 
     def _seek(self) -> None:
         """Recompute what a request sees from all items: after a removal it may be more than before."""
         self._seen = _Window(self._tokens, self._speech_bytes)
-        self._advance_seen()
+        if summed := self.summed:
+            self._seen.pass_over(self._items[:summed])
+        self._advance_seen(since=0)
 
-    def _advance_seen(self) -> None:
-        """Advance what a request sees, and drop the speech of the items that it sees no longer."""
-        before = self._seen.first
+    def _advance_seen(self, *, since: int | None = None) -> None:
+        """Advance what a request sees, and drop the speech of the items, from ``since`` on, that it sees no longer."""
+        before = self._seen.first if since is None else since
         self._seen.shrink(self._items, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
         for index in range(before, self._seen.first):
             item = self._items[index]
@@ -670,7 +828,7 @@ class HistoryItems:
         """The tokens that a request may see: all, less as many whole steps as are needed to fit ``max_tokens``."""
         total = self._left_behind + self._tokens
         stride = max(1, int(self.max_tokens * self._stride))
-        strides = max(0, math.ceil((total - self.max_tokens) / stride))
+        strides = max(0, math.ceil((total + self.notes_tokens - self.max_tokens) / stride))
         return total - strides * stride
 
     def _make_room(self) -> None:
@@ -680,13 +838,16 @@ class HistoryItems:
         if kept.first:
             place = self._items[kept.first - 1].place
             self._left_behind += self._tokens - kept.tokens
-            self._drop(0, kept.first)
+            self._let_go(self._items[: kept.first])
+            del self._items[: kept.first]
+            self._uncover(kept.first)
             while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
                 del self._places[oldest[0]]
                 self._refs.pop(oldest[0], None)
             self._seen.renumber(kept.first)
 
     def _drop(self, start: int, end: int) -> None:
+        self._changed(start)
         self._let_go(self._items[start:end])
         del self._items[start:end]
 

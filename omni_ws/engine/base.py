@@ -150,6 +150,12 @@ class EngineCapabilities:
     #: The modalities of answers that the engine goes on with where ``GenerationRequest.begun`` ends. If an answer wants
     #: any other one, the engine is asked for all of it again, and that is compared; see ``engine.continued_answer``.
     continues: frozenset[OutputModality] = frozenset()
+    #: Whether the engine has a language model that can sum up a talk.
+    sums_up: bool = False
+    #: How many tokens the model reads, those of the answer included; None if that is not known.
+    context: int | None = None
+    #: Whether answers that are made at once slow one another down: work in the background gives way to each of them.
+    shares_cores: bool = False
     #: Whether the engine reads ``GenerationRequest.heard_language``. A composed engine tells other text models in the
     #: text of the message (``engine.told_language``).
     reads_language: bool = False

@@ -175,6 +175,12 @@ class HistoryTruncateFrame(Struct, frozen=True, tag_field="type", tag="history_t
     request_id: str
 
 
+class HistoryGetFrame(Struct, frozen=True, tag_field="type", tag="history_get"):
+    """Asks for the history: as requests see it or, with ``original``, all messages that the server keeps."""
+
+    original: bool = False
+
+
 class OutputAckFrame(Struct, frozen=True, tag_field="type", tag="output_ack"):
     """Acknowledges outputs up to ``sequence_id``; ``played_ms`` of the answer to ``request_id`` were heard.
 
@@ -212,11 +218,19 @@ ClientFrame: TypeAlias = (
     | FinishFrame
     | CancelFrame
     | HistoryTruncateFrame
+    | HistoryGetFrame
     | OutputAckFrame
     | PingFrame
 )
 _TypedFrame: TypeAlias = (
-    InputChunkFrame | SessionConfigFrame | FinishFrame | CancelFrame | HistoryTruncateFrame | OutputAckFrame | PingFrame
+    InputChunkFrame
+    | SessionConfigFrame
+    | FinishFrame
+    | CancelFrame
+    | HistoryTruncateFrame
+    | HistoryGetFrame
+    | OutputAckFrame
+    | PingFrame
 )
 CLIENT_FRAMES: Final[tuple[type[Struct], ...]] = get_args(_TypedFrame)
 CLIENT_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in CLIENT_FRAMES)

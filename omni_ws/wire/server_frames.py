@@ -5,7 +5,7 @@ Fields of frames that are not set are omitted.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 import orjson
@@ -169,6 +169,39 @@ class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="histor
     request_id: str
     dropped_requests: int
     ref: str | UnsetType = UNSET
+
+
+class CallFunction(Struct, frozen=True):
+    """The function that a call names, with its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class HistoryCall(Struct, frozen=True, kw_only=True):
+    """A call of a tool, in the form of OpenAI's chat bodies."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CallFunction
+
+
+class HistoryItemFields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of the history, in the form that ``history_items`` of a ``session_config`` takes.
+
+    The role ``summary`` is that of notes that stand in place of older messages; they are the first item.
+    """
+
+    role: Literal["summary", "user", "assistant", "tool"]
+    content: str | UnsetType = UNSET
+    tool_calls: list[HistoryCall] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+
+class HistoryItemsFrame(_ServerFrame, frozen=True, kw_only=True, tag="history_items"):
+    """The history, oldest first."""
+
+    items: list[HistoryItemFields]
 
 
 class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
@@ -366,6 +399,7 @@ ServerFrame: TypeAlias = (
     | ResponseStartedFrame
     | OutputChunkFrame
     | HistoryTruncatedFrame
+    | HistoryItemsFrame
     | SpeechStartedFrame
     | SpeechConfirmedFrame
     | SpeechDismissedFrame

@@ -236,6 +236,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True, weakref=True):
     stage_sampling: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     stage_params: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     history: bool = True
+    history_summary: bool = True
     overlap: Literal["wait", "interrupt"] = "wait"
     task: Task = Task.CHAT
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)

@@ -181,7 +181,8 @@ class GgufEngine:
             if settings.instructions:
                 await running.compute(settings, self.parallel)
             undo.pop_all()
-        self._running, self._capabilities = running, llm.capabilities
+        able = replace(llm.capabilities, context=served.context, shares_cores=True)
+        self._running, self._capabilities = running, able
 
     async def _release(self) -> int | None:
         running, self._running = self._running, None

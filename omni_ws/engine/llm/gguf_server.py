@@ -31,6 +31,9 @@ _EIGHT_BITS: Final = 8
 _AS_THE_MODEL_DOES: Final = -1
 #: The limit on the cache of prompts of earlier conversations. llama.cpp's default is 8 GiB.
 _CACHE_MIB: Final = 256
+#: How many tokens of prompts are computed in one step. Answers that are being written, and the end of a request that is
+#: given up, wait for the step.
+_BATCH: Final = 128
 #: Requests without a slot get the one unused longest, and what it had goes to the cache. By default they get that with
 #: the longest common beginning, and overwrite the history of another conversation with the same instructions.
 _OLDEST_SLOT: Final = 0.0
@@ -115,6 +118,7 @@ def _server(order: Order) -> Any:
     # llama.cpp divides its context among the conversations.
     parameters.n_ctx, parameters.n_parallel = order.context * order.parallel, order.parallel
     parameters.kv_unified = False
+    parameters.n_batch = _BATCH
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = order.threads
     parameters.n_threads_http = order.parallel + _SPARE_THREADS
     parameters.load_mode = _READ_WHOLE

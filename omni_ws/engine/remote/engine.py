@@ -121,6 +121,8 @@ _MESSAGE_BYTES: Final = 16
 _THINKING_ARGUMENTS: Final = ("enable_thinking", "thinking")
 
 
+#: Software that runs a model for one person, often on the cores of this machine.
+_ON_ONE_MACHINE: Final = frozenset({Dialect.LLAMA_CPP, Dialect.LM_STUDIO, Dialect.OLLAMA})
 #: The number of threads that decode audio, and encode and decode large JSON.
 _THREADS: Final = 4
 #: Larger JSON, in bytes, is encoded and decoded in a thread; for smaller JSON the switch to a thread would take longer.
@@ -177,7 +179,8 @@ class RemoteLlmEngine:
         if self._running_threads is None:
             self._running_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self.name)
         self.model = self._pool.model
-        self._capabilities = _capabilities(self.settings, upstreams=[one for one in self.upstreams if one.models])
+        found = _capabilities(self.settings, upstreams=[one for one in self.upstreams if one.models])
+        self._capabilities = replace(found, context=self._pool.context)
 
     async def stop(self) -> None:
         threads, self._running_threads = self._running_threads, None
@@ -445,6 +448,8 @@ def _capabilities(settings: RemoteLlmSettings, *, upstreams: Sequence[Upstream])
         pictures_in_history=frozenset(map(Modality, settings.input_modalities)) & {Modality.IMAGE, Modality.VIDEO},
         media_limits=frozenset(MediaLimitFields.__struct_fields__) & frozenset(settings.options),
         upstream=frozenset(UPSTREAM_FIELDS) & frozenset(settings.options),
+        sums_up=True,
+        shares_cores=any(upstream.dialect in _ON_ONE_MACHINE for upstream in upstreams),
     )
 
 

@@ -195,6 +195,8 @@ class VllmEngine:
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             speech_in_history=Modality.AUDIO in media,
             lexicon=isinstance(speaker, Speaker),  # an omni model speaks as it writes
+            sums_up=not self._chat_refusal,
+            context=None if self._checkpoint is None else self._checkpoint.context,
         )
 
     @property

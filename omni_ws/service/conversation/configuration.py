@@ -324,6 +324,8 @@ class Configuration:
         rules.model.check(config.model)
         if "after_start" not in wanted and not capabilities.extend:
             changes["after_start"] = InputMode.SNAPSHOT
+        if "history_summary" not in wanted:
+            changes["history_summary"] = capabilities.sums_up
         if rules.forced_start_policy is not None:
             changes["start_policy"] = rules.forced_start_policy
         elif "start_policy" not in wanted and not capabilities.extend:
@@ -459,6 +461,8 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         raise UnsupportedParameter(
             "input after the start of the answer is not supported by this engine", param="after_start"
         )
+    if config.history_summary and not capabilities.sums_up:
+        raise UnsupportedParameter("this engine has no model that sums up a talk", param="history_summary")
     if (config.tools or config.tool_choice not in (None, "none", "auto")) and not capabilities.tools:
         raise UnsupportedParameter(
             "tools are not supported by this engine", param="tools" if config.tools else "tool_choice"

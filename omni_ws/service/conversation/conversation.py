@@ -606,7 +606,7 @@ class Conversation:
         if self.listener is not None:
             self.listener.close()
         self.stream.close()
-        self.unasked.tellings.close()
+        self.unasked.close()
         self.ledger.close()
         self._configurations.clear()
         self.configuration.close()

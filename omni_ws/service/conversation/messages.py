@@ -13,8 +13,10 @@ from omni_ws.core.chunks import AnswerWarning, FinalChunk, FinishReason, OutputC
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import memory_of
 from omni_ws.errors import EngineFailed, OmniError
+from omni_ws.service.conversation.summing import SumsUp
 from omni_ws.wire.server_frames import (
     BackchannelFrame,
+    HistoryItemsFrame,
     HistoryTruncatedFrame,
     InputAckFrame,
     PongFrame,
@@ -53,6 +55,8 @@ class ConversationLimits:
     asr_timeout_sec: float = ASR_TIMEOUT_SEC
     #: Whether requests keep their input to their end, so that the session can be saved at any time.
     keeps_input: bool = False
+    #: What sums up long talks; None: the oldest turns are dropped.
+    summaries: SumsUp | None = None
 
 
 # Messages, and what each costs while it is held.
@@ -79,6 +83,7 @@ ServerMessage: TypeAlias = (
     | SessionUpdatedFrame
     | InputAckFrame
     | HistoryTruncatedFrame
+    | HistoryItemsFrame
     | SpeechStartedFrame
     | SpeechConfirmedFrame
     | SpeechDismissedFrame
@@ -122,7 +127,7 @@ def message_cost(message: ServerMessage) -> int:
         message = message.error
     if isinstance(message, OmniError):
         return ERROR_OVERHEAD_BYTES + len(message.message)
-    if isinstance(message, SessionUpdatedFrame):
+    if isinstance(message, SessionUpdatedFrame | HistoryItemsFrame):
         return MESSAGE_OVERHEAD_BYTES + memory_of(message)
     if isinstance(message, BackchannelFrame):
         return MESSAGE_OVERHEAD_BYTES + len(message.payload)
@@ -226,6 +231,7 @@ _KINDS: Final[dict[str, Any]] = {
         ResponseStartedFrame,
         SessionUpdatedFrame,
         HistoryTruncatedFrame,
+        HistoryItemsFrame,
         SpeechStartedFrame,
         SpeechConfirmedFrame,
         SpeechDismissedFrame,

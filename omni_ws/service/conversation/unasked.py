@@ -51,12 +51,17 @@ class Unasked:
     def note_quiet(self, now: float) -> None:
         """Note whether anybody speaks, or an answer is due, and if not, since when."""
         conversation = self._conversation
+        summaries = conversation.limits.summaries
         if conversation.stream.single_request:
+            if summaries is not None:
+                (summaries.disturb if conversation.queue.requests else summaries.note_quiet)(conversation)
             return
         receiving = conversation.receiving
         due = [one for one in conversation.queue.requests if one is not receiving or not one.session.only_results]
         spoken = conversation.spoken
         speaking = spoken.current is not None
+        if summaries is not None:
+            (summaries.disturb if due or speaking else summaries.note_quiet)(conversation)
         if due or speaking:
             by_user = any(
                 one.remark is None and not one.session.only_results and not self.tellings.tells(one) for one in due
@@ -72,6 +77,12 @@ class Unasked:
             self._remarks.quiet(since)
             self.tellings.note_quiet(since, now, by_user=False)
             conversation.watch_time()
+
+    def close(self) -> None:
+        """Say nothing more, as the conversation ends. Idempotent."""
+        self.tellings.close()
+        if (summaries := self._conversation.limits.summaries) is not None:
+            summaries.forget(self._conversation)
 
     def note_end(self, request: Request) -> None:
         """Note that a request has its final: tools may work from now on, and something may be said meanwhile."""

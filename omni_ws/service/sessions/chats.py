@@ -16,8 +16,9 @@ from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 
 logger = logging.getLogger(__name__)
 
-#: Labels chats in metrics and logs.
+#: Labels chats, and those in which talks are summed up, in metrics and logs.
 CHAT_ORIGIN: Final = "chat"
+SUMMARY_ORIGIN: Final = "summary"
 #: What a chat has in common, whatever its session asks for: text alone, and nothing that is said unasked.
 _OF_ALL: Final[dict[str, Any]] = {"task": "chat", "modalities": ["text"], "idle_prompt": None, "greeting": ""}
 
@@ -30,19 +31,22 @@ class Chats:
         self._engine = engine
         self._lives: set[asyncio.Task[None]] = set()
 
-    def open(self, of: Conversation, receive: Callable[[ServerMessage], None]) -> Chat:
+    def open(self, of: Conversation, receive: Callable[[ServerMessage], None], *, in_background: bool = False) -> Chat:
         """Open a chat of the session of ``of``, until its ``close``. Its requests count like those of the session.
 
-        ``receive`` is called with each message, and must not raise.
+        ``receive`` is called with each message, and must not raise. ``in_background``: the server asks by itself, the
+        engine of the session; the requests count in daily limits alone.
         """
+        own = None if of.engine is self._factory.engine else of.engine
         conversation = self._factory.open(
             output_formats=STREAM_FORMATS,
             any_model=True,
-            origin=CHAT_ORIGIN,
+            origin=SUMMARY_ORIGIN if in_background else CHAT_ORIGIN,
             owner=of.observed.identity.owner,
-            engine=self._engine,
+            engine=own if in_background else self._engine,
         )
-        conversation.admit = of.admit
+        if not in_background:
+            conversation.admit = of.admit
         chat = Chat(conversation, receive)
         life = asyncio.create_task(chat.run(), name=f"chat {conversation.observed.identity.session_id}")
         self._lives.add(life)

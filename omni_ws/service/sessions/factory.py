@@ -37,6 +37,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ConversationLimits
 from omni_ws.service.conversation.output_log import OutputLog, StoredBytes
 from omni_ws.service.conversation.server_results import ServerResults
+from omni_ws.service.conversation.summing import SumsUp
 from omni_ws.service.failure import new_id
 from omni_ws.service.listening.workers import SpeechWorkers, TurnJudge, TurnModel
 from omni_ws.service.mcp.client import McpReach
@@ -151,6 +152,10 @@ class SessionFactory:
             asked = {"asked": name[:_SHOWN_CHARACTERS]} if self.config.log_content else {}
             message = "a client requested the model by another name; further ones are not told"
             write_line(logger, logging.INFO, message, **asked, served=self.model.names[0])
+
+    def sum_up_by(self, summaries: SumsUp) -> None:
+        """Have the talks of sessions that open from now on summed up."""
+        self._limits = replace(self._limits, summaries=summaries)
 
     def check_ready(self) -> None:
         """Raise EngineOverloaded while the engine starts, and EngineFailed when it is unavailable."""

@@ -24,7 +24,7 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.conversation.given_history import check_history, give_history
+from omni_ws.service.conversation.given_history import GivenHistory, check_history, give_history, told_history
 from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
 from omni_ws.service.conversation.output_log import Attachment
 from omni_ws.service.failure import unexpected
@@ -45,6 +45,7 @@ from omni_ws.wire.frames import (
     ClientFrame,
     ConfigPatch,
     FinishFrame,
+    HistoryGetFrame,
     HistoryTruncateFrame,
     OutputAckFrame,
     PingFrame,
@@ -253,6 +254,9 @@ class WebSocketSession(Attachment):
                 conversation.cancel(request_id)
             case HistoryTruncateFrame(request_id=request_id):
                 self._truncate_history(request_id)
+            case HistoryGetFrame(original=original):
+                self._outbox.put_nowait(told_history(conversation, original=original))
+                self._connection.end_pass()
             case ConfigPatch(fields=fields):
                 self._configure(fields)
                 self._connection.end_pass()
@@ -269,13 +273,13 @@ class WebSocketSession(Attachment):
 
     def _configure(self, fields: Mapping[str, Any]) -> None:
         items = fields.get(HISTORY_ITEMS)
-        earlier = () if items is None else check_history(self._conversation, items)
+        earlier = GivenHistory() if items is None else check_history(self._conversation, items)
         try:
             config = self._conversation.configure(fields)
         except EngineOverloaded as refusal:  # elsewhere it ends a session
             self._outbox.put_nowait(refusal)
             return
-        if earlier:
+        if any(earlier):
             give_history(self._conversation, earlier)
         self._outbox.put_nowait(updated_frame(config))
         self._conversation.greet()

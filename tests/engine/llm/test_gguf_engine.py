@@ -129,6 +129,7 @@ async def test_what_it_says_of_itself(engine: GgufEngine) -> None:
     )
     able = engine.capabilities
     assert (able.tools, able.logprobs, able.structured_output, able.choices) == (False, True, True, False)
+    assert (able.sums_up, able.context, able.shares_cores) == (True, 256, True)
 
 
 async def test_the_same_answer_each_time(engine: GgufEngine) -> None:

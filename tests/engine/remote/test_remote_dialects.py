@@ -117,6 +117,15 @@ async def test_sampling_by_their_names() -> None:
             assert "repetition_penalty" in engine.capabilities.sampling
 
 
+async def test_servers_for_one_person_are_not_asked_beside_answers() -> None:
+    async with LlamaCppServer(replies=[]).serve() as server, remote_llm(server) as engine:
+        able = engine.capabilities
+        assert (able.sums_up, able.shares_cores, able.context) == (True, True, server.context)
+    async with upstream() as other, remote_llm(other) as engine:
+        able = engine.capabilities
+        assert (able.sums_up, able.shares_cores, able.context) == (True, False, None)
+
+
 async def test_what_a_server_ignores_is_not_offered() -> None:
     async with OllamaServer(replies=[says("x")]).serve() as server:
         async with remote_llm(server) as engine:

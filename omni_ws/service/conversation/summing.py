@@ -1,0 +1,202 @@
+"""What is summed up of a long talk, when, and with which words a model is asked for it.
+
+The older part of a history is summed up in portions of a few turns: a small model finds more in these than in a long
+text, and has finished before the user speaks again. What it writes are notes, one a line. Notes stay as they are, so
+that what was said at the beginning is not told over and over; only if they have become too long, the model is asked for
+shorter ones. The last line of the notes on a portion names its topics, of which the newest are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from omni_ws.core.history import CHARACTERS_PER_TOKEN, WORDS_UNKNOWN, HistoryItem, HistoryItems, estimate_tokens
+
+if TYPE_CHECKING:
+    from omni_ws.service.conversation.conversation import Conversation
+
+#: How many words, by ``estimate_tokens``, a token of the model is taken for: instructions, notes and the answer are in
+#: its context, too, and few languages have words as short as English.
+_WORDS_PER_TOKEN: Final = 0.5
+#: For instructions, which may be long and are looked at often.
+_CHARACTERS_PER_WORD: Final = 4
+#: The shares of the room for a history: from which on it is summed up, what stays word by word, what notes may take.
+#: Beside the longest notes requests see at least half of the room, see ``history.STRIDE``: so a talk is summed up before
+#: its oldest turns are left out.
+_SUMMED_FROM: Final = 0.5
+_KEPT: Final = 0.25
+_NOTED: Final = 0.25
+#: The least room that is summed up at all.
+_LEAST_ROOM: Final = 64
+#: The words of a portion, those of one message of the user, and of one of the assistant or a tool that are shown.
+_PORTION: Final = 400
+_SHOWN_OF_USER: Final = 240
+_SHOWN: Final = 16
+#: The tokens that the model may write, and the lines and the characters of a line that are taken of them.
+MAX_TOKENS: Final = 220
+_MAX_LINES: Final = 16
+_MAX_LINE: Final = 240
+#: The words of the topics that are kept.
+_TOPICS: Final = 48
+
+INSTRUCTIONS: Final = (
+    "You keep notes of what a user says in a long talk, for somebody who must still know it hours later. You are shown "
+    "a part of the talk. For each line in which the user tells something of himself, of people, animals and things in "
+    "his life, of plans, wishes and appointments, write one short note with every name, number, date and place in it, "
+    "such as '- The user lives in …'. Lines that only ask about the world get no note. Invent nothing. The last line "
+    "is 'Topics:' and what was talked about, in a few words. Write in the language of the talk."
+)
+#: What follows where the lines of the assistant are shown.
+OF_BOTH: Final = (
+    " Also note what the assistant has promised, what was decided, and questions that are still open, but nothing else "
+    "of what the assistant says."
+)
+CONDENSING: Final = (
+    "You are shown the notes of a long talk. Write them again, shorter: join what belongs together, and leave out what "
+    "was corrected later or matters least. Keep every name, number, date and place, promises and open questions. One "
+    "short sentence a line, each beginning with '- '. Invent nothing. Write in the language of the notes."
+)
+_ASKED: Final = "The part of the talk:\n\n{talk}\n\nThe notes on this part:"
+_ASKED_SHORTER: Final = "The notes:\n\n{notes}\n\nThe same notes with at most {words} words:"
+
+_BULLET: Final = re.compile(r"^(?:[-*\u2022\u2013]+|\(?\d{1,2}[.)])\s*")
+_TOPICS_LINE: Final = re.compile(r"^\W*topics?\W*:\W*", re.IGNORECASE)
+_NOTHING: Final = re.compile(r"^\W*(?:none|nothing|n/a|no notes)\b[^:]{0,40}$", re.IGNORECASE)
+
+
+class SumsUp(Protocol):
+    """What sums up long talks in the background, see ``sessions.summaries``."""
+
+    def disturb(self, conversation: Conversation) -> None:
+        """Give way: in this conversation somebody speaks, or an answer is due."""
+
+    def note_quiet(self, conversation: Conversation) -> None:
+        """Note that in this conversation nobody speaks, and no answer is due."""
+
+    def forget(self, conversation: Conversation) -> None:
+        """Do nothing more for a conversation, which ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a history that is summed up, in words by ``estimate_tokens``."""
+
+    #: What requests see at most, once there are notes: engines leave out what exceeds the context at its beginning.
+    room: int
+    #: The history without notes from which on it is summed up.
+    longest: int
+    #: What of it stays without notes.
+    kept: int
+    #: The notes.
+    notes: int
+
+
+def sizes(history: HistoryItems, *, context: int | None, instructions: str) -> Sizes | None:
+    """Return the sizes for a model with a context of so many tokens; None if nothing is summed up."""
+    room = history.max_tokens
+    if context is not None:
+        other = len(instructions) // _CHARACTERS_PER_WORD
+        room = min(room, int(max(context * _WORDS_PER_TOKEN - other, context / 4)))
+    if room < _LEAST_ROOM or not history.may_be_cut:
+        return None
+    return Sizes(room, int(room * _SUMMED_FROM), int(room * _KEPT), int(room * _NOTED))
+
+
+def next_portion(history: HistoryItems, size: Sizes, *, behind: int = 0) -> tuple[HistoryItem, ...]:
+    """Return the oldest items that are to be summed up, ``behind`` so many that are being summed up; none: all are."""
+    return history.older(behind=behind, keep=size.kept, most=_PORTION)
+
+
+def question(items: Iterable[HistoryItem], *, of_both: bool = True) -> str:
+    """Return what a model is asked for notes on ``items``. With ``of_both`` false it is shown what the user said alone.
+
+    That is less work, and small models take what the assistant says for facts about the user.
+    """
+    shown = (item for item in items if of_both or item.role in ("user", "tool"))
+    return _ASKED.format(talk="\n".join(filter(None, map(_line, shown))))
+
+
+def shorter(notes: str, size: Sizes) -> str:
+    """Return what a model is asked for shorter notes."""
+    return _ASKED_SHORTER.format(notes="\n".join(_facts(notes)), words=size.notes // 2)
+
+
+def _line(item: HistoryItem) -> str:
+    """Return what is shown of an item."""
+    message = item.message
+    text = " ".join(" ".join(part.text for part in message.parts).split())
+    if message.tool_calls:
+        text = " ".join([text, *(f"[calls {call.name} with {call.arguments}]" for call in message.tool_calls)]).strip()
+    if not text or text == WORDS_UNKNOWN:
+        return ""
+    most = _SHOWN_OF_USER if message.role == "user" else _SHOWN
+    return f"{message.role.capitalize()}: {_first_words(text, most)}"
+
+
+def _first_words(text: str, most: int) -> str:
+    """Return the beginning of a text with at most so many words, or characters of scripts without blanks."""
+    taken: list[str] = []
+    for word in text[: most * CHARACTERS_PER_TOKEN].split(" "):
+        size = max(1, estimate_tokens(word))
+        if size > most:
+            taken += filter(None, (word[: len(word) * most // size], "…"))
+            break
+        taken.append(word)
+        most -= size
+    else:
+        return text if len(" ".join(taken)) == len(text) else " ".join([*taken, "…"])
+    return " ".join(taken)
+
+
+def read_notes(answer: str) -> str:
+    """Return the notes in a model's answer: one a line, the topics last. Empty if it noted nothing."""
+    facts: list[str] = []
+    topics: list[str] = []
+    for line in answer[: _MAX_LINES * _MAX_LINE].splitlines():
+        text = " ".join(line.split())
+        if found := _TOPICS_LINE.match(text):
+            topics.append(text[found.end() :])
+        elif (text := _BULLET.sub("", text)) and not _NOTHING.match(text):
+            facts.append(f"- {text[:_MAX_LINE]}")
+    about = "; ".join(filter(None, topics)).strip(" .")[:_MAX_LINE]
+    return "\n".join([*facts[:_MAX_LINES], *([f"Topics: {about}"] if about else [])])
+
+
+def merged(notes: Sequence[str]) -> str:
+    """Return notes of several portions as one: each fact once, and the newest topics."""
+    facts: dict[str, str] = {}
+    topics: list[str] = []
+    for one in notes:
+        for line in one.splitlines():
+            if found := _TOPICS_LINE.match(line):
+                topics += line[found.end() :].split("; ")
+            elif line.strip():
+                facts.setdefault(line.casefold().rstrip(" ."), line)
+    newest: list[str] = []
+    for topic in reversed(list(dict.fromkeys(topics))):
+        if estimate_tokens(" ".join((topic, *newest))) > _TOPICS:
+            break
+        newest.insert(0, topic)
+    return "\n".join([*facts.values(), *([f"Topics: {'; '.join(newest)}"] if newest else [])])
+
+
+def fitted(notes: str, answer: str, size: Sizes) -> str:
+    """Return shorter notes: the model's ``answer`` with the topics, or the newest of ``notes`` if it is no shorter."""
+    facts = _facts(notes)
+    rewritten = _facts(read_notes(answer))
+    taken = rewritten if rewritten and _words(rewritten) < _words(facts) else facts
+    topics = [line for line in notes.splitlines() if _TOPICS_LINE.match(line)]
+    while taken and _words(taken) + _words(topics) > size.notes:
+        taken = taken[1:]
+    return "\n".join([*taken, *topics])
+
+
+def _facts(notes: str) -> list[str]:
+    return [line for line in notes.splitlines() if line.strip() and not _TOPICS_LINE.match(line)]
+
+
+def _words(lines: Iterable[str]) -> int:
+    return sum(map(estimate_tokens, lines))
