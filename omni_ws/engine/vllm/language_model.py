@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import logging
 import math
+import multiprocessing.process
 import os
 import shutil
 import signal
@@ -259,7 +260,8 @@ class LanguageModel:
 
     async def _load(self) -> None:
         try:
-            self._running = await _in_daemon_thread(self._create, _shut_down, name=f"{self.role} start")
+            give_up = partial(_kill_children, but=frozenset(multiprocessing.active_children()))
+            self._running = await _in_daemon_thread(self._create, _shut_down, give_up, name=f"{self.role} start")
             self._others = OtherMachines.of(self._running)
             if self._prepare is not None:
                 await self._prepare(self._running)
@@ -395,10 +397,20 @@ def _innermost(error: BaseException) -> str:
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
-async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None], *, name: str) -> T:
+def _kill_children(starting: threading.Thread, *, but: frozenset[multiprocessing.process.BaseProcess]) -> None:
+    """Kill the children of this process that are not in ``but`` while a thread starts them, so that its call ends."""
+    while starting.is_alive():
+        for child in set(multiprocessing.active_children()) - but:
+            child.kill()
+        starting.join(WATCH_SEC)
+
+
+async def _in_daemon_thread(
+    call: Callable[[], T], discard: Callable[[T], None], give_up: Callable[[threading.Thread], None], *, name: str
+) -> T:
     """Run ``call`` in a daemon thread, for which the interpreter's exit does not wait: loading takes minutes.
 
-    When the waiting task is cancelled, the result is passed to ``discard``.
+    When the waiting task is cancelled, ``give_up`` gets the thread, and ``discard`` the result if there is one.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -427,12 +439,15 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
         with contextlib.suppress(RuntimeError):  # the loop is closed, the program is exiting
             loop.call_soon_threadsafe(settle)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
     try:
         await done
     except asyncio.CancelledError:
         if not done.cancelled():  # it was settled in the very pass in which the waiting task was cancelled
             discard_made()
+        else:
+            threading.Thread(target=give_up, args=(thread,), daemon=True).start()
         raise
     return made.pop()
 
