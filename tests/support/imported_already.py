@@ -151,14 +151,17 @@ def forked(work: Callable[..., None], *arguments: Any) -> BaseProcess:
 def become_command(arguments: Sequence[str], output: Path) -> None:
     """Make this forked process a command: with a session of its own, and ``output`` for what it says.
 
-    A model's processes are forked off it.
+    A model's processes are forked off what it is now: later it has threads, which may hold locks when it forks.
     """
     os.setsid()
     with output.open("wb") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     sys.argv = [*arguments]
-    _start_in(multiprocessing.get_context("fork"))
+    server = _ForkServer()
+    _put_in_place(server, lambda name, value: setattr(forkserver, name, value))
+    server.ensure_running()
+    _start_in(_Context())
 
 
 class _StepWorker:
