@@ -621,7 +621,8 @@ def _death() -> Exception:
     """Return the failure of a request that vLLM itself aborts: one of the model's copies died, and all others end."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    return EngineDeadError()
+    death: Exception = EngineDeadError()
+    return death
 
 
 class OutputGroups:

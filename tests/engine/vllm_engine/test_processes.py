@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import running
@@ -54,7 +55,7 @@ def alive(process: int) -> bool:
 @pytest.mark.parametrize("ends", [True, False], ids=["by itself", "killed"])
 async def test_what_a_server_marked_dies_with_it(ends: bool) -> None:
 
-    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
     async with running(sys.executable, "-c", SERVER, **pipes) as server:
         assert server.stdin is not None
         assert server.stdout is not None

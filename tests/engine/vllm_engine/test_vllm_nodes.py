@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ async def test_a_server_that_is_killed_at_any_moment_leaves_no_process(model: Pa
             if number % 2:
                 await asyncio.sleep(moments.uniform(0, took))
             else:
-                await until(lambda errors=errors: b"listens on" in read(errors), seconds=STARTS_WITHIN_SEC)
+                await until(partial(listens, errors), seconds=STARTS_WITHIN_SEC)
                 took = loop.time() - began
                 assert server.pid is not None
                 assert len(left_of(server.pid)) >= 5, "the server, two copies, what counts their requests, the reaper"
@@ -226,8 +227,9 @@ async def test_a_server_that_is_killed_at_any_moment_leaves_no_process(model: Pa
         await until_nothing_is_left(server)
 
 
-def read(file: Path) -> bytes:
-    return file.read_bytes() if file.exists() else b""
+def listens(errors: Path) -> bool:
+    """Whether a server has said so."""
+    return errors.exists() and b"listens on" in errors.read_bytes()
 
 
 async def test_the_parts_of_a_model_that_loads_die_with_the_server(model: Path, tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ async def two_servers(model: Path, folder: Path) -> AsyncIterator[list[tuple[Bas
         found = []
         for number, server in enumerate(servers):
             errors = folder / f"errors-{number}"
-            await until(lambda errors=errors: b"listens on" in read(errors), seconds=STARTS_WITHIN_SEC)
+            await until(partial(listens, errors), seconds=STARTS_WITHIN_SEC)
             found.append((server, errors.read_text().partition("listens on ")[2].split()[0].rstrip(",;") + "/v1"))
         yield found
     finally:
@@ -283,6 +285,7 @@ async def test_of_two_upstreams_the_death_of_one_ends_its_own_answers_only(
                 assert isinstance(await anext(one), TextOutput)
             ends = [asyncio.create_task(rest(one)) for one in begun]
             servers[0][0].kill()
+            await asyncio.to_thread(servers[0][0].join)
             async with aclosing(streamed(engine, request(Input("Hello"), sampling=LONG))) as new:
                 outputs = [output async for output in new]
             assert said(outputs).startswith(alone)
