@@ -30,6 +30,7 @@ _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
     "replay": ("omni_ws.replay.command", "replay recorded sessions and compare the answers"),
     "test": ("omni_ws.scenarios.command", "let simulated callers talk to a server, and check what they hear"),
     "bench": ("omni_ws.bench.command", "load a running server and print how soon it answers"),
+    "vllm-node": ("omni_ws.tools.vllm_node", "run a part of a server's vLLM model on another machine"),
     "weights": ("omni_ws.tools.weights", "list, fetch and check weights of models"),
 }
 

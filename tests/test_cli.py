@@ -40,6 +40,7 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "serve" in shown
     assert "replay" in shown
     assert "bench" in shown
+    assert "vllm-node" in shown
 
 
 def test_serve_help_is_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,11 +71,11 @@ async def run_command(*command: str, environment: Mapping[str, str] | None = Non
     return Ended(process.returncode, output.decode(), errors.decode())
 
 
-def vllm_configuration(folder: Path, model: Path) -> Path:
-    """A file in ``folder`` that makes ``omni-ws serve`` serve a tiny model."""
+def vllm_configuration(folder: Path, model: Path, **changes: Any) -> Path:
+    """A file in ``folder`` that makes ``omni-ws serve`` serve a tiny model; ``changes`` are arguments of vLLM."""
     from support.tiny_models import ENGINE_ARGS
 
-    args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in ENGINE_ARGS.items())
+    args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in {**ENGINE_ARGS, **changes}.items())
     configuration = folder / "serve.toml"
     # On a busy machine the answer to a test of SIGTERM takes longer than the usual 30 s.
     configuration.write_text(
@@ -85,19 +85,26 @@ def vllm_configuration(folder: Path, model: Path) -> Path:
     return configuration
 
 
-def forked_vllm_command(folder: Path, model: Path, errors: Path) -> BaseProcess:
-    """``omni-ws serve`` over a tiny model, forked off a process that has imported vLLM, in a process group of its own.
+def forked_vllm_command(folder: Path, model: Path, errors: Path, **changes: Any) -> BaseProcess:
+    """``omni-ws serve`` over a tiny model, forked off a process that has imported vLLM, in a session of its own.
 
-    It is configured in ``folder``; what it says goes to ``errors``.
+    It is configured in ``folder``, with ``changes`` of vLLM's arguments; what it says goes to ``errors``.
+    """
+    return forked_command(["serve", "--config", str(vllm_configuration(folder, model, **changes))], errors)
+
+
+def forked_command(arguments: Sequence[str], errors: Path) -> BaseProcess:
+    """``omni-ws`` with ``arguments``, forked off a process that has imported vLLM, in a session of its own.
+
+    What it says goes to ``errors``.
     """
     from support.imported_already import forked
 
-    return forked(_serve, vllm_configuration(folder, model), errors)
+    return forked(_command, [*arguments], errors)
 
 
-def _serve(configuration: Path, errors: Path) -> None:
+def _command(arguments: Sequence[str], errors: Path) -> None:
     from support.imported_already import become_command
 
-    arguments = ["serve", "--config", str(configuration)]
     become_command(["omni-ws", *arguments], errors)
     sys.exit(main(arguments))

@@ -29,17 +29,29 @@ import pytest
 from omni_ws.engine.omni import worker
 from omni_ws.engine.omni.step_process import WORKER_MODULE
 from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
+from omni_ws.engine.vllm.processes import MARK
 
 _MODULES = [
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.executor.multiproc_executor",
     "vllm.v1.structured_output.backend_xgrammar",
     "vllm.v1.core.sched.scheduler",
     "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.models.llama",
     "omni_ws.engine.omni.slot_talker",
 ]
+
+
+#: The modules that start processes of vLLM: copies of the model, what counts their requests, and the parts of a copy.
+_STARTING = ("vllm.v1.engine.utils", "vllm.v1.engine.coordinator", "vllm.v1.executor.multiproc_executor")
+
+
+def _start_in(processes: context.BaseContext, put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Let vLLM start its processes by ``processes``."""
+    for module in _STARTING:
+        put(import_module(module), "get_mp_context", lambda: processes)
 
 
 class _ForkServer(forkserver.ForkServer):
@@ -119,6 +131,9 @@ class _Process(context.ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
+        if MARK in os.environ:
+            os.memfd_create(os.environ[MARK])  # as if the server itself had forked it, and is never closed
+        _start_in(multiprocessing.get_context("fork"))
         super().run()
 
 
@@ -134,18 +149,19 @@ def forked(work: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 
 def become_command(arguments: Sequence[str], output: Path) -> None:
-    """Make this forked process a command: with a process group of its own, and ``output`` for what it says.
+    """Make this forked process a command: with a session of its own, and ``output`` for what it says.
 
-    A model's process is forked off it.
+    A model's processes are forked off what it is now: later it has threads, which may hold locks when it forks.
     """
     os.setsid()
     with output.open("wb") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     sys.argv = [*arguments]
-    from vllm.v1.engine import utils
-
-    utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    server = _ForkServer()
+    _put_in_place(server, lambda name, value: setattr(forkserver, name, value))
+    server.ensure_running()
+    _start_in(_Context())
 
 
 class _StepWorker:
@@ -211,9 +227,7 @@ def models_in_forked_processes() -> Iterator[None]:
         server.ensure_running()
 
         def created(self: LanguageModel) -> Any:
-            from vllm.v1.engine import utils
-
-            patch.setattr(utils, "get_mp_context", lambda: processes)
+            _start_in(processes, patch.setattr)
             return creating(self)
 
         executing = asyncio.create_subprocess_exec

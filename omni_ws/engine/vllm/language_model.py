@@ -11,22 +11,23 @@ import contextlib
 import difflib
 import logging
 import math
+import multiprocessing.process
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState, incident
 from omni_ws.engine.child import Backoff, keep_running
+from omni_ws.engine.vllm.nodes import OtherMachines, telling_of_others
+from omni_ws.engine.vllm.processes import marked_processes
 from omni_ws.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -52,8 +53,9 @@ WATCH_SEC: Final = 0.1
 #: seconds to tear down torch and vLLM.
 SHUTDOWN_SEC: Final = 1.0
 
-#: Environment variables that vLLM reads when it is imported. Those set by the operator take precedence.
-_ENVIRONMENT: Final = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+#: Environment variables that vLLM reads when it is imported. Those set by the operator take precedence. The last keeps
+#: the titles of vLLM's processes from overwriting their environments, in which the reaper looks.
+_ENVIRONMENT: Final = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "SPT_NOENV": "1"}
 #: The environment variable with the folder for the sockets between vLLM's processes.
 _SOCKETS: Final = "VLLM_RPC_BASE_PATH"
 #: Default engine arguments; those of the operator take precedence.
@@ -92,7 +94,7 @@ def check_vllm() -> None:
     used = {
         AsyncLLM: ("engine_core", "output_processor", "abort"),
         MPClient: ("resources",),
-        BackgroundResources: ("engine_dead", "engine_manager"),
+        BackgroundResources: ("engine_dead", "engine_manager", "coordinator"),
         RequestOutputCollector: collector,
     }
     check_private_names("vllm", used)
@@ -122,7 +124,8 @@ class LanguageModel:
         self._setting = setting
         self._prepare = prepare
         self._groups = OutputGroups()
-        self._running: _Running | None = None
+        self._running: AsyncLLM | None = None
+        self._others: OtherMachines | None = None
         self._died = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -136,7 +139,7 @@ class LanguageModel:
         """vLLM's engine client. Raises EngineFailed while there is no process."""
         if self._running is None:
             raise EngineFailed(f"the {self.role} is not available", fatal=True)
-        return self._running.llm
+        return self._running
 
     def take_defaults(self, args: Mapping[str, Any]) -> None:
         """Set engine arguments that the operator did not set. To be called before ``start``."""
@@ -201,7 +204,7 @@ class LanguageModel:
         """
         if self._running is None:
             return
-        forgetting = asyncio.ensure_future(self._running.llm.renderer.clear_mm_cache_async())
+        forgetting = asyncio.ensure_future(self._running.renderer.clear_mm_cache_async())
         try:
             await asyncio.shield(forgetting)
         except asyncio.CancelledError:
@@ -229,22 +232,26 @@ class LanguageModel:
         return incident(f"the {self.role} failed", error, request_id=request_id)
 
     def _note_death(self, llm: AsyncLLM) -> None:
-        if self._running is not None and llm is self._running.llm and self.state is EngineState.OK:
+        if self._running is not None and llm is self._running and self.state is EngineState.OK:
             self.state = EngineState.UNHEALTHY
             self._died.set()
 
     async def _until_death(self) -> str:
+        how = "vLLM's process has ended"
         while not self._died.is_set():
             # Not ``errored``, which is also true before the first request.
-            if self._running is not None and self._running.llm.engine_core.resources.engine_dead:
-                self._note_death(self._running.llm)
+            if self._running is not None and self._running.engine_core.resources.engine_dead:
+                self._note_death(self._running)
+            elif self._running is not None and self._others is not None and self._others.lost:
+                how = "the connection with a copy on another machine has ended"
+                self._note_death(self._running)
             try:
                 async with asyncio.timeout(WATCH_SEC):
                     await self._died.wait()
             except TimeoutError:
                 continue
         await self._release()
-        return "vLLM's process has ended"
+        return how
 
     async def _start_again(self) -> None:
         await self._load()
@@ -253,10 +260,12 @@ class LanguageModel:
 
     async def _load(self) -> None:
         try:
-            self._running = await _in_daemon_thread(self._create, _shut_down, name=f"{self.role} start")
+            give_up = partial(_kill_children, but=frozenset(multiprocessing.active_children()))
+            self._running = await _in_daemon_thread(self._create, _shut_down, give_up, name=f"{self.role} start")
+            self._others = OtherMachines.of(self._running)
             if self._prepare is not None:
-                await self._prepare(self._running.llm)
-            await self._warm_up(self._running.llm)
+                await self._prepare(self._running)
+            await self._warm_up(self._running)
         except (ConfigurationError, OmniError):
             await self._release()
             raise
@@ -264,7 +273,7 @@ class LanguageModel:
             await self._release()
             raise EngineFailed(f"the {self.role} failed to start: {_innermost(error)}", fatal=True) from error
 
-    def _create(self) -> _Running:
+    def _create(self) -> AsyncLLM:
         """Start the process; blocks for seconds to minutes.
 
         Runs in a thread of its own, because the new process inherits the thread's signal mask.
@@ -275,7 +284,9 @@ class LanguageModel:
         resource_tracker.ensure_running()  # started later, it would unblock SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         # Not assigned to a variable, which tracebacks that vLLM keeps would keep alive.
-        return _watched(self._open(args))
+        given = {name: value for name, value in self._args.items() if _DEFAULT_ARGS.get(name, ...) != value}
+        with marked_processes(), telling_of_others(self.role, args, given):
+            return self._open(args)
 
     def engine_args(self) -> AsyncEngineArgs:
         """Return vLLM's engine arguments. Raises ConfigurationError for unknown names."""
@@ -315,7 +326,10 @@ class LanguageModel:
         running, self._running = self._running, None
         if running is None:
             return
-        _end_requests(running.llm)
+        if self._others is not None:
+            self._others.close()
+            self._others = None
+        _end_requests(running)
         ending = asyncio.ensure_future(asyncio.to_thread(_shut_down, running))
         try:
             await asyncio.shield(ending)
@@ -323,29 +337,7 @@ class LanguageModel:
             await asyncio.wait([ending])
             raise
         finally:
-            _cancel_tasks(running.llm)
-
-
-class _Running(NamedTuple):
-    """vLLM's engine client, and the process that kills the model's processes if this process dies."""
-
-    llm: AsyncLLM
-    reaper: subprocess.Popen[bytes]
-
-
-def _watched(llm: AsyncLLM) -> _Running:
-    """Return the client with a small process that kills the model's processes when this one dies.
-
-    Otherwise the model's processes would not notice the death of this one, and keep the GPU. ``_shut_down`` ends the
-    small process.
-    """
-    reaper = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _REAPER_SCRIPT, *(str(process.pid) for process in _processes(llm))],
-        stdin=subprocess.PIPE,
-        # In a session of its own, so that Ctrl-C in the terminal does not reach it.
-        start_new_session=True,
-    )
-    return _Running(llm, reaper)
+            _cancel_tasks(running)
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:
@@ -370,25 +362,26 @@ def _cancel_tasks(llm: AsyncLLM) -> None:
             task.cancel()
 
 
-def _shut_down(running: _Running) -> None:
+def _shut_down(llm: AsyncLLM) -> None:
     """End the processes, killing them after SHUTDOWN_SEC. Blocks until they have exited."""
     from psutil import NoSuchProcess
 
-    llm, reaper = running
+    resources = llm.engine_core.resources
     processes = _processes(llm)
+    if resources.coordinator is not None:
+        # It keeps nothing, and vLLM would give it five seconds.
+        processes.append(resources.coordinator.proc)
+        resources.coordinator.proc.kill()
     # vLLM would log a warning for each process that it kills.
     logging.getLogger("vllm.v1.utils").setLevel(logging.ERROR)
     try:
         llm.shutdown(timeout=SHUTDOWN_SEC)
     except NoSuchProcess:  # a process ended by itself just when vLLM was about to kill it
-        llm.engine_core.resources()
+        resources()
     for process in processes:
         if process.is_alive():
             process.kill()
         process.join()
-    # Only now: other processes may get the same IDs later.
-    if reaper.poll() is None:
-        reaper.communicate(b".")
 
 
 def _no_argument(name: str, known: tuple[str, ...]) -> str:
@@ -404,10 +397,20 @@ def _innermost(error: BaseException) -> str:
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
-async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None], *, name: str) -> T:
+def _kill_children(starting: threading.Thread, *, but: frozenset[multiprocessing.process.BaseProcess]) -> None:
+    """Kill the children of this process that are not in ``but`` while a thread starts them, so that its call ends."""
+    while starting.is_alive():
+        for child in set(multiprocessing.active_children()) - but:
+            child.kill()
+        starting.join(WATCH_SEC)
+
+
+async def _in_daemon_thread(
+    call: Callable[[], T], discard: Callable[[T], None], give_up: Callable[[threading.Thread], None], *, name: str
+) -> T:
     """Run ``call`` in a daemon thread, for which the interpreter's exit does not wait: loading takes minutes.
 
-    When the waiting task is cancelled, the result is passed to ``discard``.
+    When the waiting task is cancelled, ``give_up`` gets the thread, and ``discard`` the result if there is one.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -436,26 +439,17 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
         with contextlib.suppress(RuntimeError):  # the loop is closed, the program is exiting
             loop.call_soon_threadsafe(settle)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
     try:
         await done
     except asyncio.CancelledError:
         if not done.cancelled():  # it was settled in the very pass in which the waiting task was cancelled
             discard_made()
+        else:
+            threading.Thread(target=give_up, args=(thread,), daemon=True).start()
         raise
     return made.pop()
-
-
-#: The pipe to the server closes without data when the server dies; ``_shut_down`` writes a byte first.
-_REAPER_SCRIPT: Final = """
-import os, signal, sys
-if not sys.stdin.buffer.read(1):
-    for process in map(int, sys.argv[1:]):
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-"""
 
 
 #: How long an output may wait for the next outputs, in seconds. An output that comes later than this after the previous
@@ -530,6 +524,8 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
             await self._end(running=False)
             if not output.outputs:  # the end of a streamed prompt, after its last output
                 raise StopAsyncIteration
+            if any(one.finish_reason == "abort" for one in output.outputs):
+                raise self._translate(_death())
         return output
 
     def hand_to(self, consume: Take | None) -> None:
@@ -619,6 +615,14 @@ class ModelOutputs(AsyncIterator["RequestOutput"]):
             raise self._translate(error) from error
         finally:
             collector.close()
+
+
+def _death() -> Exception:
+    """Return the failure of a request that vLLM itself aborts: one of the model's copies died, and all others end."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    death: Exception = EngineDeadError()
+    return death
 
 
 class OutputGroups:

@@ -255,6 +255,16 @@ async def test_a_dead_engine_is_not_asked_to_abort() -> None:
     assert (loop.aborted, loop.ends) == ([], [False])
 
 
+async def test_an_abort_that_nobody_asked_for_is_the_death_of_the_model() -> None:
+    """A copy of the model died, and vLLM ends all others, whose last outputs still come."""
+    loop = Loop()
+    task = await waiting(loop)
+    loop.put(tokens(0, finish_reason="abort"))
+    with pytest.raises(Translated, match="EngineCore encountered an issue"):
+        await task
+    assert (loop.aborted, loop.ends) == ([], [False])
+
+
 async def test_closing_aborts_and_nothing_is_taken_afterwards() -> None:
     loop = Loop()
     seen: list[int] = []

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import forked_vllm_command
-from support.patience import PATIENCE_SEC
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
+from support.sessions_of_processes import left_of
 from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
@@ -44,17 +44,10 @@ def says(errors: Path) -> re.Match[bytes] | None:
     return LISTENS.search(errors.read_bytes()) if errors.exists() else None
 
 
-def children(process: BaseProcess) -> list[int]:
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def is_running(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+def models_of(process: BaseProcess) -> set[int]:
+    """What runs beside the server: its model, and what looks after the model."""
+    assert process.pid is not None
+    return set(left_of(process.pid)) - {process.pid}
 
 
 @asynccontextmanager
@@ -76,8 +69,7 @@ async def long_answer(port: int) -> AsyncIterator[asyncio.Task[bytes]]:
 async def test_sigterm_lets_the_answer_finish_and_nothing_else(tmp_path: Path) -> None:
     """As a container is stopped. What a stop takes and leaves shows Ctrl-C, in test_serve_tiny.py."""
     async with serving(tmp_path) as (process, port):
-        left = children(process)
-        assert left
+        assert models_of(process)
         async with long_answer(port) as answer:
             process.terminate()
             rest = await answer
@@ -85,16 +77,13 @@ async def test_sigterm_lets_the_answer_finish_and_nothing_else(tmp_path: Path) -
         assert b"data: [DONE]" in rest
         await asyncio.to_thread(process.join, 300)
         assert process.exitcode == 0
-        await until(lambda: not any(is_running(child) for child in left))
+        await until(lambda: not models_of(process))
 
 
 async def test_a_server_that_is_killed_takes_its_models_along(tmp_path: Path) -> None:
     async with serving(tmp_path) as (process, port), long_answer(port) as answer:
-        left = children(process)
-        assert left
+        assert models_of(process)
         process.kill()
         await asyncio.to_thread(process.join)
         await asyncio.gather(answer, return_exceptions=True)
-        async with asyncio.timeout(PATIENCE_SEC):
-            while any(Path(f"/proc/{child}").exists() for child in left):  # noqa: ASYNC110, ASYNC240 - not ours
-                await asyncio.sleep(0.05)
+        await until(lambda: not models_of(process))

@@ -69,7 +69,7 @@ async def test_what_is_made_for_a_start_that_is_cancelled_is_discarded(passes: i
         results.append(process)
         discarded.set()
 
-    starting = asyncio.create_task(_in_daemon_thread(make, discard, name="start of a test"))
+    starting = asyncio.create_task(_in_daemon_thread(make, discard, lambda thread: None, name="start of a test"))
     await asyncio.sleep(0)
     for thread in threading.enumerate():
         if thread.name == "start of a test":
