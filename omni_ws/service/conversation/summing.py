@@ -24,8 +24,8 @@ _WORDS_PER_TOKEN: Final = 0.5
 #: For instructions, which may be long and are looked at often.
 _CHARACTERS_PER_WORD: Final = 4
 #: The shares of the room for a history: from which on it is summed up, what stays word by word, what notes may take.
-#: Beside the longest notes requests see at least half of the room, see ``history.STRIDE``: so a talk is summed up before
-#: its oldest turns are left out.
+#: Beside the longest notes requests see at least half of the room (``history.STRIDE``), so that a talk is summed up
+#: before its oldest turns are left out.
 _SUMMED_FROM: Final = 0.5
 _KEPT: Final = 0.25
 _NOTED: Final = 0.25
