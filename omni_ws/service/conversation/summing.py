@@ -24,8 +24,8 @@ _WORDS_PER_TOKEN: Final = 0.5
 #: For instructions, which may be long and are looked at often.
 _CHARACTERS_PER_WORD: Final = 4
 #: The shares of the room for a history: from which on it is summed up, what stays word by word, what notes may take.
-#: Beside the longest notes requests see at least half of the room, see ``history.STRIDE``: so a talk is summed up before
-#: its oldest turns are left out.
+#: Beside the longest notes requests see at least half of the room (``history.STRIDE``), so that a talk is summed up
+#: before its oldest turns are left out.
 _SUMMED_FROM: Final = 0.5
 _KEPT: Final = 0.25
 _NOTED: Final = 0.25
@@ -59,11 +59,17 @@ CONDENSING: Final = (
     "was corrected later or matters least. Keep every name, number, date and place, promises and open questions. One "
     "short sentence a line, each beginning with '- '. Invent nothing. Write in the language of the notes."
 )
-_ASKED: Final = "The part of the talk:\n\n{talk}\n\nThe notes on this part:"
+#: A small model heeds the last words most.
+_ASKED: Final = (
+    "The part of the talk:\n\n{talk}\n\nWrite one note for each of the user's lines above that is not a question, from "
+    "the first to the last, none left out. The last line is 'Topics:'. The notes:"
+)
 _ASKED_SHORTER: Final = "The notes:\n\n{notes}\n\nThe same notes with at most {words} words:"
 
 _BULLET: Final = re.compile(r"^(?:[-*\u2022\u2013]+|\(?\d{1,2}[.)])\s*")
 _TOPICS_LINE: Final = re.compile(r"^\W*topics?\W*:\W*", re.IGNORECASE)
+#: Small models repeat the user's questions among the notes.
+_ECHO: Final = re.compile(r"^(?!open:).*[?\uff1f\u061f]$", re.IGNORECASE)
 _NOTHING: Final = re.compile(r"^\W*(?:none|nothing|n/a|no notes)\b[^:]{0,40}$", re.IGNORECASE)
 
 
@@ -159,7 +165,7 @@ def read_notes(answer: str) -> str:
         text = " ".join(line.split())
         if found := _TOPICS_LINE.match(text):
             topics.append(text[found.end() :])
-        elif (text := _BULLET.sub("", text)) and not _NOTHING.match(text):
+        elif (text := _BULLET.sub("", text)) and not _NOTHING.match(text) and not _ECHO.match(text):
             facts.append(f"- {text[:_MAX_LINE]}")
     about = "; ".join(filter(None, topics)).strip(" .")[:_MAX_LINE]
     return "\n".join([*facts[:_MAX_LINES], *([f"Topics: {about}"] if about else [])])

@@ -212,7 +212,8 @@ class _Asking:
         """Return what the model answers. Raises an OmniError."""
         chat = self._chat or self._open()
         able = chat.conversation.engine.capabilities.sampling
-        sampling = {"temperature": 0, "max_tokens": summing.MAX_TOKENS}
+        # Notes begin alike: a penalty on repetitions would end them early.
+        sampling = {"temperature": 0, "repetition_penalty": 1, "max_tokens": summing.MAX_TOKENS}
         chat.configure(
             instructions=instructions,
             history=False,

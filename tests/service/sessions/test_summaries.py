@@ -124,7 +124,7 @@ async def test_it_gives_way_to_the_user_and_begins_again() -> None:
         await say(client, 100)
         await server.until(lambda: engine.aborted == 1)
         await server.until(lambda: len(engine.noted) == 2)
-        assert engine.noted[1].startswith(engine.noted[0].partition("\n\nThe notes")[0])
+        assert engine.noted[1].startswith(engine.noted[0].partition("\n\nWrite one")[0])
         assert await outcome(server, "dropped") == 1
         engine.gate.set()
         await noted(server)
