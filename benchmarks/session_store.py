@@ -177,10 +177,16 @@ async def _move(port: int, moved: int, last_output: int) -> list[float]:
         began = time.monotonic()
         query = f"session_id=sess_of_the_benchmark_{number}&resume_token={_TOKEN}"
         url = f"ws://127.0.0.1:{port}/v1/streaming_input?{query}&last_output={last_output}"
-        async with connect(url, open_timeout=120, ping_interval=None, compression=None) as connection:
+        while True:
+            connection = await connect(url, open_timeout=120, ping_interval=None, compression=None)
             frame = orjson.loads(await connection.recv())
-            if frame["type"] != "session_resumed":
+            if frame["type"] == "session_resumed":
+                break
+            await connection.close()
+            if frame["error"]["code"] != "engine_overloaded":
                 raise RuntimeError(frame)
+            await asyncio.sleep(frame["error"]["retry_after_ms"] / 1000)
+        async with connection:
             took = time.monotonic() - began
             resumed.append(number)
             if len(resumed) == moved:
