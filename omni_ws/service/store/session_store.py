@@ -58,7 +58,7 @@ _TICK_SEC: Final = SLOW_SEC / 5
 #: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few are asked at once, as
 #: commits must not wait behind a thousand clients that come back.
 ANSWER_SEC: Final = 5.0
-_QUESTIONS: Final = 8
+_QUESTIONS: Final = 4
 #: Time between two tries while the store is degraded: it doubles, up to the second.
 RETRY_SEC: Final = (0.25, 2.0)
 #: A store that fails again within the first is tried again after twice the time of before, up to the second: to write
