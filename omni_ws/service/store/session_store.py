@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -75,6 +76,11 @@ MAX_QUEUED_BYTES: Final = 64 << 20
 MAX_SNAPSHOT_BYTES: Final = 32 << 20
 #: Bytes that are encrypted on the loop; more in a thread.
 _SEALED_HERE_BYTES: Final = 64 << 10
+#: Snapshots from the first to the second size are compressed, on the fastest level, behind a byte that no MessagePack
+#: begins with.
+_PACKED_BYTES: Final = (1 << 10, 64 << 10)
+_PACKED: Final = b"\xc1"
+_LEVEL: Final = 1
 #: Sessions that are told something, or asked for a snapshot, in one pass of the loop.
 _SLICE: Final = 16
 #: Deletions that are remembered while the store is degraded.
@@ -316,10 +322,10 @@ class SessionStore:
         """Return snapshot and entries in the clear; None if they are damaged."""
         form = found.clear.form
         try:
-            snapshot = self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE)
+            snapshot = _unpacked(self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE))
             log = [self._sealer.open(form, session_id, one, place) for place, one in enumerate(contents.log)]
             return snapshot, tuple(entry for element in log for entry in _entries.decode(element))
-        except (Unreadable, msgspec.DecodeError):
+        except (Unreadable, msgspec.DecodeError, zlib.error):
             logger.warning("the record of session %s in the store is damaged", session_id)
             return None
 
@@ -507,7 +513,7 @@ class SessionStore:
         clear = snapshot = element = None
         if flying.snapshot is not None:
             clear = ClearPart(self._sealer.form, lease.kind, lease.owner, flying.tokens, flying.away)
-            snapshot = lease.seal(flying.snapshot, SNAPSHOT_PLACE)
+            snapshot = lease.seal(_packed(flying.snapshot), SNAPSHOT_PLACE)
         if flying.entries:
             element = lease.seal(msgspec.msgpack.encode(flying.entries), place)
         return Change(
@@ -702,6 +708,24 @@ class SessionStore:
                         self._wanting[lease] = None
                         self._wake.set()
             await asyncio.sleep(PRUNE_SEC)
+
+
+def _packed(snapshot: bytes) -> bytes:
+    """Return a snapshot as it is stored: compressed to a fifth if it is neither tiny nor, by its sound, large."""
+    if not _PACKED_BYTES[0] <= len(snapshot) <= _PACKED_BYTES[1]:
+        return snapshot
+    return _PACKED + zlib.compress(snapshot, _LEVEL)
+
+
+def _unpacked(stored: bytes) -> bytes:
+    """Return the snapshot. Raises zlib.error if it is damaged."""
+    if not stored.startswith(_PACKED):
+        return stored
+    unpacking = zlib.decompressobj()
+    snapshot = unpacking.decompress(stored[len(_PACKED) :], _PACKED_BYTES[1])
+    if not unpacking.eof:
+        raise zlib.error("cut off, or larger than what is compressed")
+    return snapshot
 
 
 def _settle(queued: _Queued, *, lost: bool = False) -> None:

@@ -680,3 +680,25 @@ async def test_stop_ends_though_a_cancellation_is_taken_for_an_error(
     async with started(shared):
         await entered.wait()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("size", [1023, 1024, 64 << 10, (64 << 10) + 1])
+async def test_snapshots_of_a_usual_size_are_compressed(shared: FakeStore, store: SessionStore, size: int) -> None:
+    holder = begun(store)
+    holder.state = b"x" * size
+    holder.snapshot()
+    await store.settle(holder.lease)
+    assert await store.read("sess_1") == (holder.state, ())
+    (change,) = shared.changes
+    assert change.snapshot is not None
+    assert (len(change.snapshot) < size / 5) == (1024 <= size <= 64 << 10)
+
+
+async def test_a_compressed_snapshot_that_was_cut_off_is_damaged(shared: FakeStore, store: SessionStore) -> None:
+    holder = begun(store)
+    holder.state = b"x" * 2000
+    holder.snapshot()
+    await store.settle(holder.lease)
+    (record,) = shared.records.values()
+    record.snapshot = record.snapshot[:-5]
+    assert await store.read("sess_1") is None
