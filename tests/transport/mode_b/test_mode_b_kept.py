@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.fake_store import FakeBackend, FakeStore
-from support.kept_by import kept_by
+from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.mode_b_sessions import FORM, GOING, chunk
 from support.part_engines import ToneEngine
 from support.reined_engine import ReinedEngine, Reins
@@ -52,7 +51,7 @@ class Server:
     ) -> None:
         self.engine = engine or ReinedEngine(reins or Reins())
         self.factory = SessionFactory(self.engine, ServerConfig(engine=EngineName.FAKE, **fields))
-        self.store = self.factory.store = kept_by(shared)
+        self.store = self.factory.store = kept_by(FakeBackend(shared))
         self.backend: FakeBackend = self.store._backend  # type: ignore[assignment]
         self.keeper = ModeBKeeper(ModeBRegistry(self.factory), self.store)
         self.died = asyncio.Event()

@@ -436,9 +436,7 @@ async def test_a_stored_call_is_forked(tmp_path: Path) -> None:
             fork = f"{LIVE}/{session['id']}/fork"
             transport = {"type": "webrtc", "sdp": await second.offer()}
             query = {"resume_token": session["resume_token"]}
-            assert (
-                await client.post(fork, json={"transport": transport}, params=query)
-            ).status_code == 409
+            assert (await client.post(fork, json={"transport": transport}, params=query)).status_code == 409
             assert (await client.post(f"{LIVE}/{session['id']}/hangup")).status_code == 200
             assert (await client.post(fork, json={"transport": transport})).status_code == 404
             asked = {"transport": transport, "session": {"store": False}}
