@@ -60,6 +60,7 @@ ROUTES = {
     "/v1/realtime/calls/{call_id}/hangup": {"post"},
     "/v1/live/sessions": {"post"},
     "/v1/live/sessions/{session_id}/hangup": {"post"},
+    "/v1/live/sessions/{session_id}/fork": {"post"},
     "/v1/live/sessions/{session_id}/content": {"get"},
     "/calls": {"get"},
     "/calls/{id}": {"get"},
@@ -80,7 +81,6 @@ REFUSED = {
         ("accept", "post"),
         ("reject", "post"),
         ("refer", "post"),
-        ("fork", "post"),
     )
 }
 

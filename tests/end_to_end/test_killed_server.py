@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 from support.commands import running
+from support.event_stream import DONE, Event, content
+from support.mode_b_client import EVENTS, ModeBSession, arriving, create, text
 from support.native_client import NativeClient, connecting, native_client
 from support.patience import PATIENCE_SEC
+from support.raw_http import raw_client, request
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
@@ -66,13 +69,13 @@ async def resumed(server: Serving, created: dict[str, Any], before: NativeClient
         yield client
 
 
-async def words(client: NativeClient, text: str, said: list[str]) -> None:
-    """Wait until the whole text that the client has heard is ``text``."""
-    while "".join(said) != text:
+async def words(client: NativeClient, whole: str, said: list[str]) -> None:
+    """Wait until the whole text that the client has heard is ``whole``."""
+    while "".join(said) != whole:
         frame = await client.until("output_chunk")
         assert not frame.get("final"), "the answer ended early"
         said.append(frame["text"])
-        assert text.startswith("".join(said)), said
+        assert whole.startswith("".join(said)), said
 
 
 async def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -107,3 +110,50 @@ async def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> N
                 said.append(frame["text"])
             assert "".join(said) == "".join(sent)
             assert frame["finish_reason"] == "stop"
+
+
+class Reader:
+    """A reader of a session over several requests, who is sent each event once, whatever becomes of the servers."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    @property
+    def said(self) -> str:
+        return content([one for one in self.events if one.data != DONE.data])
+
+    async def read(self, session: ModeBSession, words: str) -> None:
+        """Read on from the last event until what was said is ``words``."""
+        last = (f"Last-Event-ID: {self.events[-1].id}",) if self.events else ()
+        async with raw_client(session.server.port) as client, asyncio.timeout(PATIENCE_SEC):
+            await client.send(request("GET", session.path + "/result", EVENTS, *last))
+            assert (await client.head())[1] == 200
+            async for event in arriving(client):
+                self.events.append(event)
+                assert words.startswith(self.said)
+                if self.said == words and not session.created["input_ended"]:
+                    return
+        assert self.said == words
+        assert [one.id for one in self.events] == list(range(1, len(self.events) + 1))
+
+
+async def test_an_answer_over_several_requests_goes_on_behind_what_was_read(tmp_path: Path) -> None:
+    store, reader = tmp_path / "private" / "sessions.sqlite", Reader()
+    sent = ["one ", "two ", "three ", "four "]
+    async with serving(store) as server:
+        session = await create(server, {**ECHOES, "chunks": [text(word, i) for i, word in enumerate(sent[:2])]})
+        await session.append(text(sent[2], 2))
+        await reader.read(session, "one two three ")
+        server.process.kill()
+        await server.process.wait()
+    async with serving(store) as server:
+        session = ModeBSession(server, session.created)
+        async with asyncio.timeout(PATIENCE_SEC):
+            while (answer := await session.call("GET")).status == 409:  # who died counts as alive for a while
+                assert answer.json()["error"]["code"] == "session_conflict"
+                await asyncio.sleep(float(answer.headers["retry-after"]))
+        assert answer.json()["next_sequence_id"] == 3
+        session.created = await session.append(text(sent[3], 3, end_of_input=True))
+        await reader.read(session, "".join(sent))
+        assert reader.events[-1].data == DONE.data
+        assert await session.content() == "".join(sent)

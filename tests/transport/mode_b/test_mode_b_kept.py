@@ -15,16 +15,18 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.fake_store import FakeBackend, FakeStore
-from support.kept_by import kept_by
+from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.mode_b_sessions import FORM, GOING, chunk
+from support.part_engines import ToneEngine
 from support.reined_engine import ReinedEngine, Reins
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.core.chunks import FinalChunk, OutputChunk
 from omni_ws.core.request_input import InputState
+from omni_ws.engine.base import Engine
 from omni_ws.errors import (
+    EngineFailed,
     EngineOverloaded,
     OmniError,
     SessionConflict,
@@ -44,10 +46,12 @@ WORDS = ["wörds", "of", "äll", "kinds,", "which", "do", "not", "end", "at", "o
 
 
 class Server:
-    def __init__(self, shared: FakeStore, reins: Reins | None = None, **fields: Any) -> None:
-        self.engine = ReinedEngine(reins or Reins())
+    def __init__(
+        self, shared: FakeStore, reins: Reins | None = None, *, engine: Engine | None = None, **fields: Any
+    ) -> None:
+        self.engine = engine or ReinedEngine(reins or Reins())
         self.factory = SessionFactory(self.engine, ServerConfig(engine=EngineName.FAKE, **fields))
-        self.store = self.factory.store = kept_by(shared)
+        self.store = self.factory.store = kept_by(FakeBackend(shared))
         self.backend: FakeBackend = self.store._backend  # type: ignore[assignment]
         self.keeper = ModeBKeeper(ModeBRegistry(self.factory), self.store)
         self.died = asyncio.Event()
@@ -58,11 +62,11 @@ class Server:
         await self.store.start()
         return self
 
-    async def create(self, *texts: str, key: ApiKey | None = None, start: str = "on_end_only") -> str:
+    async def create(self, *texts: str, key: ApiKey | None = None, start: str = "on_end_only", **fields: Any) -> str:
         slot = ExitStack()
         slot.enter_context(self.factory.admission.session(key))
         conversation = self.keeper.registry.open(key)
-        conversation.configure({"modalities": ["text"], "start_policy": start})
+        conversation.configure({"modalities": ["text"], "start_policy": start, **fields})
         session = self.keeper.registry.add(conversation, FORM, key=key, slot=slot)
         async with self.keeper.opened(session, None if key is None else key.name), self.keeper.feeding(session, {}, 0):
             await session.feed([chunk(text, number) for number, text in enumerate(texts)])
@@ -92,6 +96,11 @@ class Server:
     def sessions(self) -> tuple[int, int]:
         """How many sessions are here, and how many slots they have."""
         return len(self.keeper.registry), self.factory.admission.sessions
+
+    def die(self) -> None:
+        """Do nothing any more that anybody sees."""
+        self.backend.is_cut = True
+        self.died.set()
 
     async def stop(self) -> None:
         self.keeper.end_all(GOING)
@@ -215,6 +224,49 @@ async def test_a_session_goes_on_behind_what_was_read_wherever_it_is_and_whoever
     assert await client.play() == expected
     assert sum(len(one) == 3 for one in expected) > 5
     assert client.deaths > 0
+
+
+async def spoken(shared: FakeStore, encoding: str, *, dies: bool) -> tuple[bytes, str]:
+    """The sound of an answer, and how it ended. The server of its first half dies, or does not."""
+    first, second = [await Server(shared, engine=ToneEngine()).start() for _ in range(2)]
+    sound = {"modalities": ["text", "audio"], "output_audio": {"format": encoding, "sample_rate": 24_000}}
+    try:
+        session_id = await first.create("do " * 40, start="on_first_chunk", after_start="extend", **sound)
+        async with first.using(session_id) as session:
+            position, payload = 0, b""
+            while not payload:
+                found = await session.output.get(position)
+                assert found is not None
+                position, message = found
+                payload = message.payload if isinstance(message, OutputChunk) else b""
+        if dies:
+            first.die()
+            await asyncio.sleep(HOLDER_EXPIRY_SEC)
+        server = second if dies else first
+        await server.append(session_id, "re ", 1)
+        await server.finish(session_id)
+        async with server.using(session_id) as session:
+            await session.ended.wait()
+            outputs = [one for one in session.output.messages if isinstance(one, OutputChunk)]
+            assert [one.sequence_id for one in outputs] == [*range(len(outputs))]
+            error = "" if session.error is None else session.error.code
+            return b"".join(one.payload for one in outputs), error
+    finally:
+        await first.stop()
+        await second.stop()
+
+
+@pytest.mark.parametrize("encoding", ["pcm16", "wav"])
+async def test_sound_goes_on_where_it_was(encoding: str) -> None:
+    whole, error = await spoken(FakeStore(), encoding, dies=False)
+    assert len(whole) > 1000
+    assert not error
+    assert await spoken(FakeStore(), encoding, dies=True) == (whole, "")
+
+
+async def test_compressed_sound_is_not_continued() -> None:
+    with pytest.raises(EngineFailed, match="cannot go on"):
+        await spoken(FakeStore(), "mp3", dies=True)
 
 
 async def test_a_session_at_rest_is_in_no_server_and_any_may_have_it_at_once() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from support.fake_store import FakeStore
+from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.inline_workers import inline, loud_24k, quiet_24k
-from support.kept_by import kept_by
 from support.live_client import LiveClient, live_client
 from support.live_server import LiveServer, live_server
 from support.live_talker import Talker
@@ -31,7 +30,7 @@ TURN = quiet_24k(96) + loud_24k(320) + quiet_24k(640)
 @asynccontextmanager
 async def keeping(shared: FakeStore, engine: Talker, keys: tuple[ApiKey, ...] = ()) -> AsyncIterator[LiveServer]:
     async with live_server(engine, keys=keys) as server:
-        server.app.sessions.store = store = kept_by(shared)
+        server.app.sessions.store = store = kept_by(FakeBackend(shared))
         await store.start()
         try:
             yield inline(server)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from support.capable_engine import CapableEngine, finished, said, tool_call
-from support.fake_store import FakeStore
+from support.fake_store import FakeBackend, FakeStore, kept_by
 from support.inline_workers import inline
-from support.kept_by import kept_by
 from support.live_server import LiveServer, live_server
 from support.raw_http import call
 from support.realtime_client import RealtimeClient, realtime_client, text_of
@@ -159,7 +158,7 @@ async def test_without_a_store_sessions_are_not_kept() -> None:
 async def test_the_end_of_an_answer_is_told_once_it_is_kept_and_what_follows_comes_behind_it() -> None:
     shared = FakeStore()
     async with live_server(CapableEngine([said("yes")])) as server:
-        server.app.sessions.store = store = kept_by(shared)
+        server.app.sessions.store = store = kept_by(FakeBackend(shared))
         await store.start()
         async with realtime_client(inline(server)) as client:
             await client.say("Is it?")
@@ -181,7 +180,7 @@ async def test_the_end_of_an_answer_is_told_once_it_is_kept_and_what_follows_com
 async def test_while_the_store_is_gone_answers_go_on() -> None:
     shared = FakeStore()
     async with live_server(CapableEngine([said("yes")])) as server:
-        server.app.sessions.store = store = kept_by(shared)
+        server.app.sessions.store = store = kept_by(FakeBackend(shared))
         await store.start()
         async with realtime_client(inline(server)) as client:
             query = again(client)
@@ -202,9 +201,9 @@ async def test_while_the_store_is_gone_answers_go_on() -> None:
 async def test_a_session_that_its_owner_deletes_is_closed_with_its_next_answer() -> None:
     shared = FakeStore()
     async with live_server(CapableEngine([said("yes")])) as server:
-        server.app.sessions.store = store = kept_by(shared)
+        server.app.sessions.store = store = kept_by(FakeBackend(shared))
         await store.start()
-        other = kept_by(shared)
+        other = kept_by(FakeBackend(shared))
         await other.start()
         async with realtime_client(inline(server)) as client:
             assert await other.delete(created(client)["session"]["id"], owner=None)
