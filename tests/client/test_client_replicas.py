@@ -19,6 +19,7 @@ from omni_ws.client import (
     ConnectionFailed,
     Final,
     Reconnected,
+    ResponseStarted,
     ResumableChanged,
     Resumed,
     TextChunk,
@@ -157,7 +158,7 @@ async def test_a_store_that_works_again_is_told_and_the_session_is_resumed_anywh
         await session.send_text("x", end=True)
         events = [event async for event in session.response()]
     assert [event.resumable for event in events if isinstance(event, ResumableChanged)] == [False, True]
-    assert [event.request_id for event in events if hasattr(event, "trigger")] == ["req_a", "req_b"]
+    assert [event.request_id for event in events if isinstance(event, ResponseStarted)] == ["req_a", "req_b"]
 
 
 async def test_what_is_said_of_the_store_is_no_reply_to_a_configuration() -> None:
