@@ -93,6 +93,11 @@ def forked_vllm_command(folder: Path, model: Path, errors: Path, **changes: Any)
     return forked_command(["serve", "--config", str(vllm_configuration(folder, model, **changes))], errors)
 
 
+def says_it_listens(errors: Path) -> bool:
+    """Whether a server whose log this is has started."""
+    return errors.exists() and b"listens on" in errors.read_bytes()
+
+
 def forked_command(arguments: Sequence[str], errors: Path) -> BaseProcess:
     """``omni-ws`` with ``arguments``, forked off a process that has imported vLLM, in a session of its own.
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from support.until import until
 
 
 def left_of(leader: int) -> dict[int, str]:
@@ -16,6 +20,13 @@ def left_of(leader: int) -> dict[int, str]:
             title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if state != "Z" and (int(session) == leader or f"reaper.py {leader} " in title):
+        if state != "Z" and (int(session) == leader or f"processes.py {leader} " in title):
             found[int(folder.name)] = title
     return found
+
+
+async def until_nothing_is_left(process: BaseProcess | asyncio.subprocess.Process) -> None:
+    """Waits for the end of all processes of a command, but for those that its parent has not yet waited for."""
+    assert process.pid is not None
+    leader = process.pid
+    await until(lambda: not left_of(leader))

@@ -58,6 +58,8 @@ _GROUP: Mapping[str, str] = {file: group for group, files in _SHARING.items() fo
 _LONGEST: tuple[str, ...] = (
     "omni reference",
     "test_serve_tiny",
+    "test_vllm_kills",
+    "test_vllm_nodes",
     "voice_model",
     "text_model",
     "hearing_model and seeing_model",

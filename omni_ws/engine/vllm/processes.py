@@ -2,24 +2,31 @@
 
 vLLM's processes do not notice the death of the server, keep the GPU and hold ports. They are of several kinds, some of
 which vLLM starts from others, and they start long before vLLM tells their IDs. So all are marked from their first
-moment, and a small process (``reaper``) kills those with the mark when the server has ended, in whatever way.
+moment, and a small process, the reaper, kills those with the mark when the server has ended, in whatever way. The
+reaper is this file, run by its path, which therefore imports nothing of the package.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
-
-from omni_ws.engine.vllm import reaper
 
 #: The environment variable with the mark.
 MARK: Final = "_MODEL_OF_OMNI_WS"
+
+#: How often the reaper looks for the server, in seconds.
+WATCH_SEC: Final = 0.1
+#: How long a killed process may take to be gone before it is looked for again, in seconds.
+_AGAIN_SEC: Final = 0.02
+#: After so many looks without a process there is none. One look may miss a process that is being replaced (exec).
+_LOOKS: Final = 3
 
 _lock = threading.Lock()
 #: The process whose reaper runs, and the mark that it looks for.
@@ -29,7 +36,7 @@ _mark = ""
 _starts = 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def marked_processes() -> Iterator[None]:
     """Mark all processes that are started during the block: they are killed when this process has ended.
 
@@ -59,8 +66,53 @@ def _watched_mark() -> str:
     global _mark, _server, _starts
     if _server != os.getpid():
         mark = f"omni-ws-{uuid.uuid4().hex}"
-        command = [sys.executable, "-I", "-S", str(Path(reaper.__file__)), str(os.getpid()), mark]
+        command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), mark]
         # Not by subprocess, which warns of processes that are left. In a session of its own: Ctrl-C is not for it.
         os.posix_spawn(sys.executable, command, os.environ, setsid=True)
         _server, _mark, _starts = os.getpid(), mark, 0
     return _mark
+
+
+def kill_marked(mark: str) -> None:
+    """Kill all processes of this machine that have ``mark``, and those that they start meanwhile."""
+    looks = 0
+    while looks < _LOOKS:
+        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and is_marked(name, mark)]
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        looks = 0 if found else looks + 1
+        time.sleep(_AGAIN_SEC)
+
+
+def is_marked(process: str, mark: str) -> bool:
+    """Return whether a process has the mark in its first environment, or as the name of a file that it has open."""
+    try:
+        with open(f"/proc/{process}/environ", "rb") as file:
+            if mark.encode() in file.read():
+                return True
+        files = os.listdir(f"/proc/{process}/fd")
+    except OSError:  # it has ended, or is another user's
+        return False
+    return any(mark in _target(f"/proc/{process}/fd/{number}") for number in files)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed since
+        return ""
+
+
+def reap(server: int, mark: str) -> None:
+    """Wait for the end of ``server``, the parent of this process, and kill what has the mark."""
+    # Whoever ends all processes of a service at once ends the server, too, which may take its time.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.getppid() == server:
+        time.sleep(WATCH_SEC)
+    kill_marked(mark)
+
+
+if __name__ == "__main__":
+    reap(int(sys.argv[1]), sys.argv[2])

@@ -14,7 +14,7 @@ import pytest
 from support.commands import running
 from support.until import until
 
-from omni_ws.engine.vllm.reaper import is_marked
+from omni_ws.engine.vllm.processes import is_marked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="vLLM's processes are found in /proc")
 

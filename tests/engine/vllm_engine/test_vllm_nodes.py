@@ -1,14 +1,12 @@
-"""A model in several parts, on this machine and behind TCP, and what is left of it when its server is killed."""
+"""A model in several parts, on this machine and behind TCP, and two servers of one model."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
 import os
-import random
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -19,9 +17,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from support.commands import forked_command, forked_vllm_command, running, vllm_configuration
+from support.commands import forked_command, forked_vllm_command, says_it_listens
 from support.engine_answers import Input
-from support.sessions_of_processes import left_of
+from support.sessions_of_processes import until_nothing_is_left
 from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC, answer, llm_of, request, running_engine, until_state
 
@@ -34,9 +32,8 @@ from omni_ws.errors import EngineFailed
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 LONG: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 400}
-#: Seconds longer than a death takes to be noticed.
+#: Takes longer than a death takes to be noticed.
 LONGEST: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 1900}
-KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +130,6 @@ def node(arguments: list[str], log: Path) -> Iterator[BaseProcess]:
         process.join()
 
 
-async def until_nothing_is_left(process: BaseProcess | asyncio.subprocess.Process) -> None:
-    assert process.pid is not None
-    leader = process.pid
-    await until(lambda: not left_of(leader), seconds=STARTS_WITHIN_SEC)
-
-
 @pytest.fixture
 def engine_behind_tcp(model: Path) -> Callable[[int], VllmEngine]:
     return lambda port: VllmEngine(VllmConfig(model=str(model), args=behind_tcp(port)))
@@ -204,51 +195,6 @@ async def test_a_start_that_waits_can_be_given_up(
     await until(lambda: not any(thread.name == "Thinker start" for thread in threading.enumerate()))
 
 
-async def test_a_server_that_is_killed_at_any_moment_leaves_no_process(model: Path, tmp_path: Path) -> None:
-    """Half of the moments are in the start, the others in an answer."""
-    loop, moments = asyncio.get_running_loop(), random.Random(42)
-    took = 0.0
-    for number in range(KILLS):
-        errors = tmp_path / f"errors-{number}"
-        began = loop.time()
-        server = forked_vllm_command(tmp_path, model, errors, data_parallel_size=2)
-        try:
-            if number % 2:
-                await asyncio.sleep(moments.uniform(0, took))
-            else:
-                await until(partial(listens, errors), seconds=STARTS_WITHIN_SEC)
-                took = loop.time() - began
-                assert server.pid is not None
-                assert len(left_of(server.pid)) >= 5, "the server, two copies, what counts their requests, the reaper"
-                await asyncio.sleep(moments.uniform(0, 0.2))
-        finally:
-            server.kill()
-            await asyncio.to_thread(server.join)
-        await until_nothing_is_left(server)
-
-
-def listens(errors: Path) -> bool:
-    """Whether a server has said so."""
-    return errors.exists() and b"listens on" in errors.read_bytes()
-
-
-async def test_the_parts_of_a_model_that_loads_die_with_the_server(model: Path, tmp_path: Path) -> None:
-    """With a fresh interpreter for each process, as the server itself starts them."""
-    configuration = vllm_configuration(tmp_path, model, tensor_parallel_size=2)
-    with (tmp_path / "errors").open("wb") as errors:
-        command = (sys.executable, "-m", "omni_ws", "serve", "--config", configuration)
-        async with running(*command, start_new_session=True, stderr=errors, stdout=errors) as server:
-
-            def parts() -> list[str]:
-                return [title for title in left_of(server.pid).values() if title.startswith("VLLM::Worker")]
-
-            await until(lambda: len(parts()) == 2 or server.returncode is not None, seconds=STARTS_WITHIN_SEC)
-            assert server.returncode is None, (tmp_path / "errors").read_text()
-            server.kill()
-            await server.wait()
-            await until_nothing_is_left(server)
-
-
 @asynccontextmanager
 async def two_servers(model: Path, folder: Path) -> AsyncIterator[list[tuple[BaseProcess, str]]]:
     """Two servers of one model, and their addresses."""
@@ -257,7 +203,7 @@ async def two_servers(model: Path, folder: Path) -> AsyncIterator[list[tuple[Bas
         found = []
         for number, server in enumerate(servers):
             errors = folder / f"errors-{number}"
-            await until(partial(listens, errors), seconds=STARTS_WITHIN_SEC)
+            await until(partial(says_it_listens, errors), seconds=STARTS_WITHIN_SEC)
             found.append((server, errors.read_text().partition("listens on ")[2].split()[0].rstrip(",;") + "/v1"))
         yield found
     finally:
