@@ -229,7 +229,10 @@ async def test_a_session_goes_on_behind_what_was_read_wherever_it_is_and_whoever
 async def spoken(shared: FakeStore, encoding: str, *, dies: bool) -> tuple[bytes, str]:
     """The sound of an answer, and how it ended. The server of its first half dies, or does not."""
     first, second = [await Server(shared, engine=ToneEngine()).start() for _ in range(2)]
-    sound = {"modalities": ["text", "audio"], "output_audio": {"format": encoding, "sample_rate": 24_000}}
+    sound: dict[str, Any] = {
+        "modalities": ["text", "audio"],
+        "output_audio": {"format": encoding, "sample_rate": 24_000},
+    }
     try:
         session_id = await first.create("do " * 40, start="on_first_chunk", after_start="extend", **sound)
         async with first.using(session_id) as session:
