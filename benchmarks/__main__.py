@@ -22,7 +22,7 @@ from benchmarks.results import printed, write_results
 NAMES: Final = (
     *("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience"),
     *("composition", "turn_ends", "realtime", "workers"),
-    *("sessions", "streams"),
+    *("sessions", "streams", "session_store"),
 )
 #: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
 ELSEWHERE: Final = (

@@ -1,4 +1,4 @@
-"""What is written to a store, encrypted if there is a key: AES-256-GCM.
+"""What is written to a store: compressed, and encrypted if there is a key (AES-256-GCM).
 
 Each lease has a key of its own, derived from the server's key and a random salt (HKDF-SHA256): with one key for all,
 random nonces would come too close to repeating after 2**32 records. What is sealed names its session and its place
@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,8 +33,36 @@ SNAPSHOT_PLACE: Final = -1
 Seal: TypeAlias = Callable[[bytes, int], bytes]
 
 
+#: What is shorter is not compressed, and what is longer not either: most of it is audio.
+_COMPRESSED_BYTES: Final = (512, 1 << 20)
+#: The first byte of what is compressed, and of what is not.
+_DEFLATED: Final = b"z"
+_PLAIN: Final = b"p"
+
+
 class Unreadable(Exception):
     """The data was sealed with another key, for another place, or is damaged."""
+
+
+def packed(data: bytes) -> bytes:
+    """Return data compressed, if that is worthwhile: records name each of their fields, again and again."""
+    shortest, longest = _COMPRESSED_BYTES
+    return _DEFLATED + zlib.compress(data, 1) if shortest <= len(data) <= longest else _PLAIN + data
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return what was ``packed``. Raises Unreadable."""
+    kind, content = data[:1], data[1:]
+    if kind == _PLAIN:
+        return content
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(content, _COMPRESSED_BYTES[1]) if kind == _DEFLATED else b""
+    except zlib.error:
+        plain = b""
+    if not stream.eof:
+        raise Unreadable("what is stored of a session is damaged")
+    return plain
 
 
 class Sealer:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -45,7 +44,7 @@ from omni_ws.service.store.records import (
     StoreError,
     StoreSize,
 )
-from omni_ws.service.store.sealing import SNAPSHOT_PLACE, Seal, Sealer, Unreadable
+from omni_ws.service.store.sealing import SNAPSHOT_PLACE, Seal, Sealer, Unreadable, packed, unpacked
 
 T = TypeVar("T")
 
@@ -53,10 +52,13 @@ logger = logging.getLogger(__name__)
 
 #: Without a commit for this long, the store is degraded.
 SLOW_SEC: Final = 0.25
-#: How late the loop itself may be without that being the store's fault.
-_LOOP_LAG_SEC: Final = 0.1
-#: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``.
-ANSWER_SEC: Final = 2.0
+#: The longest commit where the loop itself is busy; and how often is looked whether it is.
+_BUSY_SEC: Final = 2.0
+_TICK_SEC: Final = SLOW_SEC / 5
+#: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few are asked at once, as
+#: commits must not wait behind a thousand clients that come back.
+ANSWER_SEC: Final = 5.0
+_QUESTIONS: Final = 4
 #: Time between two tries while the store is degraded: it doubles, up to the second.
 RETRY_SEC: Final = (0.25, 2.0)
 #: A store that fails again within the first is tried again after twice the time of before, up to the second: to write
@@ -74,13 +76,8 @@ _MAX_COMMIT_BYTES: Final = 1 << 20
 MAX_QUEUED_BYTES: Final = 64 << 20
 #: A session whose snapshot is larger is not kept.
 MAX_SNAPSHOT_BYTES: Final = 32 << 20
-#: Bytes that are encrypted on the loop; more in a thread.
+#: Bytes that are compressed and encrypted on the loop; more in a thread.
 _SEALED_HERE_BYTES: Final = 64 << 10
-#: Snapshots from the first to the second size are compressed, on the fastest level, behind a byte that no MessagePack
-#: begins with.
-_PACKED_BYTES: Final = (1 << 10, 64 << 10)
-_PACKED: Final = b"\xc1"
-_LEVEL: Final = 1
 #: Sessions that are told something, or asked for a snapshot, in one pass of the loop.
 _SLICE: Final = 16
 #: Deletions that are remembered while the store is degraded.
@@ -208,6 +205,7 @@ class SessionStore:
         self._size = StoreSize(0, 0)
         self._first_retry_sec = RETRY_SEC[0]
         self._mended_at = float("-inf")
+        self._questions = asyncio.Semaphore(_QUESTIONS)
         self._wake = asyncio.Event()
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -231,6 +229,9 @@ class SessionStore:
             await self._backend.beat(self.process)
         except StoreError as error:
             self._degrade(error.reason, str(error))
+        except ConfigurationError:
+            await self._backend.close()
+            raise
         self._tasks = [
             asyncio.create_task(self._write(), name="writer of the session store"),
             asyncio.create_task(self._beat(), name="heartbeat of the session store"),
@@ -255,7 +256,8 @@ class SessionStore:
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(STOP_SEC):
                 await self._backend.leave(self.process)
-        await self._backend.close()
+        with suppress(StoreError):
+            await self._backend.close()
 
     # leases
 
@@ -275,7 +277,7 @@ class SessionStore:
         """
         if (lease := self._leases.get(session_id)) is not None and lease.ended:
             await self.settle(lease)
-        found = await self._answer(self._backend.find(session_id))
+        found = await self._answer(self._backend.find, session_id)
         return found if found is not None and self._sealer.reads(found.clear.form) else None
 
     async def take(self, session_id: str, *, force: bool) -> Taken | None:
@@ -289,7 +291,7 @@ class SessionStore:
             if found is None or (found.held and not force):
                 self._metrics.store_takes.labels("absent" if found is None else "held").inc()
                 return None
-            contents = await self._answer(self._backend.take(session_id, fence=found.fence, holder=self.process))
+            contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
             if contents is not None:
                 return self._taken(session_id, found, contents)
         self._metrics.store_takes.labels("held").inc()
@@ -311,7 +313,7 @@ class SessionStore:
     async def read(self, session_id: str) -> tuple[bytes, tuple[bytes, ...]] | None:
         """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
         found = await self.peek(session_id)
-        contents = None if found is None else await self._answer(self._backend.read(session_id))
+        contents = None if found is None else await self._answer(self._backend.read, session_id)
         if found is None or contents is None:
             return None
         return self._opened(session_id, found, contents)
@@ -322,10 +324,10 @@ class SessionStore:
         """Return snapshot and entries in the clear; None if they are damaged."""
         form = found.clear.form
         try:
-            snapshot = _unpacked(self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE))
-            log = [self._sealer.open(form, session_id, one, place) for place, one in enumerate(contents.log)]
+            snapshot = unpacked(self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE))
+            log = [unpacked(self._sealer.open(form, session_id, one, place)) for place, one in enumerate(contents.log)]
             return snapshot, tuple(entry for element in log for entry in _entries.decode(element))
-        except (Unreadable, msgspec.DecodeError, zlib.error):
+        except (Unreadable, msgspec.DecodeError):
             logger.warning("the record of session %s in the store is damaged", session_id)
             return None
 
@@ -355,20 +357,23 @@ class SessionStore:
 
         Returns whether there was one. Compare tokens before (``peek``). Raises StoreError.
         """
-        found = await self._answer(self._backend.find(session_id))  # also one that cannot be read here
+        found = await self._answer(self._backend.find, session_id)  # also one that cannot be read here
         if found is None or found.clear.owner != owner:
             return False
-        deleted = await self._answer(self._backend.erase(session_id))
+        deleted = await self._answer(self._backend.erase, session_id)
         if (lease := self._leases.get(session_id)) is not None:
             self._lose(lease)
         return deleted
 
-    async def _answer(self, question: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(ANSWER_SEC):
-                return await question
-        except TimeoutError:
-            raise StoreError(SLOW, "the store of sessions does not answer") from None
+    async def _answer(self, question: Callable[..., Awaitable[T]], *arguments: str, **options: str | int) -> T:
+        async with self._questions:
+            if self.degraded:
+                raise StoreError(self.reason, f"the store of sessions is {self.reason}")
+            try:
+                async with asyncio.timeout(ANSWER_SEC):
+                    return await question(*arguments, **options)
+            except TimeoutError:
+                raise StoreError(SLOW, "the store of sessions does not answer") from None
 
     # writing
 
@@ -513,9 +518,9 @@ class SessionStore:
         clear = snapshot = element = None
         if flying.snapshot is not None:
             clear = ClearPart(self._sealer.form, lease.kind, lease.owner, flying.tokens, flying.away)
-            snapshot = lease.seal(_packed(flying.snapshot), SNAPSHOT_PLACE)
+            snapshot = lease.seal(packed(flying.snapshot), SNAPSHOT_PLACE)
         if flying.entries:
-            element = lease.seal(msgspec.msgpack.encode(flying.entries), place)
+            element = lease.seal(packed(msgspec.msgpack.encode(flying.entries)), place)
         return Change(
             session_id=lease.session_id,
             fence=lease.fence,
@@ -587,14 +592,20 @@ class SessionStore:
         loop = asyncio.get_running_loop()
         began = loop.time()
 
-        def late(due: float) -> None:
-            nonlocal timer
-            if loop.time() - due > _LOOP_LAG_SEC:  # it may have been in time, and the loop was not
-                timer = loop.call_later(_LOOP_LAG_SEC, late, loop.time() + _LOOP_LAG_SEC)
+        quiet = 0.0
+        timer: asyncio.TimerHandle
+
+        def tick(due: float) -> None:
+            """Count the time in which the loop had time for an answer: a busy one is not the store's fault."""
+            nonlocal timer, quiet
+            if loop.time() - due < _TICK_SEC / 5:
+                quiet += _TICK_SEC
+            if quiet < SLOW_SEC and loop.time() - began < _BUSY_SEC:
+                timer = loop.call_later(_TICK_SEC, tick, loop.time() + _TICK_SEC)
             else:
                 self._degrade(SLOW, f"no answer within {SLOW_SEC:g} s")
 
-        timer = loop.call_later(SLOW_SEC, late, began + SLOW_SEC)
+        timer = loop.call_later(_TICK_SEC, tick, began + _TICK_SEC)
         try:
             yield lambda: loop.time() - began
         finally:
@@ -708,24 +719,6 @@ class SessionStore:
                         self._wanting[lease] = None
                         self._wake.set()
             await asyncio.sleep(PRUNE_SEC)
-
-
-def _packed(snapshot: bytes) -> bytes:
-    """Return a snapshot as it is stored: compressed to a fifth if it is neither tiny nor, by its sound, large."""
-    if not _PACKED_BYTES[0] <= len(snapshot) <= _PACKED_BYTES[1]:
-        return snapshot
-    return _PACKED + zlib.compress(snapshot, _LEVEL)
-
-
-def _unpacked(stored: bytes) -> bytes:
-    """Return the snapshot. Raises zlib.error if it is damaged."""
-    if not stored.startswith(_PACKED):
-        return stored
-    unpacking = zlib.decompressobj()
-    snapshot = unpacking.decompress(stored[len(_PACKED) :], _PACKED_BYTES[1])
-    if not unpacking.eof:
-        raise zlib.error("cut off, or larger than what is compressed")
-    return snapshot
 
 
 def _settle(queued: _Queued, *, lost: bool = False) -> None:

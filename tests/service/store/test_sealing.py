@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import base64
+import zlib
 from pathlib import Path
 
 import pytest
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.service.store.records import RECORD_VERSION
-from omni_ws.service.store.sealing import KEY_BYTES, SNAPSHOT_PLACE, Sealer, Unreadable, load_keys_of_store
+from omni_ws.service.store.sealing import (
+    KEY_BYTES,
+    SNAPSHOT_PLACE,
+    Sealer,
+    Unreadable,
+    load_keys_of_store,
+    packed,
+    unpacked,
+)
 
 OLD, NEW = bytes(KEY_BYTES), bytes(range(KEY_BYTES))
 
@@ -38,6 +47,22 @@ def test_what_is_sealed_is_opened_in_its_place_alone() -> None:
     ):
         with pytest.raises(Unreadable):
             sealer.open(sealer.form, session_id, data, place)
+
+
+@pytest.mark.parametrize("length", [0, 511, 512, 1 << 20, (1 << 20) + 1])
+def test_what_is_neither_short_nor_long_is_compressed(length: int) -> None:
+    data = b"field" * (length // 5) + b"x" * (length % 5)
+    stored = packed(data)
+    assert unpacked(stored) == data
+    assert (len(stored) < length / 2) == (512 <= length <= 1 << 20)
+
+
+def test_what_is_damaged_or_inflates_to_more_is_unreadable() -> None:
+    stored = packed(b"x" * 1000)
+    bomb = b"z" + zlib.compress(bytes((1 << 20) + 1))
+    for damaged in (b"", b"q", stored[:-1], stored[:3] + b"\xff" + stored[4:], bomb):
+        with pytest.raises(Unreadable):
+            unpacked(damaged)
 
 
 def test_keys_are_replaced_one_after_the_other() -> None:

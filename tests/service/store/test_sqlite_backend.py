@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import stat
-from collections.abc import AsyncIterator
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -15,7 +18,15 @@ from support.until import until
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.service.store import sqlite_backend
-from omni_ws.service.store.records import HOLDER_EXPIRY_SEC, Change, ChangeOutcome, ClearPart, StoreEnd, StoreError
+from omni_ws.service.store.records import (
+    HOLDER_EXPIRY_SEC,
+    TOMBSTONE_SEC,
+    Change,
+    ChangeOutcome,
+    ClearPart,
+    StoreEnd,
+    StoreError,
+)
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.service.store.sqlite_backend import SqliteBackend
 
@@ -31,7 +42,9 @@ class Clock:
 
 
 @asynccontextmanager
-async def opened(path: Path, *, max_bytes: int = 16 * MIB, clock: Clock | None = None) -> AsyncIterator[SqliteBackend]:
+async def opened(
+    path: Path, *, max_bytes: int = 16 * MIB, clock: Callable[[], float] | None = None
+) -> AsyncIterator[SqliteBackend]:
     backend = SqliteBackend(path, max_bytes=max_bytes, clock=clock or Clock())
     await backend.open()
     try:
@@ -223,7 +236,7 @@ async def test_sessions_and_tombstones_end_with_age(tmp_path: Path) -> None:
         assert await backend.find("alive") is not None
         assert [*await backend.commit([snapshot("gone", b"y")])] == [ChangeOutcome.KEPT]
         assert await backend.find("gone") is None
-        clock.now += sqlite_backend.TOMBSTONE_SEC
+        clock.now += TOMBSTONE_SEC
         await backend.prune(max_age_sec=100, max_bytes=1 << 40)
         assert [*await backend.commit([snapshot("gone", b"y")])] == [ChangeOutcome.KEPT]
         assert await backend.find("gone") is not None
@@ -239,6 +252,58 @@ async def test_signs_of_life_expire(tmp_path: Path) -> None:
             found = await backend.find("sess_1")
             assert found is not None
             assert found.held is held
+
+
+async def test_the_sessions_of_a_process_that_was_killed_are_free_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    program = f"""
+import asyncio, pathlib
+from omni_ws.service.store.sqlite_backend import SqliteBackend
+async def main():
+    backend = SqliteBackend(pathlib.Path({str(path)!r}), max_bytes=1 << 24)
+    await backend.open()
+    await backend.beat("a")
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    async with opened(path, clock=time.time) as backend:
+        await backend.commit([snapshot("sess_1", b"x", holder="a")])
+
+        async def held() -> bool:
+            found = await backend.find("sess_1")
+            assert found is not None
+            return found.held
+
+        assert await held()
+        process.kill()
+        await process.communicate()
+        assert not await held()
+
+
+async def test_processes_that_are_gone_leave_no_files(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "sessions.db"
+    async with opened(path, clock=clock) as backend, opened(path, clock=clock) as other:
+        await other.beat("a")
+        await backend.beat("b")
+        clock.now += 60.1
+        await backend.beat("b")
+        await backend.prune(max_age_sec=1e9, max_bytes=1 << 40)
+        locks = [one.name for one in tmp_path.glob("*-holder-*")]  # noqa: ASYNC240 - a test has the loop to itself
+        assert locks == ["sessions.db-holder-b"]
+        # One that was only paused makes itself known again.
+        await other.beat("a")
+        await backend.commit([snapshot("sess_1", b"x", holder="a")])
+        found = await backend.find("sess_1")
+        assert found is not None
+        assert found.held
+        await other.leave("a")
+        await backend.leave("b")
+        assert not [*tmp_path.glob("*-holder-*")]  # noqa: ASYNC240
 
 
 # Failures.
@@ -263,7 +328,7 @@ async def test_a_store_that_was_full_takes_sessions_again(tmp_path: Path) -> Non
     async with started(tmp_path / "sessions.db", max_bytes=MIB) as store:
         leases = [store.begin(f"sess_{number}", kind="native", owner=None) for number in range(20)]
         for lease in leases:
-            store.snapshot(lease, bytes(100_000), tokens=(), away=False)
+            store.snapshot(lease, os.urandom(100_000), tokens=(), away=False)
         await asyncio.gather(*(store.settle(lease) for lease in leases))
         assert (store.degraded, store.reason) == (True, "full")
         for lease in leases:
