@@ -98,7 +98,7 @@ class _Held(LeaseHolder, Gate):
         self.feeding = asyncio.Lock()
         #: Whether a snapshot was written while the body was fed, and has a part of it.
         self.mixed = False
-        #: Whether the store has failed since the record was written.
+        #: Whether the record is out of date: the store has failed since, or does not keep a session of this size.
         self.behind = False
         self.resting: asyncio.TimerHandle | None = None
         #: Whether anything of the answer was made.
@@ -134,11 +134,11 @@ class _Held(LeaseHolder, Gate):
         """Replace the record by the session as it is."""
         if self.lease is None:
             return
-        self._marked = self.behind = False
-        self.mixed = True
+        self._marked, self.behind, self.mixed = False, self._store.degraded, True
         session = self.session
-        data = _encode(KeptModeB(at=time.time(), session=session.saved_for(self.owner)))
-        self._store.snapshot(self.lease, data, tokens=(), away=not session.live)
+        if not self.behind:
+            data = _encode(KeptModeB(at=time.time(), session=session.saved_for(self.owner)))
+            self._store.snapshot(self.lease, data, tokens=(), away=not session.live)
         self._open_when_settled(self.lease)
 
     def append(self, entry: bytes) -> None:
@@ -182,7 +182,7 @@ class _Held(LeaseHolder, Gate):
         self._ticket += 1
         self.made = self.made or type(message) is OutputChunk
         if not self._marked:
-            if type(message) is OutputChunk:
+            if type(message) is OutputChunk and (self.lease.whole or self.behind):
                 self.append(_encode(_Made(message)))
                 self._open_when_settled(self.lease)
             else:
@@ -249,8 +249,10 @@ class ModeBKeeper:
         held: _Held | None = None
         if self._store is not None:
             async with self._seeking.setdefault(session_id, asyncio.Lock()):
-                held = self._held.get(session_id) or await self._fetched(session_id, key, client, self._store)
-                held.users += 1
+                if (held := self._held.get(session_id)) is not None:
+                    held.users += 1
+                else:
+                    held = await self._fetched(session_id, key, client, self._store)
         try:
             yield self.registry.get(session_id, key)
         finally:
@@ -274,7 +276,7 @@ class ModeBKeeper:
                 if session.live:
                     entry = _Fed(time.time(), None if body is None else dict(body))
                     encoded = await to_thread_if_large(size, partial(_encode, entry))
-                    if held.mixed:
+                    if held.mixed and not held.behind:
                         held.snapshot()
                     else:
                         held.append(encoded)
@@ -309,7 +311,7 @@ class ModeBKeeper:
             held.resting.cancel()
             held.resting = None
         session = held.session
-        leaves = self._leaving and session.live
+        leaves = self._leaving and session.live and not held.behind
         if held.users or self._store is None or self._store.degraded or (not leaves and (held.works or held.waits)):
             return
         begun = session.live and (session.started or session.progress.received_bytes > SMALL_BYTES)
@@ -342,6 +344,7 @@ class ModeBKeeper:
     # taking
 
     async def _fetched(self, session_id: str, key: ApiKey | None, client: str, store: SessionStore) -> _Held:
+        """Return a session from the store, which the caller uses."""
         found = await find_record(store, session_id, kind=MODE_B_KIND, key=key, token=None)
         if found.away_sec is not None:
             self._check_age(found.away_sec)
@@ -379,8 +382,14 @@ class ModeBKeeper:
             self.registry.discard(session)
             raise
         held = self._held[session.id] = _Held(self, store, session, kept.session.key_name, lease)
-        if kept.session.state in LIVE and not session.live and not session.busy:  # it has ended meanwhile
+        held.users = 1
+        if session.started or not session.live:  # what was made meanwhile is in no record
             held.snapshot()
+            try:
+                await held.settled()
+            except BaseException:
+                self._give_back(held)
+                raise
         return held
 
     def _check_age(self, age: float) -> None:
