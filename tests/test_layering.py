@@ -295,7 +295,7 @@ def test_importing_the_server_loads_nothing_heavy() -> None:
     """One after the other, in one process: what none of them loads, all of them do not."""
     modules = ("omni_ws.engine.base", "omni_ws.cli", "omni_ws.fronts", "omni_ws.server")
     heavy = ["torch", "vllm", "ctranslate2", "hibari", "onnxruntime", "grpc", "httpx", "av"]
-    heavy += ["opentelemetry", "mcp", "httpx2"]
+    heavy += ["opentelemetry", "mcp", "httpx2", "redis", "cryptography", "sqlite3"]
     program = f"""
 import importlib, sys
 for module in {modules}:

@@ -273,6 +273,8 @@ Family: TypeAlias = tuple[str, str, str, str, list[tuple[str, dict[str, str], fl
 _COMBINED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     **dict.fromkeys(("omni_ws_engine_up", "omni_ws_part_up", "omni_ws_draining", "process_start_time_seconds"), min),
     **dict.fromkeys(("omni_ws_sessions_limit", "omni_ws_info", "python_info", "process_max_fds"), max),
+    "omni_ws_store_up": min,
+    **dict.fromkeys(("omni_ws_store_records", "omni_ws_store_bytes"), max),  # of one store
 }
 #: The types of metrics that only grow, and therefore must not shrink when a worker ends.
 _GROWING: Final = frozenset({"counter", "histogram", "summary"})

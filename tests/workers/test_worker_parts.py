@@ -35,6 +35,8 @@ def families(sessions: int, requests: int, up: int) -> list[Family]:
     metrics.sessions_active.set(sessions)
     metrics.sessions_limit.set(7)
     metrics.engine_up.labels("fake").set(up)
+    metrics.store_up.labels("sqlite").set(up)
+    metrics.store_records.set(10)
     for _ in range(requests):
         metrics.requests.labels("http", "stop", "").inc()
         metrics.first_output_seconds.labels("http").observe(0.2)
@@ -52,6 +54,8 @@ def test_amounts_add_up_and_states_do_not() -> None:
         "omni_ws_sessions_active 4.0",
         "omni_ws_sessions_limit 7.0",
         'omni_ws_engine_up{engine="fake"} 0.0',
+        'omni_ws_store_up{store="sqlite"} 0.0',
+        "omni_ws_store_records 10.0",
         'omni_ws_requests_total{code="",finish_reason="stop",origin="http"} 6.0',
         'omni_ws_time_to_first_output_seconds_bucket{le="0.15",origin="http"} 0.0',
         'omni_ws_time_to_first_output_seconds_bucket{le="0.2",origin="http"} 6.0',

@@ -358,7 +358,7 @@ def _client(address: StoreAddress) -> Any:
         return RedisCluster(startup_nodes=nodes, **_without(options, "host", "port", "db"))
     options = _without(options, "host", "port")
     theirs = _without(options, "db", *(() if address.sentinel_auth else ("username", "password")))
-    return Sentinel(address.hosts, sentinel_kwargs=theirs, **options).master_for(address.sentinel)
+    return Sentinel(address.hosts, sentinel_kwargs=theirs, **options).master_for(address.sentinel or "")
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:

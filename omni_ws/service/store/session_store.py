@@ -58,7 +58,7 @@ _TICK_SEC: Final = SLOW_SEC / 5
 #: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few are asked at once, as
 #: commits must not wait behind a thousand clients that come back.
 ANSWER_SEC: Final = 5.0
-_QUESTIONS: Final = 8
+_QUESTIONS: Final = 4
 #: Time between two tries while the store is degraded: it doubles, up to the second.
 RETRY_SEC: Final = (0.25, 2.0)
 #: A store that fails again within the first is tried again after twice the time of before, up to the second: to write
@@ -229,6 +229,9 @@ class SessionStore:
             await self._backend.beat(self.process)
         except StoreError as error:
             self._degrade(error.reason, str(error))
+        except ConfigurationError:
+            await self._backend.close()
+            raise
         self._tasks = [
             asyncio.create_task(self._write(), name="writer of the session store"),
             asyncio.create_task(self._beat(), name="heartbeat of the session store"),
@@ -253,7 +256,8 @@ class SessionStore:
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(STOP_SEC):
                 await self._backend.leave(self.process)
-        await self._backend.close()
+        with suppress(StoreError):
+            await self._backend.close()
 
     # leases
 
@@ -589,6 +593,7 @@ class SessionStore:
         began = loop.time()
 
         quiet = 0.0
+        timer: asyncio.TimerHandle
 
         def tick(due: float) -> None:
             """Count the time in which the loop had time for an answer: a busy one is not the store's fault."""

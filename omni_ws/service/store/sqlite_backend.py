@@ -9,6 +9,10 @@ free at once, and not only when its signs of life have become old. A process tha
 
 Table ``pieces`` has the snapshot of a record as piece 0, and its log behind it: what happened since the snapshot writes
 one row a commit, and nothing else.
+
+A commit is a handful of statements, however many records it changes: each statement lets other threads run, and where
+the event loop is busy, the thread waits 5 ms until it has its turn again. What the statements are about is bound as one
+JSON array, and all data as one blob with places in it.
 """
 
 from __future__ import annotations
@@ -71,10 +75,7 @@ CREATE TABLE records (
     fence INTEGER NOT NULL,
     serial INTEGER NOT NULL,
     holder TEXT NOT NULL,
-    form TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    owner TEXT,
-    tokens BLOB NOT NULL,
+    clear BLOB NOT NULL,
     away REAL,
     changed REAL NOT NULL,
     gone INTEGER NOT NULL
@@ -88,13 +89,36 @@ CREATE TABLE pieces (
 );
 CREATE TABLE holders (holder TEXT PRIMARY KEY, seen REAL NOT NULL);
 """
-_UPSERT: Final = """
-INSERT INTO records (session_id, fence, serial, holder, form, kind, owner, tokens, away, changed, gone)
-VALUES (:session_id, :fence, :serial, :holder, :form, :kind, :owner, :tokens, :away, :now, 0)
-ON CONFLICT (session_id) DO UPDATE SET
-    fence = :fence, serial = :serial, holder = :holder, form = :form, kind = :kind, owner = :owner, tokens = :tokens,
-    away = CASE WHEN :away IS NULL THEN NULL ELSE coalesce(away, :away) END, changed = :now, gone = 0
+#: The state of each record of a commit, as one row.
+_STATES: Final = """
+SELECT json_group_array(json_array(
+    j.key, r.fence, r.serial, r.gone, (SELECT max(number) FROM pieces WHERE record = r.id)
+)) FROM json_each(:ids) AS j LEFT JOIN records AS r ON r.session_id = j.value
 """
+#: ``rows`` has, for each record: session_id, fence, serial, holder, place and length of the clear part, away.
+_REPLACE: Final = """
+INSERT INTO records (session_id, fence, serial, holder, clear, away, changed, gone)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+    json_extract(value, '$[3]'), substr(:data, json_extract(value, '$[4]'), json_extract(value, '$[5]')),
+    json_extract(value, '$[6]'), :now, 0
+FROM json_each(:rows) WHERE true
+ON CONFLICT (session_id) DO UPDATE SET
+    fence = excluded.fence, serial = excluded.serial, holder = excluded.holder, clear = excluded.clear,
+    away = CASE WHEN excluded.away IS NULL THEN NULL ELSE coalesce(away, excluded.away) END,
+    changed = excluded.changed, gone = 0
+"""
+#: ``rows`` has, for each piece: session_id, number, place and length of the data.
+_APPEND: Final = """
+INSERT INTO pieces (record, number, data)
+SELECT r.id, json_extract(j.value, '$[1]'), substr(:data, json_extract(j.value, '$[2]'), json_extract(j.value, '$[3]'))
+FROM json_each(:rows) AS j JOIN records AS r ON r.session_id = json_extract(j.value, '$[0]')
+"""
+_NAMED: Final = "session_id IN (SELECT value FROM json_each(:ids))"
+_CLEAR_PIECES: Final = f"DELETE FROM pieces WHERE record IN (SELECT id FROM records WHERE {_NAMED})"
+_BURY: Final = f"UPDATE records SET gone = 1, holder = '', clear = x'', away = NULL, changed = :now WHERE {_NAMED}"
+_RELEASE: Final = f"UPDATE records SET holder = '' WHERE {_NAMED}"
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_clear: Final = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes, ...]]).decode
 _ALIVE: Final = "SELECT holder FROM holders WHERE abs(:now - seen) < :expiry"
 #: Records of no living holder, the oldest first.
 _LEFT: Final = f"""
@@ -264,81 +288,71 @@ class SqliteBackend:
 
     def _commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         try:
-            return self._transaction(lambda database: [self._change(database, one) for one in changes])
+            return self._transaction(lambda database: self._changes(database, changes))
         except sqlite3.Error as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._make_room():
                 raise
-        return self._transaction(lambda database: [self._change(database, one) for one in changes])
+        return self._transaction(lambda database: self._changes(database, changes))
 
-    def _change(self, database: sqlite3.Connection, change: Change) -> ChangeOutcome:
-        row = database.execute(
-            "SELECT id, fence, serial, gone FROM records WHERE session_id = ?", (change.session_id,)
-        ).fetchone()
-        record, fence, serial, gone = row or (None, 0, 0, 1)
-        if fence > change.fence:
-            return ChangeOutcome.LOST
-        if change.clear is not None and change.snapshot is not None:
-            if fence == change.fence and serial >= change.serial:
-                return ChangeOutcome.KEPT
-            record = self._replace(database, change, change.clear, change.snapshot)
-        elif change.element is not None:
-            newest = database.execute("SELECT max(number) FROM pieces WHERE record = ?", (record,)).fetchone()[0]
-            if gone or (fence, serial, newest) != (change.fence, change.serial, change.place):
-                return ChangeOutcome.GAP
-        if change.element is not None:
-            piece = (record, change.place + 1, change.element)
-            database.execute("INSERT INTO pieces (record, number, data) VALUES (?, ?, ?)", piece)
-        if change.end is StoreEnd.DELETE and record is not None:
-            self._bury(database, record, change.fence)
-        elif change.end is StoreEnd.RELEASE:
-            database.execute("UPDATE records SET holder = '' WHERE id = ?", (record,))
-        return ChangeOutcome.KEPT
+    def _changes(self, database: sqlite3.Connection, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
+        (states,) = database.execute(_STATES, {"ids": _json([one.session_id for one in changes])}).fetchone()
+        by_change = {state[0]: state[1:] for state in msgspec.json.decode(states)}
+        outcomes = [_outcome(change, *by_change[place]) for place, change in enumerate(changes)]
+        kept = [
+            change
+            for place, (change, outcome) in enumerate(zip(changes, outcomes, strict=True))
+            if outcome is ChangeOutcome.KEPT and not _is_done(change, *by_change[place][:2])
+        ]
+        self._write(database, kept)
+        return outcomes
 
-    def _replace(self, database: sqlite3.Connection, change: Change, clear: ClearPart, snapshot: bytes) -> int:
+    def _write(self, database: sqlite3.Connection, changes: Sequence[Change]) -> None:
         now = self._clock()
-        database.execute(
-            _UPSERT,
-            {
-                "session_id": change.session_id,
-                "fence": change.fence,
-                "serial": change.serial,
-                "holder": change.holder,
-                "form": clear.form,
-                "kind": clear.kind,
-                "owner": clear.owner,
-                "tokens": msgspec.msgpack.encode(clear.tokens),
-                "away": now if clear.away else None,
-                "now": now,
-            },
-        )
-        found = database.execute("SELECT id FROM records WHERE session_id = ?", (change.session_id,)).fetchone()
-        record: int = found[0]
-        database.execute("DELETE FROM pieces WHERE record = ?", (record,))
-        database.execute("INSERT INTO pieces (record, number, data) VALUES (?, 0, ?)", (record, snapshot))
-        return record
+        data = bytearray()
+        records: list[tuple[object, ...]] = []
+        pieces: list[tuple[object, ...]] = []
 
-    def _bury(self, database: sqlite3.Connection, record: int, fence: int) -> None:
-        """Leave a tombstone."""
-        database.execute("DELETE FROM pieces WHERE record = ?", (record,))
-        database.execute(
-            "UPDATE records SET gone = 1, fence = ?, holder = '', owner = NULL, tokens = x'', away = NULL, changed = ? "
-            "WHERE id = ?",
-            (fence, self._clock(), record),
-        )
+        def placed(content: bytes) -> tuple[int, int]:
+            data.extend(content)
+            return len(data) - len(content) + 1, len(content)
+
+        for one in changes:
+            if one.clear is not None and one.snapshot is not None:
+                clear = placed(_encode((one.clear.form, one.clear.kind, one.clear.owner, one.clear.tokens)))
+                away = now if one.clear.away else None
+                records.append((one.session_id, one.fence, one.serial, one.holder, *clear, away))
+                pieces.append((one.session_id, 0, *placed(one.snapshot)))
+            if one.element is not None:
+                pieces.append((one.session_id, one.place + 1, *placed(one.element)))
+        if records:
+            database.execute(_REPLACE, {"rows": _json(records), "data": data, "now": now})
+            database.execute(_CLEAR_PIECES, {"ids": _json([one[0] for one in records])})
+        if pieces:
+            database.execute(_APPEND, {"rows": _json(pieces), "data": data})
+        if ends := [one.session_id for one in changes if one.end is StoreEnd.DELETE]:
+            self._bury(database, ends)
+        if ends := [one.session_id for one in changes if one.end is StoreEnd.RELEASE]:
+            database.execute(_RELEASE, {"ids": _json(ends)})
+
+    def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str]) -> None:
+        """Leave tombstones."""
+        ids = _json(session_ids)
+        database.execute(_CLEAR_PIECES, {"ids": ids})
+        database.execute(_BURY, {"ids": ids, "now": self._clock()})
 
     def _find(self, session_id: str) -> FoundRecord | None:
         now = self._clock()
         row = self._open_database.execute(
-            "SELECT form, kind, owner, tokens, away, fence, holder, "
+            "SELECT clear, away, fence, holder, "
             f"holder IN ({_ALIVE}) FROM records WHERE session_id = :session_id AND NOT gone",
             {"now": now, "expiry": HOLDER_EXPIRY_SEC, "session_id": session_id},
         ).fetchone()
         if row is None:
             return None
-        form, kind, owner, tokens, away, fence, holder, held = row
-        digests = msgspec.msgpack.decode(tokens, type=tuple[bytes, ...])
+        clear, away, fence, holder, held = row
+        form, kind, owner, tokens = _decode_clear(clear)
         return FoundRecord(
-            ClearPart(form, kind, owner, digests, away is not None),
+            ClearPart(form, kind, owner, tokens, away is not None),
             fence=fence,
             holder=holder,
             held=bool(held) and self._runs(holder),
@@ -369,12 +383,12 @@ class SqliteBackend:
 
     def _erase(self, session_id: str) -> bool:
         def erase(database: sqlite3.Connection) -> bool:
-            row = database.execute(
-                "SELECT id, fence FROM records WHERE session_id = ? AND NOT gone", (session_id,)
-            ).fetchone()
-            if row is not None:
-                self._bury(database, row[0], row[1] + 1)
-            return row is not None
+            raised = database.execute(
+                "UPDATE records SET fence = fence + 1 WHERE session_id = ? AND NOT gone", (session_id,)
+            )
+            if raised.rowcount:
+                self._bury(database, [session_id])
+            return bool(raised.rowcount)
 
         return self._transaction(erase)
 
@@ -475,6 +489,27 @@ class SqliteBackend:
         # A commit finds out what is wrong, and says so.
         with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_BUSY_SEC)) as database:
             database.execute(f"PRAGMA wal_checkpoint({mode})")
+
+
+def _json(rows: Sequence[object]) -> str:
+    return msgspec.json.encode(rows).decode()
+
+
+def _outcome(
+    change: Change, fence: int | None, serial: int | None, gone: int | None, newest: int | None
+) -> ChangeOutcome:
+    """Return what becomes of a change of a record in this state; None if there is none."""
+    if fence is not None and fence > change.fence:
+        return ChangeOutcome.LOST
+    builds_on = (0, change.fence, change.serial, change.place)
+    if change.snapshot is None and change.element is not None and (gone, fence, serial, newest) != builds_on:
+        return ChangeOutcome.GAP
+    return ChangeOutcome.KEPT
+
+
+def _is_done(change: Change, fence: int | None, serial: int | None) -> bool:
+    """Return whether a snapshot comes twice, or behind a newer one."""
+    return change.snapshot is not None and fence == change.fence and serial is not None and serial >= change.serial
 
 
 def _identity(path: Path) -> tuple[int, int]:

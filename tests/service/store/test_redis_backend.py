@@ -215,7 +215,6 @@ async def test_a_password_is_asked_for_and_never_shown(tmp_path: Path) -> None:
             with pytest.raises(ConfigurationError, match="the server refuses user or password") as raised:
                 await store.start()
             assert "wr0ng" not in str(raised.value)
-            await store.stop()
 
 
 async def test_records_of_a_cluster_are_changed_together(tmp_path: Path) -> None:

@@ -639,7 +639,7 @@ async def test_defects_of_one_session_are_logged_and_harm_no_other(
 ) -> None:
     holder, other = await kept(store), await kept(store, "sess_2")
     store.append(holder.lease, b"a")
-    store.when_settled(holder.lease, lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    store.when_settled(holder.lease, lambda: 1 // 0)  # type: ignore[arg-type]
     store.append(other.lease, b"a")
     await store.settle(other.lease)
     store.append(other.lease, b"b")

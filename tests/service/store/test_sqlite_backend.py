@@ -18,7 +18,15 @@ from support.until import until
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.service.store import sqlite_backend
-from omni_ws.service.store.records import HOLDER_EXPIRY_SEC, Change, ChangeOutcome, ClearPart, StoreEnd, StoreError
+from omni_ws.service.store.records import (
+    HOLDER_EXPIRY_SEC,
+    TOMBSTONE_SEC,
+    Change,
+    ChangeOutcome,
+    ClearPart,
+    StoreEnd,
+    StoreError,
+)
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.service.store.sqlite_backend import SqliteBackend
 
@@ -228,7 +236,7 @@ async def test_sessions_and_tombstones_end_with_age(tmp_path: Path) -> None:
         assert await backend.find("alive") is not None
         assert [*await backend.commit([snapshot("gone", b"y")])] == [ChangeOutcome.KEPT]
         assert await backend.find("gone") is None
-        clock.now += sqlite_backend.TOMBSTONE_SEC
+        clock.now += TOMBSTONE_SEC
         await backend.prune(max_age_sec=100, max_bytes=1 << 40)
         assert [*await backend.commit([snapshot("gone", b"y")])] == [ChangeOutcome.KEPT]
         assert await backend.find("gone") is not None
