@@ -85,7 +85,7 @@ def test_a_long_text_without_sentences_is_read_again() -> None:
 
 
 def rest_of(entry: LedgerEntry, *outputs: Any, from_start: bool = False) -> tuple[Answer, list[float]]:
-    answer, begun = Answer(), []
+    answer, begun = Answer(), list[float]()
     rest = RestOfAnswer(answer, entry, restart_of(entry, from_start=from_start), begin_at=begun.append)
     for output in outputs:
         rest.write(output)

@@ -167,7 +167,7 @@ class ClauseVoice:
     """A Voice that says a clause in 20 ms a character, as a ramp, and tells no words."""
 
     name = model = "ramp"
-    hosts = ()
+    hosts: tuple[str, ...] = ()
     measures_memory = False
     state = EngineState.OK
     capabilities = dataclasses.replace(
