@@ -145,8 +145,12 @@ class Chaos:
     async def _kill(self) -> None:
         replica = self._some_replica()
         await replica.kill()
+        await self._begin_again(replica)
+
+    async def _begin_again(self, replica: Replica) -> None:
+        """Start a replica again once all conversations have gone on at others, if there are any."""
         if len(self._replicas) > 1:
-            await self._all_go_on()  # at the others
+            await self._all_go_on()
             await replica.start()
         else:
             await replica.start()
@@ -169,8 +173,7 @@ class Chaos:
         self.tally.gaps.setdefault("drain", []).append(now() - began)
         if status != 0:
             self.tally.wrong.append(f"{replica.name} ended with status {status}")
-        await self._all_go_on()
-        await replica.start()
+        await self._begin_again(replica)
 
     async def _restart_store(self) -> None:
         assert self._store is not None
