@@ -262,7 +262,7 @@ async def test_an_abort_that_nobody_asked_for_is_the_death_of_the_model() -> Non
     loop.put(tokens(0, finish_reason="abort"))
     with pytest.raises(Translated, match="EngineCore encountered an issue"):
         await task
-    assert (loop.aborted, loop.ends) == ([], [False])
+    assert (loop.aborted, loop.ends) == ([], [True])
 
 
 async def test_closing_aborts_and_nothing_is_taken_afterwards() -> None:
