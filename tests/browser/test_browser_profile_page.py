@@ -42,7 +42,9 @@ async def test_a_phone_shows_every_figure(browser: Browser, tmp_path: Path) -> N
     async with await browser.new_page(viewport={"width": 360, "height": 640}) as page:
         await page.goto(page_file.as_uri())
         # The axis with the widest times that it can have.
-        await page.locator(".scale span").evaluate_all("times => times.forEach((time) => { time.textContent = '0.888\\u00a0ms'; })")
+        await page.locator(".scale span").evaluate_all(
+            "times => times.forEach((time) => { time.textContent = '0.888\\u00a0ms'; })"
+        )
         found = await page.evaluate(_HIDDEN)
         assert found["cells"] > 30
         assert (found["width"], found["outside"], found["overlapping"]) == (360, [], [])
