@@ -216,8 +216,8 @@ class Acknowledgements:
 
 
 #: Of a session in a store: how long an acknowledgement may wait, at least, and the steps in which it comes, so that
-#: sessions share the commits before it: one for each session and tenth of a second costs more than its frames.
-KEPT_ACK_DELAY_SEC: Final = 0.1875
+#: sessions share the commits before it. Both together are ACK_DELAY_SEC.
+KEPT_ACK_DELAY_SEC: Final = 0.0375
 KEPT_ACK_STEP_SEC: Final = 0.0625
 
 
