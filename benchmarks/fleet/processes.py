@@ -128,7 +128,8 @@ class Replica(Process):
             "log-level": "warning",
         }
         if store != "memory":
-            flags["sessions.store"] = store
+            # All processes of the fleet share the cores: a commit that waits for them is not the store's fault.
+            flags |= {"sessions.store": store, "sessions.store-slow-sec": 5}
         command = [sys.executable, "-m", "omni_ws", "serve", *(f"--{name}={value}" for name, value in flags.items())]
         super().__init__(replica_id, command, folder / f"{replica_id}.log")
 

@@ -166,6 +166,10 @@ class SessionsConfig(Section):
     store_max_age_sec: Seconds = setting(
         "Age at which a session that no living process has is deleted from the store.", 24 * 3600
     )
+    store_slow_sec: Seconds = setting(
+        "Without a commit for this long, nothing waits for the store, and sessions are not kept until it is faster.",
+        0.25,
+    )
 
     @field_validator("store")
     @classmethod

@@ -42,7 +42,8 @@ async def serving(store: Path) -> AsyncIterator[Serving]:
     """``omni-ws serve`` over a store in this file."""
     command = (sys.executable, "-m", "omni_ws", "serve", "--engine", "fake", "--port", "0")
     options: dict[str, Any] = {"stderr": asyncio.subprocess.PIPE}
-    async with running(*command, f"--sessions.store=sqlite:{store}", **options) as process:
+    kept = (f"--sessions.store=sqlite:{store}", "--sessions.store-slow-sec=60")
+    async with running(*command, *kept, **options) as process:
         assert process.stderr is not None
         said = ""
         async with asyncio.timeout(PATIENCE_SEC):

@@ -25,6 +25,7 @@ def configured_store(config: SessionsConfig, *, budget: ByteBudget, metrics: Met
         metrics=metrics,
         max_age_sec=config.store_max_age_sec,
         max_bytes=config.store_max_bytes,
+        slow_sec=config.store_slow_sec,
     )
 
 

@@ -6,7 +6,7 @@ soon as there is something and the commit before is done; no timer delays it. Wh
 **Leases.** A process writes to a record by its Lease. Whoever takes the record raises its fence number, and the next
 commit of the holder before finds its lease lost: the session ends there, without a word to anybody.
 
-**Degraded.** If no commit succeeds for ``SLOW_SEC``, the store is full, or it is gone, nothing waits any more: what is
+**Degraded.** If no commit succeeds for ``slow_sec``, the store is full, or it is gone, nothing waits any more: what is
 queued is dropped, everything counts as settled, and further entries are not kept. Records stay as they were: a client
 that resumes from one of them finds less than it was told. The store is tried again by itself; once it works, each
 session is asked for a snapshot, a few at a time.
@@ -50,11 +50,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: Without a commit for this long, the store is degraded.
-SLOW_SEC: Final = 0.25
-#: The longest commit where the loop itself is busy; and how often is looked whether it is.
+#: The longest commit where the loop itself is busy, and the shares of ``slow_sec`` in which it is looked whether it is.
 _BUSY_SEC: Final = 2.0
-_TICK_SEC: Final = SLOW_SEC / 5
+_TICKS: Final = 5
 #: Time for an answer of the store to a question: ``peek``, ``take``, ``read``, ``delete``. Few are asked at once, as
 #: commits must not wait behind a thousand clients that come back.
 ANSWER_SEC: Final = 5.0
@@ -173,7 +171,8 @@ class Taken:
 class SessionStore:
     """The process's one writer to the store of sessions; the module describes it.
 
-    ``max_age_sec`` and ``max_bytes`` bound what is kept of sessions that no living process has.
+    ``max_age_sec`` and ``max_bytes`` bound what is kept of sessions that no living process has. Without a commit for
+    ``slow_sec`` the store is degraded.
     """
 
     def __init__(
@@ -185,6 +184,7 @@ class SessionStore:
         metrics: Metrics,
         max_age_sec: float,
         max_bytes: int,
+        slow_sec: float = 0.25,
     ) -> None:
         self._backend = backend
         self._sealer = sealer
@@ -192,6 +192,7 @@ class SessionStore:
         self._metrics = metrics
         self._max_age_sec = max_age_sec
         self._max_bytes = max_bytes
+        self._slow_sec = slow_sec
         #: This process, among those that share the store.
         self.process = secrets.token_hex(8)
         #: Whether nothing is kept now, see the module; and why, in a word.
@@ -252,7 +253,7 @@ class SessionStore:
         while pending:  # the client library of a store may take a cancellation for a lost connection
             for task in pending:
                 task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=SLOW_SEC)
+            _, pending = await asyncio.wait(pending, timeout=self._slow_sec)
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(STOP_SEC):
                 await self._backend.leave(self.process)
@@ -588,24 +589,24 @@ class SessionStore:
 
     @contextmanager
     def _watched(self) -> Iterator[Callable[[], float]]:
-        """Within the block, the store may take ``SLOW_SEC``. Yields a function that returns the time so far."""
+        """Within the block, the store may take ``slow_sec``. Yields a function that returns the time so far."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-
+        tick_sec = self._slow_sec / _TICKS
         quiet = 0.0
         timer: asyncio.TimerHandle
 
         def tick(due: float) -> None:
             """Count the time in which the loop had time for an answer: a busy one is not the store's fault."""
             nonlocal timer, quiet
-            if loop.time() - due < _TICK_SEC / 5:
-                quiet += _TICK_SEC
-            if quiet < SLOW_SEC and loop.time() - began < _BUSY_SEC:
-                timer = loop.call_later(_TICK_SEC, tick, loop.time() + _TICK_SEC)
+            if loop.time() - due < tick_sec / 5:
+                quiet += tick_sec
+            if quiet < self._slow_sec and loop.time() - began < max(_BUSY_SEC, self._slow_sec):
+                timer = loop.call_later(tick_sec, tick, loop.time() + tick_sec)
             else:
-                self._degrade(SLOW, f"no answer within {SLOW_SEC:g} s")
+                self._degrade(SLOW, f"no answer within {self._slow_sec:g} s")
 
-        timer = loop.call_later(_TICK_SEC, tick, began + _TICK_SEC)
+        timer = loop.call_later(tick_sec, tick, began + tick_sec)
         try:
             yield lambda: loop.time() - began
         finally:
@@ -680,7 +681,7 @@ class SessionStore:
                 self.reason = GONE
                 logger.debug("the store of sessions: %s", error)
             else:
-                if loop.time() - began < SLOW_SEC:
+                if loop.time() - began < self._slow_sec:
                     break
                 self.reason = SLOW
         self.degraded, self.reason, self._mended_at = False, "", loop.time()

@@ -20,7 +20,6 @@ from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions import factory
-from omni_ws.service.store import session_store
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
 
@@ -30,14 +29,16 @@ KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
 ALICE, BOB = (ApiKey(name=name, key_sha256=digest(name)) for name in ("alice", "bob"))
 
 
+LIMITS: dict[str, Any] = {"max_age_sec": 86_400, "max_bytes": 1 << 30, "slow_sec": 0.25}
+
+
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     """The store of all servers of a test."""
     store = FakeStore()
 
     def configured_store(config: Any, *, budget: Any, metrics: Any) -> SessionStore:
-        limits = {"max_age_sec": 86_400, "max_bytes": 1 << 30}
-        return SessionStore(FakeBackend(store), sealer=Sealer(), budget=budget, metrics=metrics, **limits)
+        return SessionStore(FakeBackend(store), sealer=Sealer(), budget=budget, metrics=metrics, **LIMITS)
 
     monkeypatch.setattr(factory, "configured_store", configured_store)
     return store
@@ -94,7 +95,7 @@ def pieces(count: int) -> list[Any]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is never slow: time jumps while a test holds it up."""
-    monkeypatch.setattr(session_store, "SLOW_SEC", 1e6)
+    monkeypatch.setitem(LIMITS, "slow_sec", 1e6)
 
 
 @pytest.mark.usefixtures("patient")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.live_server import live_server
@@ -14,7 +15,7 @@ from omni_ws.errors import ShuttingDown
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_session_is_taken_from_the_store_unless_its_client_knows_more(resumable: bool, tmp_path: Path) -> None:
     shared = {"sessions": {"store": f"sqlite:{tmp_path / 'store' / 'sessions.db'}"}}
-    kept = {**shared, "streaming_input": {"resume_grace_sec": 30}, "still_answers": False}
+    kept: dict[str, Any] = {**shared, "streaming_input": {"resume_grace_sec": 30}, "still_answers": False}
     async with live_server(**kept) as holder, live_server(**kept) as other:
         opened = await open_session(Endpoint(url=holder.websocket_url), {})
         created = opened.created
