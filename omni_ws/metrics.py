@@ -71,8 +71,9 @@ class Metrics:
         )
         self.resumes = self._counter(
             "resumes",
-            "Attempts to resume: `resumed`; `resync` if the journal no longer had all missed outputs; `refused` if the "
-            "session did not exist or the token was wrong.",
+            "Attempts to resume: `resumed`; `taken_over` from the store, as another server had the session; `resync` "
+            "if the journal no longer had all missed outputs; `refused` if the session did not exist or the token was "
+            "wrong.",
             "outcome",
         )
         self.refused = self._counter(

@@ -216,7 +216,7 @@ class Acknowledgements:
 
 
 #: Of a session in a store: how long an acknowledgement may wait, at least, and the steps in which it comes, so that
-#: sessions share the commits before it: one for each session and tenth of a second would double the cost of frames.
+#: sessions share the commits before it: one for each session and tenth of a second costs more than its frames.
 KEPT_ACK_DELAY_SEC: Final = 0.1875
 KEPT_ACK_STEP_SEC: Final = 0.0625
 
