@@ -187,13 +187,13 @@ class SameAnswer(OutputFilter):
             self._out.write(ToolCallOutput(rest, output.choice))
 
     def _behind(self, output: AudioOutput) -> None:
-        """Pass on the audio behind ``_drop_ms``, with the words that begin there; times count from there."""
+        """Pass on the audio behind ``_drop_ms``, with the words whose middle is there; times count from there."""
         begin_ms = self._dropped_ms
         self._dropped_ms += len(output.samples) * 1000 / output.sample_rate
         words = tuple(
             Word(one.text, round(one.start_ms - self._drop_ms), round(one.end_ms - self._drop_ms), one.text_end)
             for one in output.words
-            if one.start_ms >= self._drop_ms
+            if one.start_ms + one.end_ms > 2 * self._drop_ms  # places vary a little from one time to the next
         )
         skipped = max(0, round((self._drop_ms - begin_ms) * output.sample_rate / 1000))
         samples = output.samples[min(skipped, len(output.samples)) :]

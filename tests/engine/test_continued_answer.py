@@ -134,6 +134,18 @@ async def test_audio_up_to_the_place_of_the_voice_is_dropped() -> None:
     assert (second.samples.tolist(), second.text_end) == (ramp.tolist(), 9)
 
 
+@pytest.mark.parametrize("vary_ms", [-15, 0, 15])
+async def test_words_are_dropped_with_their_audio_although_their_places_vary(vary_ms: int) -> None:
+    words = tuple(
+        Word(text, start + vary_ms, end + vary_ms, text_end)
+        for text, start, end, text_end in (("It", 20, 60, 2), ("is", 60, 100, 5), ("noon", 100, 180, 10))
+    )
+    script = [said("It is noon"), AudioOutput(np.zeros(200, np.float32), 1000, words), finished()]
+    outputs = await rest(script, begun="It is noon", voice_from=2, voice_from_ms=60.0, modalities=BOTH)
+    told = [word.text for one in outputs if isinstance(one, AudioOutput) for word in one.words]
+    assert told == ["is", "noon"]
+
+
 async def test_an_engine_that_continues_is_asked_once_and_its_outputs_pass() -> None:
     engine = CapableEngine([said(" Lisbon.")], continues=TEXT)
     answer = Answer()

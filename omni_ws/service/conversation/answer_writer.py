@@ -99,6 +99,8 @@ class AnswerWriter:
         self._writes = "text" in request.config.modalities
         self._speaks = "audio" in request.config.modalities
         self._audio_format = request.output_format
+        #: Words that are still to be told, with the next audio that is sent; see ``_put_audio``.
+        self._untold: tuple[Word, ...] = ()
         #: The time of the first output of each modality.
         self._begun = request.timeline.first_outputs
         #: Outputs that wait, and their cost in bytes. Nothing may overtake them.
@@ -201,7 +203,7 @@ class AnswerWriter:
                 audio = await self._speech.flush()
                 await self._request.released()
                 if not self._request.cut.made:
-                    self._put_audio(audio)
+                    self._put_audio(audio, last=True)
         return self._finished
 
     # the OutputWriter of the engine
@@ -466,20 +468,32 @@ class AnswerWriter:
         elif text and self._outbox.gate is not None:
             self._outbox.gate.said(request.request_id, text)
 
-    def _put_audio(self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None) -> None:
-        """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before."""
-        request, speech = self._request, self._speech
-        if speech.start_ms < self._made_ms:
-            start_ms, payload = speech.start_ms, speech.behind(self._made_ms, payload)
-            if not payload:
-                if text_end is not None and text_end > request.entry.read_end:  # it is not in the ledger
-                    request.entry.read_to(text_end, start_ms, speech.end_ms)
-                return
-        if request.unknown_audio and payload:
+    def _put_audio(
+        self, payload: bytes, words: tuple[Word, ...] = (), text_end: int | None = None, *, last: bool = False
+    ) -> None:
+        """Put audio that ``_speech`` has just encoded into the outbox, without what another server has told before.
+
+        Words whose audio is not sent, as the encoder keeps it or the client has it, come with the next that is. Those
+        that are left behind the ``last`` audio come without any.
+        """
+        request, speech, entry = self._request, self._speech, self._request.entry
+        if self._untold:
+            words, self._untold = self._untold + words, ()
+        again = speech.start_ms < self._made_ms
+        if again:
+            payload = speech.behind(self._made_ms, payload)
+            if last and not payload:
+                speech.start_ms = speech.end_ms = self._made_ms
+        if not payload and not (last and words):
+            self._untold = words
+            if text_end is not None and not (again and text_end <= entry.read_end):
+                entry.read_to(text_end, speech.start_ms, speech.end_ms)
+            return
+        if request.unknown_audio:
             number, *unknown = request.unknown_audio
             request.unknown_audio = tuple(unknown)
-            request.ledger.send(request.entry, number, round(speech.start_ms), speech.end_ms, request.timeline.now())
-        elif payload:
+            request.ledger.send(entry, number, round(speech.start_ms), speech.end_ms, request.timeline.now())
+        else:
             start_ms = round(speech.start_ms)
             number = self._sequencer.take_number(request.request_id)
             chunk = OutputChunk(
@@ -493,16 +507,16 @@ class AnswerWriter:
             )
             self._put(chunk)
             now = request.timeline.now()
-            request.ledger.send(request.entry, number, start_ms, speech.end_ms, now)
+            request.ledger.send(entry, number, start_ms, speech.end_ms, now)
             if (sound := request.ledger.sound) is not None:
                 sound.add(SentPiece(request.request_id, speech.start_ms, self._audio_format, payload))
-            if request.entry.kept is not None:
+            if entry.kept is not None:
                 sent = SentAudio(chunk, speech.start_ms, speech.end_ms, message_cost(chunk))
-                request.ledger.keep_unheard(request.entry, sent, now)
+                request.ledger.keep_unheard(entry, sent, now)
         if words:
-            request.entry.pronounce(words)
+            entry.pronounce(words)
         elif text_end is not None:
-            request.entry.read_to(text_end, speech.start_ms, speech.end_ms)
+            entry.read_to(text_end, speech.start_ms, speech.end_ms)
 
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:

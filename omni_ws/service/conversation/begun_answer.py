@@ -12,14 +12,7 @@ from typing import Final
 
 from omni_ws.core.chunks import Word
 from omni_ws.core.ledger_entry import LedgerEntry, ends_of_words
-from omni_ws.engine.base import (
-    AudioOutput,
-    EngineOutput,
-    Finished,
-    OutputFilter,
-    OutputWriter,
-    TranscriptOutput,
-)
+from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, OutputFilter, OutputWriter, TranscriptOutput
 from omni_ws.engine.clauses import ClauseSplitter
 
 #: How far back the beginning of a sentence is looked for, in characters. A longer one is read again from the start.
@@ -37,7 +30,7 @@ class VoiceRestart:
     """The place at which a voice begins again: ``position`` in the text, about ``ms`` milliseconds in the audio.
 
     The client has ``told`` words behind it. ``word`` is the one that was spoken when the audio that it has ended, the
-    ``number``-th behind the place, from 0; None if the voice tells no words, or had spoken none.
+    ``number``-th behind the place, from 0; None if the voice tells no words, or had told none of those it had begun.
     """
 
     position: int = 0
@@ -57,10 +50,10 @@ def restart_of(entry: LedgerEntry, *, from_start: bool) -> VoiceRestart:
     if last < 0 or (from_start and entry.base_ms):
         clauses = [one for one in entry.clauses if one.start_ms < entry.made_ms]
         if from_start or not entry.made_ms:
-            return VoiceRestart()
+            return VoiceRestart(told=len(words) if entry.made_ms else 0)
         if clauses:
             return VoiceRestart(clauses[-1].start, clauses[-1].start_ms)
-        return VoiceRestart(entry.base_end, entry.base_ms)
+        return VoiceRestart(entry.base_end, entry.base_ms, len(words))
     position, first = entry.base_end, 0
     if not from_start:
         ends = [end for end, _ in ends_of_words(text, words, begin=entry.base_end)]
@@ -87,15 +80,15 @@ def _sentence_start(text: str, begin: int, limit: int) -> int:
 class RestOfAnswer(OutputFilter):
     """An OutputFilter for an answer that another server has begun, whose engine writes text behind that of the other.
 
-    Transcripts that the client has are dropped. ``begin_at`` is called once, before the first audio, with the place in
-    the answer at which it begins, in milliseconds; words get their places in the whole answer.
+    Transcripts and words that the client has are dropped, by their number. ``begin_at`` is called once, before the
+    first audio, with the place in the answer at which it begins, in milliseconds; words get their places in the whole
+    answer. Words may come with audio that the client has: AnswerWriter tells them with the next.
     """
 
     def __init__(
         self, out: OutputWriter, entry: LedgerEntry, restart: VoiceRestart, *, begin_at: Callable[[float], None]
     ) -> None:
         super().__init__(out)
-        self._entry = entry
         self._heard = len(entry.heard.pieces)
         self._made_ms = entry.made_ms
         self._restart = restart
@@ -105,10 +98,8 @@ class RestOfAnswer(OutputFilter):
         self._held: list[AudioOutput] = []
         self._held_bytes = 0
         self._held_words: list[Word] = []
-        #: The end of the audio so far; the words still to come that the client has; those of audio that was dropped.
-        self._end_ms = 0.0
+        #: The words still to come that the client has.
         self._told = restart.told
-        self._missed: tuple[Word, ...] = ()
 
     def write(self, output: EngineOutput) -> None:
         match output:
@@ -139,25 +130,16 @@ class RestOfAnswer(OutputFilter):
     def _begin(self, begin_ms: float) -> None:
         if abs(begin_ms - self._restart.ms) <= _SAME_MS and not self._restart.position:
             begin_ms = self._restart.ms
-        self._begin_ms = self._end_ms = max(0.0, begin_ms)
+        self._begin_ms = max(0.0, begin_ms)
         self._begin_at(self._begin_ms)
         held, self._held, self._held_words = self._held, [], []
         for audio in held:
             self._pass(audio, self._begin_ms)
 
     def _pass(self, audio: AudioOutput, begin_ms: float) -> None:
-        self._end_ms += len(audio.samples) * 1000 / audio.sample_rate
         words = tuple(
             Word(one.text, round(one.start_ms + begin_ms), round(one.end_ms + begin_ms), one.text_end)
             for one in audio.words[self._told :]
         )
         self._told -= min(self._told, len(audio.words))
-        if self._restart.word is None and words and words[0].start_ms < self._made_ms:
-            # They were told with the audio that they are in, of which the ledger knows only the length.
-            known = tuple(one for one in words if one.start_ms < self._made_ms)
-            self._entry.pronounce(known)
-            words = words[len(known) :]
-        words, self._missed = self._missed + words, ()
-        if self._end_ms <= self._made_ms:
-            words, self._missed = (), words
         self._out.write(AudioOutput(audio.samples, audio.sample_rate, words, audio.text_end))

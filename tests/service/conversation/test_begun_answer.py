@@ -109,7 +109,8 @@ def test_the_word_that_was_spoken_stays_at_its_place() -> None:
     assert [len(one.samples) for one in heard(answer.outputs)] == [250, 100, 200]
 
 
-def test_new_words_of_sound_that_is_dropped_come_with_the_next() -> None:
+def test_words_that_are_new_keep_their_sound() -> None:
+    """Also if the client has that: AnswerWriter tells them with the next."""
     entry = entry_of(made_ms=450)
     words = [
         Word(word, 100 * number, 100 * number + 90) for number, word in enumerate(["He", "saw", "it", "and", "left"])
@@ -117,19 +118,30 @@ def test_new_words_of_sound_that_is_dropped_come_with_the_next() -> None:
     answer, begun = rest_of(entry, sound(100, *words), sound(60), sound(340), END)
     assert begun == [300]
     pieces = [[word.text for word in one.words] for one in heard(answer.outputs)]
-    assert pieces == [[], ["and", "left"], []]
+    assert pieces == [["and", "left"], [], []]
 
 
-def test_words_of_sound_that_the_ledger_lacks_are_noted_and_not_told_again() -> None:
-    """As when it was restored from before that sound."""
+def test_words_that_had_not_ended_when_the_sound_ended_are_told() -> None:
+    """A voice that tells a word once it has ended had told none."""
     entry = LedgerEntry(request_id="req_1", speaks=True)
     entry.say(TEXT)
-    entry.send_to(250)
-    words = [Word(word, 100 * number, 100 * number + 90) for number, word in enumerate(["Dr", "Smith", "came", "He"])]
-    answer, begun = rest_of(entry, sound(200, *words[:3]), sound(200, words[3]), END)
+    entry.send_to(80)
+    words = [Word(word, 100 * number, 100 * number + 90) for number, word in enumerate(["Dr", "Smith"])]
+    answer, begun = rest_of(entry, sound(60), sound(60, words[0]), sound(80, words[1]), END)
     assert begun == [0]
-    assert [word.text for word in entry.words] == ["Dr", "Smith", "came"]
-    assert answer.words == [words[3]]
+    assert answer.words == words
+
+
+@pytest.mark.parametrize("from_start", [True, False])
+def test_words_that_were_told_before_they_sound_are_not_told_again(from_start: bool) -> None:
+    entry = LedgerEntry(request_id="req_1", speaks=True)
+    entry.say(TEXT)
+    entry.send_to(30)
+    words = [Word(word, 40 + 100 * number, 130 + 100 * number) for number, word in enumerate(["Dr", "Smith", "came"])]
+    entry.pronounce(words[:2])
+    answer, begun = rest_of(entry, sound(200, *words[:2]), sound(140, words[2]), END, from_start=from_start)
+    assert begun == [0]
+    assert answer.words == words[2:]
 
 
 def test_sound_that_has_fewer_words_is_not_lost() -> None:
