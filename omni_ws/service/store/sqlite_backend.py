@@ -235,7 +235,7 @@ class SqliteBackend:
         self._file = _identity(self._path)
 
     def _make_file(self) -> None:
-        """Make the file, readable by its owner alone, in a folder that is too; refuse one that others may write."""
+        """Make the file, and its folder if there is none, for their owner alone; refuse a file that others may read."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
