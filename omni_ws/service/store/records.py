@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 #: The version of records: of their layout, of ``SavedSession``, and of the entries of logs. Raise it with a change that
-#: the version before cannot read; it then takes records of the newer version for absent.
+#: the version before cannot read, and name that in CHANGELOG.md; either version takes the other's records for absent.
 RECORD_VERSION: Final = 1
 #: A process that gave no sign of life for this long, by the store's clock, holds nothing any more.
 HOLDER_EXPIRY_SEC: Final = 5.0
