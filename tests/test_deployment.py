@@ -100,6 +100,16 @@ def test_the_unit_fetches_its_weights_where_it_may_write() -> None:
     assert f"\nEnvironment=XDG_CACHE_HOME=/var/cache/{cache[1]}\n" in text
 
 
+def test_the_unit_may_write_the_store_that_its_document_names() -> None:
+    text = (DEPLOY / "omni_ws.service").read_text(encoding="utf-8")
+    state = re.search(r"^StateDirectory=(.+)$", text, re.MULTILINE)
+    assert state is not None
+    steps = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("\n## Supervision\n")[2]
+    named = re.search(r"sqlite:/var/lib/([^/]+)/", steps)
+    assert named is not None
+    assert named[1] == state[1]
+
+
 def test_manifests_of_kubernetes_fit_the_server() -> None:
     text = (DEPLOY / "kubernetes" / "omni_ws.yaml").read_text(encoding="utf-8")
     manifests = {one["kind"]: one for one in yaml.safe_load_all(text)}

@@ -1,4 +1,4 @@
-"""Keepers of sessions: what writes a session to the store, and has its output wait until it is there.
+"""Keepers of sessions: a keeper writes its session to the store, and holds back output until the store has it.
 
 **A record** is a snapshot, the SavedSession, and a log of what happened since, in order: the frames of the client as
 they came, and the outputs of the running answer (ToldOutput).
@@ -9,8 +9,8 @@ acknowledged once they are settled; until then the client would send them again.
 **Output.** The keeper is the Gate of the session's OutputLog. Text of an answer and fragments of tool calls are
 appended, and sent once they are settled. Audio is appended and waits for nothing. What concerns one connection is not
 kept. Every other message marks the session for a snapshot, which is taken in the next pass of the loop and has the
-message among those that wait; the message is sent once that is settled. So whatever a client has but the newest audio
-is in the store, and a process whose lease is lost can tell its client nothing.
+message among those that wait; the message is sent once the snapshot is settled. So the store has all that a client has,
+but the newest audio, and a process whose lease is lost can tell its client nothing.
 
 **Another process** that takes the session restores the snapshot, tells the outputs of the log again (``tell_again``),
 and receives the frames of the log as if the client had just sent them.
@@ -234,7 +234,7 @@ class Keeper(Gate, LeaseHolder):
     # what the store tells, see LeaseHolder
 
     def tell(self, kept: Callable[[bool], None]) -> None:
-        """Call ``kept`` with False when the store fails, at once if it has, and with True when it keeps again."""
+        """Call ``kept`` with False when the store fails, at once if it has failed; with True when it works again."""
         self._kept = kept
         if self._store.degraded:
             self.store_degraded()

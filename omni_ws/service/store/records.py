@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 #: The version of records: of their layout, of ``SavedSession``, and of the entries of logs. Raise it with a change that
-#: the version before cannot read; it then takes records of the newer version for absent.
+#: the version before cannot read, and name that in CHANGELOG.md; either version takes the other's records for absent.
 RECORD_VERSION: Final = 1
 #: A process that gave no sign of life for this long, by the store's clock, holds nothing any more.
 HOLDER_EXPIRY_SEC: Final = 5.0
@@ -131,7 +131,7 @@ class StoreBackend(Protocol):
     name: str
 
     async def open(self) -> None:
-        """Make it usable, at the start and again after an error.
+        """Open the store, at the start and again after an error.
 
         Raises ConfigurationError, too, for what only the operator can mend.
         """
@@ -140,7 +140,7 @@ class StoreBackend(Protocol):
         """Release what ``open`` took."""
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
-        """Do all changes, of one record each; return what became of each, in order."""
+        """Apply changes, each to a record of its own; return the outcome of each, in order."""
 
     async def find(self, session_id: str) -> FoundRecord | None:
         """Return the clear part of a record; None if there is none."""
@@ -155,13 +155,16 @@ class StoreBackend(Protocol):
         """Delete a record whoever has it, and raise its fence number. Returns whether there was one."""
 
     async def beat(self, holder: str) -> None:
-        """Give a sign of life of a process."""
+        """Write the sign of life of a process."""
 
     async def leave(self, holder: str) -> None:
-        """Withdraw it: what the process still holds is free."""
+        """Delete the sign of life of a process: others may take the records that it holds."""
 
     async def probe(self) -> None:
-        """Write something, which takes as much space as records do, and delete it."""
+        """Write as many bytes as a record may have, and delete them, to find out whether the store works."""
 
     async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
-        """Delete records that are older, and then the oldest until they fit; never those of a living holder."""
+        """Delete records older than ``max_age_sec``, then the oldest until the rest fits ``max_bytes``.
+
+        Records of living holders stay. Returns the size of what is left.
+        """

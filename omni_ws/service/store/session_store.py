@@ -499,7 +499,7 @@ class SessionStore:
             self._committed(lease, outcome)
 
     def _number(self, lease: Lease) -> int:
-        """Return the place of the element in the next change, and count on."""
+        """Number the change that is to be committed; return the place of its element in the log."""
         flying = lease.flying
         assert flying is not None
         if flying.snapshot is not None:
@@ -535,7 +535,7 @@ class SessionStore:
         )
 
     def _committed(self, lease: Lease, outcome: ChangeOutcome | None) -> None:
-        """Note what became of a change; None if that is not known, in which case the store is degraded."""
+        """Act on the outcome of a change; None if it is not known, in which case the store is degraded."""
         flying, lease.flying = lease.flying, None
         assert flying is not None
         self._drop_data(flying)
@@ -554,7 +554,7 @@ class SessionStore:
         _settle(flying)
 
     def _mend_gap(self, lease: Lease, flying: _Queued) -> None:
-        """Have a new snapshot in place of what the store lost; what waits, waits for that."""
+        """Ask for a snapshot in place of what the store lost; callers that wait, wait for that snapshot."""
         if lease.queued is None or lease.queued.snapshot is None:
             lease.whole = False
             if lease.queued is not None:
@@ -723,7 +723,7 @@ class SessionStore:
 
 
 def _settle(queued: _Queued, *, lost: bool = False) -> None:
-    """Call what waits, once; of a lost lease, only who is told in any case."""
+    """Call ``calls`` and wake ``waiters`` of what was committed or dropped; of a lost lease, wake ``waiters`` alone."""
     calls, queued.calls = queued.calls, []
     waiters, queued.waiters = queued.waiters, []
     if not lost:
@@ -740,7 +740,7 @@ def _ask(lease: Lease) -> None:
 
 
 def _guarded(call: Callable[[], None]) -> None:
-    """Call it. One session's defect must not end the writer of all."""
+    """Call ``call``, and log what it raises: one session's defect must not end the writer of all."""
     try:
         call()
     except Exception:

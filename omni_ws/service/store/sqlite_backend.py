@@ -56,6 +56,8 @@ T = TypeVar("T")
 _LAYOUT: Final = 1
 #: How long a commit waits for those of other processes.
 _BUSY_SEC: Final = 5.0
+#: How long a checkpoint that empties the WAL may keep commits waiting for another process that reads the file.
+_TRUNCATE_SEC: Final = 0.05
 #: Bytes written after which a checkpoint begins; and pages of the WAL after which a commit does it, as the WAL only
 #: begins anew when nothing is written during a checkpoint.
 _CHECKPOINT_BYTES: Final = 4 << 20
@@ -142,6 +144,8 @@ class SqliteBackend:
         self._database: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._uncheckpointed = 0
+        #: Whether the WAL may have what was deleted; that of an earlier process may.
+        self._has_deleted = True
         #: The descriptors of the files that this process locks, by holder.
         self._locks: dict[str, int] = {}
 
@@ -159,6 +163,7 @@ class SqliteBackend:
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[ChangeOutcome]:
         outcomes = await self._do(self._commit, changes)
+        self._has_deleted |= any(one.end is StoreEnd.DELETE for one in changes)
         self._uncheckpointed += sum(len(one.snapshot or b"") + len(one.element or b"") + 4096 for one in changes)
         if self._uncheckpointed >= _CHECKPOINT_BYTES:
             self._uncheckpointed = 0
@@ -177,7 +182,8 @@ class SqliteBackend:
     async def erase(self, session_id: str) -> bool:
         erased = await self._do(self._erase, session_id)
         if erased:
-            self._checkpoints.submit(self._checkpoint, "TRUNCATE")  # the WAL still has what was deleted
+            self._has_deleted = True
+            self._empty_wal()
         return erased
 
     async def beat(self, holder: str) -> None:
@@ -191,8 +197,16 @@ class SqliteBackend:
 
     async def prune(self, *, max_age_sec: float, max_bytes: int) -> StoreSize:
         while await self._do(self._prune_some, max_age_sec, int(max_bytes * _ROOM)):
-            pass
+            self._has_deleted = True
+        self._empty_wal()
         return await self._do(self._size)
+
+    def _empty_wal(self) -> None:
+        """Empty the WAL if it may have what was deleted. Commits wait for the second checkpoint, which is short."""
+        if self._has_deleted:
+            self._has_deleted = False
+            for mode in ("PASSIVE", "TRUNCATE"):
+                self._checkpoints.submit(self._checkpoint, mode)
 
     # in the thread
 
@@ -235,7 +249,7 @@ class SqliteBackend:
         self._file = _identity(self._path)
 
     def _make_file(self) -> None:
-        """Make the file, readable by its owner alone, in a folder that is too; refuse one that others may write."""
+        """Make the file, and its folder if there is none, for their owner alone; refuse a file that others may read."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -487,8 +501,11 @@ class SqliteBackend:
     def _checkpoint(self, mode: str = "PASSIVE") -> None:
         """Move what is in the WAL to the file, on a connection of its own: this waits for the disk, commits do not."""
         # A commit finds out what is wrong, and says so.
-        with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_BUSY_SEC)) as database:
-            database.execute(f"PRAGMA wal_checkpoint({mode})")
+        is_busy = True
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_TRUNCATE_SEC)) as database:
+            (is_busy, *_) = database.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        if is_busy and mode == "TRUNCATE":
+            self._has_deleted = True
 
 
 def _json(rows: Sequence[object]) -> str:

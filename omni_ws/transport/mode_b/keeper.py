@@ -1,14 +1,15 @@
-"""ModeBKeeper: finds Mode B sessions here and, with a store, in there; any server of the store can serve them.
+"""ModeBKeeper: finds Mode B sessions in this process, or in the store, so that any server of the store serves them.
 
 **In whose hands.** A session is here while something is done for it: a request is served, an answer is made. The record
 is held then, and other servers answer ``session_conflict``. A session at rest (it waits for input, and nothing of its
 answer was made; or it has ended) is given back: it is gone from this server's memory, and whichever server is asked
-next takes it. One with much input, or on which an engine works, is given back a moment later, since to take it again
-costs as much as it has.
+next takes it. One with much input, or on which an engine works, is given back a moment later, since its size is what
+taking it again costs.
 
 **What is in the record.** A snapshot, and what happened since: the bodies that were fed, and the outputs of the running
-answer. Each costs as much as it has, however much came before. No request is answered before what it brought is
-settled, and readers see no output before it is. So an answer goes on in another server behind what any reader has seen.
+answer. An entry costs what its own bytes cost, however much came before. No request is answered before what it brought
+is settled, and readers see no output before it is. So an answer goes on in another server behind what any reader has
+seen.
 
 **Ended sessions** never change, except that they are deleted. They are read without being held, by any number of
 servers at once. The clear part of a record has ``away`` set if its session has ended, and since when.
@@ -85,7 +86,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Held(LeaseHolder, Gate):
-    """A session that is here, and the right to write its record; without a ``lease`` it is a copy to be read."""
+    """A session in this process, and the lease of its record; without a ``lease`` the session is a copy to be read."""
 
     def __init__(
         self, keeper: ModeBKeeper, store: SessionStore, session: ModeBSession, owner: str | None, lease: Lease | None
@@ -142,7 +143,7 @@ class _Held(LeaseHolder, Gate):
         self._open_when_settled(self.lease)
 
     def append(self, entry: bytes) -> None:
-        """Add to the record what has happened."""
+        """Append an entry to the log of the record."""
         if self.lease is not None:
             self._store.append(self.lease, entry)
 

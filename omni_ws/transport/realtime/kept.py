@@ -58,9 +58,9 @@ def as_text(message: Message) -> Message:
 
 
 class ConversationRecord(LeaseHolder):
-    """The record of an open session, which ``content`` returns as it is.
+    """The record of an open session; ``content`` returns what it is to hold now.
 
-    ``tokens`` are the digests of what a client must present that does not have the session's own key.
+    ``tokens`` are the digests of the tokens of which a client without the session's own key must present one.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ def _decoded(snapshot: bytes, kind: type[Content]) -> Content:
 def begin_record(
     store: SessionStore, session: Session, kind: str, key: ApiKey | None, content: Callable[[], Any], token: str
 ) -> ConversationRecord:
-    """Begin the record of a new session. ``token`` is empty if its key suffices."""
+    """Begin the record of a new session. ``token`` is empty if the key suffices."""
     tokens = (token_digest(token),) if token else ()
     lease = store.begin(session.session_id, kind=kind, owner=key_name(key))
     return ConversationRecord(store, lease, session, content, tokens=tokens)

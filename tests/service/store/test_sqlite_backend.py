@@ -168,6 +168,37 @@ async def test_what_is_deleted_is_not_left_in_the_file(tmp_path: Path) -> None:
             assert b"nobody shall know" not in one.read_bytes()
 
 
+@pytest.mark.parametrize("how", ["its session ended", "it is old"])
+async def test_the_next_pruning_leaves_nothing_of_a_deleted_record(tmp_path: Path, how: str) -> None:
+    path, clock = tmp_path / "sessions.db", Clock()
+    async with opened(path, clock=clock) as backend:
+        await backend.prune(max_age_sec=60, max_bytes=MIB)
+        secret, ended = b"nobody shall know" * 1000, how == "its session ended"
+        await backend.commit([snapshot("sess_1", secret)])
+        if ended:
+            await backend.commit([Change("sess_1", 1, "", 1, None, None, None, 0, StoreEnd.DELETE)])
+        clock.now += 0 if ended else 61
+        await backend.prune(max_age_sec=60, max_bytes=MIB)
+        await asyncio.wrap_future(backend._checkpoints.submit(lambda: None))
+        for one in (path, Path(f"{path}-wal")):
+            assert b"nobody shall know" not in one.read_bytes()
+
+
+async def test_a_wal_that_is_read_is_emptied_at_a_later_pruning(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    async with opened(path) as backend:
+        await backend.commit([snapshot("sess_1", b"nobody shall know" * 1000)])
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM records").fetchone()
+            assert await backend.erase("sess_1")
+            await asyncio.wrap_future(backend._checkpoints.submit(lambda: None))
+            assert b"nobody shall know" in Path(f"{path}-wal").read_bytes()  # noqa: ASYNC240
+        await backend.prune(max_age_sec=60, max_bytes=MIB)
+        await asyncio.wrap_future(backend._checkpoints.submit(lambda: None))
+        assert b"nobody shall know" not in Path(f"{path}-wal").read_bytes()  # noqa: ASYNC240
+
+
 # Size and age.
 
 
