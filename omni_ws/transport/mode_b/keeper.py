@@ -153,11 +153,16 @@ class _Held(LeaseHolder, Gate):
                 self.snapshot()
             await self._store.settle(self.lease)
 
+    def stay(self) -> None:
+        """Give the session back no more, until ``ModeBKeeper.rest`` is called again."""
+        if self.resting is not None:
+            self.resting.cancel()
+            self.resting = None
+
     def release(self, *, delete: bool) -> None:
         """Write no more, and leave the record to others, or delete it."""
         self.session.when_done = self.session.output.gate = None
-        if self.resting is not None:
-            self.resting.cancel()
+        self.stay()
         if self.lease is not None and not self.lease.lost:
             self._store.release(self.lease, delete=delete)
         self.lease = None
@@ -251,6 +256,7 @@ class ModeBKeeper:
             async with self._seeking.setdefault(session_id, asyncio.Lock()):
                 if (held := self._held.get(session_id)) is not None:
                     held.users += 1
+                    held.stay()
                 else:
                     held = await self._fetched(session_id, key, client, self._store)
         try:
@@ -307,9 +313,7 @@ class ModeBKeeper:
 
     def rest(self, held: _Held) -> None:
         """Give a session back, now or a moment later, if nothing is done for it."""
-        if held.resting is not None:
-            held.resting.cancel()
-            held.resting = None
+        held.stay()
         session = held.session
         leaves = self._leaving and session.live and not held.behind
         if held.users or self._store is None or self._store.degraded or (not leaves and (held.works or held.waits)):

@@ -308,6 +308,7 @@ async def test_one_with_much_input_is_given_back_a_moment_later() -> None:
     async with servers() as (first, second):
         small = await first.create("a" * SMALL_BYTES)
         large = await first.create("a" * (SMALL_BYTES + 1))
+        await rest()
         assert first.sessions == (1, 1)
         async with second.using(small):
             pass
@@ -450,6 +451,21 @@ async def test_a_server_that_leaves_gives_back_what_nobody_uses_and_the_rest_whe
         await rest()
         assert first.sessions == (0, 0)
         assert (await second.result(used))[-1] == (await second.result(unused))[-1]
+
+
+async def test_a_session_that_is_used_again_is_not_given_back_under_its_user() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+        async with first.using(session_id) as session:  # a body that comes slowly, or a reader
+            await asyncio.sleep(2 * LINGER_SEC)
+            assert session.live
+            async with first.keeper.feeding(session, {"chunks": [{"text": "b", "sequence_id": 1}]}, 0):
+                await session.feed([chunk("b", 1)])
+        await asyncio.sleep(LINGER_SEC)
+        await rest()
+        assert first.sessions == (0, 0)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 1 + 1
 
 
 async def test_what_cannot_be_read_is_not_found_and_is_left_to_those_who_can() -> None:
