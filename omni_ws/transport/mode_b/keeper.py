@@ -110,6 +110,7 @@ class _Held(LeaseHolder, Gate):
         #: Whether a snapshot is to be written in the next pass; the log has nothing of what happens until then.
         self._marked = False
         session.when_done = self._done
+        session.when_forgotten = partial(keeper.drop, self)
         if lease is not None:
             self.write_by(lease)
 
@@ -161,7 +162,7 @@ class _Held(LeaseHolder, Gate):
 
     def release(self, *, delete: bool) -> None:
         """Write no more, and leave the record to others, or delete it."""
-        self.session.when_done = self.session.output.gate = None
+        self.session.when_done = self.session.when_forgotten = self.session.output.gate = None
         self.stay()
         if self.lease is not None and not self.lease.lost:
             self._store.release(self.lease, delete=delete)
@@ -239,7 +240,7 @@ class ModeBKeeper:
         try:
             yield
         except BaseException:
-            self._drop(held, delete=True)
+            self.drop(held, delete=True)
             self.registry.discard(session)
             raise
         self._unuse(held)
@@ -326,15 +327,15 @@ class ModeBKeeper:
 
     def lose(self, held: _Held) -> None:
         """End a session that another server has taken."""
-        self._drop(held)
+        self.drop(held)
         held.session.fail(held_elsewhere())
         self.registry.discard(held.session)
 
     def _give_back(self, held: _Held) -> None:
-        self._drop(held)
+        self.drop(held)
         self.registry.discard(held.session)
 
-    def _drop(self, held: _Held | None, *, delete: bool = False) -> None:
+    def drop(self, held: _Held | None, *, delete: bool = False) -> None:
         """Write no more of a session, and leave its record to others, or delete it."""
         if held is not None and self._held.pop(held.session.id, None) is not None:
             held.release(delete=delete)
@@ -415,7 +416,7 @@ class ModeBKeeper:
     def end_all(self, error: OmniError) -> None:
         """End every session here. Their records are as they were last written."""
         for held in [*self._held.values()]:
-            self._drop(held)
+            self.drop(held)
         self.registry.end_all(error)
 
 

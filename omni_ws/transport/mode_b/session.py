@@ -113,6 +113,8 @@ class ModeBSession(Attachment):
 
     #: Called when the work on the session is done, and everything is released.
     when_done: Callable[[ModeBSession], None] | None = None
+    #: Called when the registry forgets the session.
+    when_forgotten: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -387,6 +389,8 @@ class ModeBSession(Attachment):
         """Discard the result, as the registry forgets the session."""
         self.kept_until = None
         self.output.discard()
+        if self.when_forgotten is not None:
+            self.when_forgotten()
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""

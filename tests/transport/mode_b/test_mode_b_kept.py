@@ -468,6 +468,20 @@ async def test_a_session_that_is_used_again_is_not_given_back_under_its_user() -
             assert session.progress.received_bytes == SMALL_BYTES + 1 + 1
 
 
+async def test_sessions_that_are_forgotten_while_the_store_is_gone_leave_nothing() -> None:
+    async with servers(count=1) as (first,):
+        first.backend.shared.gone = True
+        await asyncio.sleep(2)
+        assert first.store.degraded
+        for _ in range(3):
+            await first.finish(await first.create("a"))
+        await asyncio.sleep(3 * first.keeper.registry.timeout)
+        assert first.sessions == (0, 0)
+        assert not first.keeper._held
+        assert not first.store._leases
+        first.backend.shared.gone = False
+
+
 async def test_what_cannot_be_read_is_not_found_and_is_left_to_those_who_can() -> None:
     async with servers() as (first, second):
         lease = first.store.begin("sess_strange", kind=MODE_B_KIND, owner=None)
