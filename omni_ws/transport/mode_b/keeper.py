@@ -282,10 +282,14 @@ class ModeBKeeper:
             finally:
                 if session.live:
                     entry = _Fed(time.time(), None if body is None else dict(body))
-                    encoded = await to_thread_if_large(size, partial(_encode, entry))
+                    encoded = b""
+                    try:
+                        encoded = await to_thread_if_large(size, partial(_encode, entry))
+                    except RecursionError:  # what is nested so deep, and means nothing here, has no place in a log
+                        held.mixed = True
                     if held.mixed and not held.behind:
                         held.snapshot()
-                    else:
+                    elif encoded:
                         held.append(encoded)
                 await self.settled(session)
 

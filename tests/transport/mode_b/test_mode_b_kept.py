@@ -38,6 +38,7 @@ from omni_ws.service.store.records import HOLDER_EXPIRY_SEC
 from omni_ws.transport.mode_b import keeper as keeper_module
 from omni_ws.transport.mode_b.keeper import LINGER_SEC, MODE_B_KIND, SMALL_BYTES, ModeBKeeper
 from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession
+from omni_ws.wire.frames import loads_object
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 
@@ -332,6 +333,18 @@ async def test_a_body_is_written_once_however_much_came_before() -> None:
     written = sum(len(one.snapshot or b"") + len(one.element or b"") for one in shared.changes[begun:])
     assert written < 40 * 200
     await server.stop()
+
+
+async def test_a_body_of_any_depth_is_kept() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+        deep = loads_object(b'{"deep": %s%s}' % (b"[" * 1000, b"]" * 1000))
+        async with first.using(session_id) as session, first.keeper.feeding(session, deep, 0):
+            await session.feed([chunk("b", 1)])
+        first.die()
+        await asyncio.sleep(HOLDER_EXPIRY_SEC)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 2
 
 
 async def test_only_the_key_that_opened_it_may_have_it_anywhere() -> None:
