@@ -301,6 +301,12 @@ class RealtimeConnection(SoleConnection):
         if self._created:
             self._created[0] |= told
 
+    def drop_record(self) -> None:
+        """Delete the record in the store, if there is one."""
+        if self._kept is not None:
+            self._kept.drop()
+            self._kept = None
+
     async def run(self) -> None:
         """Serve the session to its end, and close the connection. ``session.attach`` must have been called."""
         try:
@@ -373,9 +379,7 @@ class RealtimeConnection(SoleConnection):
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
-                    if self._kept is not None:
-                        self._kept.drop()
-                        self._kept = None
+                    self.drop_record()
                     self._dialect.close()
                     self._dialect = VllmDialect(self._conversation)
                     self._dialect.connect(self._send, self._output_cleared)
