@@ -387,6 +387,8 @@ class ModeBKeeper:
         try:
             with refused_as_not_found():
                 await _go_through(session, log)
+            if lease is not None and lease.lost:  # meanwhile
+                raise held_elsewhere()
         except BaseException:
             self.registry.discard(session)
             raise

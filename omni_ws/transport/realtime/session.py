@@ -27,6 +27,7 @@ from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.records import held_elsewhere
 from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
 from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import Router, ServeConnection, SessionFrontEnd, UpgradeDecision, needs_upgrade
@@ -194,6 +195,8 @@ class Realtime(SessionFrontEnd):
             session = await self._live.admit(client.key, client=client.address, session_id=session_id)
             begin_recording(self._recorder, session, REALTIME_ORIGIN, client.key)
             try:
+                if kept is not None and kept.lease.lost:  # meanwhile
+                    raise held_elsewhere()
                 dialect = self._dialect(session, client.bound, kept)
             except OmniError:
                 session.end(None)

@@ -402,6 +402,26 @@ class Clock:
         return asyncio.get_running_loop().time()
 
 
+async def test_a_session_that_is_deleted_while_it_is_taken_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_through = keeper_module._go_through
+    async with servers() as (first, second):
+        session_id = await first.create("a")
+
+        async def slow(*arguments: Any) -> None:
+            assert await first.store.delete(session_id, owner=None)
+            await second.store.read(session_id)
+            holder = second.store._leases[session_id]
+            second.store.snapshot(holder, b"", tokens=(), away=False)
+            await second.store.settle(holder)
+            await go_through(*arguments)
+
+        monkeypatch.setattr(keeper_module, "_go_through", slow)
+        with pytest.raises(SessionConflict):
+            async with second.using(session_id):
+                pass
+        assert second.sessions[0] == 0
+
+
 async def test_sessions_at_rest_expire_as_if_they_had_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper_module, "time", Clock())
     async with servers() as (first, second):
