@@ -29,7 +29,7 @@ import msgspec
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import SAMPLE_BYTES, AudioEncoding, OutputChunk, OutputModality, heard_language
 from omni_ws.core.request_input import InputState
-from omni_ws.errors import EngineFailed, OmniError, SessionExpired, SessionNotFound
+from omni_ws.errors import EngineFailed, InvalidRequest, OmniError, SessionExpired, SessionNotFound
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.output_log import Gate
 from omni_ws.service.conversation.request import Request
@@ -277,10 +277,16 @@ class ModeBKeeper:
             return
         async with held.feeding:
             held.mixed = not held.lease.whole
+            before, fed = session.progress, False
             try:
                 yield
+                fed = True
+            except InvalidRequest:  # some chunks are refused, wherever they are fed
+                fed = True
+                raise
             finally:
-                if session.live:
+                held.mixed = held.mixed or not fed  # the log has no part of a body
+                if session.live and (fed or session.progress != before):
                     entry = _Fed(time.time(), None if body is None else dict(body))
                     encoded = b""
                     try:

@@ -335,6 +335,23 @@ async def test_a_body_is_written_once_however_much_came_before() -> None:
     await server.stop()
 
 
+async def test_of_a_body_that_was_not_fed_to_its_end_the_rest_is_not_kept() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+        for accepted in (1, 0):
+            body = {"chunks": [{"text": "b"}, {"text": "c"}]}
+            before = len(first.backend.shared.changes)
+            with pytest.raises(EngineOverloaded):
+                async with first.using(session_id) as session, first.keeper.feeding(session, body, 0):
+                    await session.feed([chunk("b", 1)][:accepted])
+                    raise EngineOverloaded("no room")
+            assert len(first.backend.shared.changes) == before + accepted
+        first.die()
+        await asyncio.sleep(HOLDER_EXPIRY_SEC)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 2
+
+
 async def test_a_body_of_any_depth_is_kept() -> None:
     async with servers() as (first, second):
         session_id = await first.create("a" * (SMALL_BYTES + 1))
