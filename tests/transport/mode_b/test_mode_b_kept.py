@@ -338,13 +338,17 @@ async def test_a_body_is_written_once_however_much_came_before() -> None:
 async def test_of_a_body_that_was_not_fed_to_its_end_the_rest_is_not_kept() -> None:
     async with servers() as (first, second):
         session_id = await first.create("a" * (SMALL_BYTES + 1))
-        for accepted in (1, 0):
+
+        async def feed(chunks: int) -> None:
             body = {"chunks": [{"text": "b"}, {"text": "c"}]}
+            async with first.using(session_id) as session, first.keeper.feeding(session, body, 0):
+                await session.feed([chunk("b", 1)][:chunks])
+                raise EngineOverloaded("no room")
+
+        for accepted in (1, 0):
             before = len(first.backend.shared.changes)
             with pytest.raises(EngineOverloaded):
-                async with first.using(session_id) as session, first.keeper.feeding(session, body, 0):
-                    await session.feed([chunk("b", 1)][:accepted])
-                    raise EngineOverloaded("no room")
+                await feed(accepted)
             assert len(first.backend.shared.changes) == before + accepted
         first.die()
         await asyncio.sleep(HOLDER_EXPIRY_SEC)
