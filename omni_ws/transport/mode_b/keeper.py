@@ -155,7 +155,7 @@ class _Held(LeaseHolder, Gate):
             await self._store.settle(self.lease)
 
     def stay(self) -> None:
-        """Give the session back no more, until ``ModeBKeeper.rest`` is called again."""
+        """Keep the session here until ``ModeBKeeper.rest`` is called again."""
         if self.resting is not None:
             self.resting.cancel()
             self.resting = None
@@ -285,7 +285,7 @@ class ModeBKeeper:
                 fed = True
                 raise
             finally:
-                held.mixed = held.mixed or not fed  # the log has no part of a body
+                held.mixed = held.mixed or not fed  # the log has whole bodies only
                 if session.live and (fed or session.progress != before):
                     entry = _Fed(time.time(), None if body is None else dict(body))
                     encoded = b""
