@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
@@ -437,7 +437,9 @@ def _decoded(snapshot: bytes, entries: tuple[bytes, ...]) -> tuple[KeptModeB, li
 
 
 async def _go_through(session: ModeBSession, log: Sequence[_Entry]) -> None:
-    """Bring a session that was restored from a snapshot to where it was. Raises LookupError if the log does not fit.
+    """Bring a session that was restored from a snapshot to where it was.
+
+    Raises LookupError if the log does not fit, and what ``ModeBSession.feed`` raises, but for what a client was told.
 
     The answer that begins anew is behind the outputs that were made: they are told again before anything is awaited.
     """
@@ -452,8 +454,11 @@ async def _go_through(session: ModeBSession, log: Sequence[_Entry]) -> None:
             case _Fed(body=None):
                 session.finish()
             case _Fed(body=dict(body)):
-                with suppress(OmniError):  # which its client was told
+                try:
                     await session.feed(read_append(body))
+                except OmniError as error:
+                    if session.live and not isinstance(error, InvalidRequest):  # of which the client was told
+                        raise
 
 
 def _open_request(session: ModeBSession, request_id: str) -> Request:

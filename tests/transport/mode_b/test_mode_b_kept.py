@@ -356,6 +356,23 @@ async def test_of_a_body_that_was_not_fed_to_its_end_the_rest_is_not_kept() -> N
             assert session.progress.received_bytes == SMALL_BYTES + 2
 
 
+async def test_a_server_without_room_for_all_input_leaves_the_session_to_others() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+        await first.append(session_id, "b" * 1000, 1)
+        first.die()
+        await asyncio.sleep(HOLDER_EXPIRY_SEC)
+        budget = second.factory.budget
+        taken = budget.capacity - budget.held - SMALL_BYTES - 1 - 500
+        budget.charge(taken)
+        with pytest.raises(EngineOverloaded):
+            async with second.using(session_id):
+                pass
+        budget.give(taken)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 1 + 1000
+
+
 async def test_a_body_of_any_depth_is_kept() -> None:
     async with servers() as (first, second):
         session_id = await first.create("a" * (SMALL_BYTES + 1))
