@@ -199,6 +199,8 @@ class SessionStore:
         self.degraded = False
         self.reason = ""
         self._leases: dict[str, Lease] = {}
+        #: The records that are being taken.
+        self._taking: set[str] = set()
         #: The leases with something queued, and those that the store wants a snapshot of.
         self._queue: deque[Lease] = deque()
         self._wanting: dict[Lease, None] = {}
@@ -289,14 +291,23 @@ class SessionStore:
         """
         for _ in range(_TRIES):
             found = await self.peek(session_id)
-            if found is None or (found.held and not force):
+            if found is None or (found.held and not force and not self._is_astray(session_id, found)):
                 self._metrics.store_takes.labels("absent" if found is None else "held").inc()
                 return None
-            contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
+            self._taking.add(session_id)
+            try:
+                contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
+            finally:
+                self._taking.discard(session_id)
             if contents is not None:
                 return self._taken(session_id, found, contents)
         self._metrics.store_takes.labels("held").inc()
         return None
+
+    def _is_astray(self, session_id: str, found: FoundRecord) -> bool:
+        """Return whether this process has a record and no lease: who took it was cancelled, or waited too long."""
+        known = session_id in self._leases or session_id in self._taking
+        return found.holder == self.process and not known
 
     def _taken(self, session_id: str, found: FoundRecord, contents: Contents) -> Taken | None:
         if (before := self._leases.get(session_id)) is not None:

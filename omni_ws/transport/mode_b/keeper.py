@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
@@ -30,7 +30,7 @@ import msgspec
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import SAMPLE_BYTES, AudioEncoding, OutputChunk, OutputModality, heard_language
 from omni_ws.core.request_input import InputState
-from omni_ws.errors import EngineFailed, OmniError, SessionExpired, SessionNotFound
+from omni_ws.errors import EngineFailed, InvalidRequest, OmniError, SessionExpired, SessionNotFound
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.output_log import Gate
 from omni_ws.service.conversation.request import Request
@@ -111,6 +111,7 @@ class _Held(LeaseHolder, Gate):
         #: Whether a snapshot is to be written in the next pass; the log has nothing of what happens until then.
         self._marked = False
         session.when_done = self._done
+        session.when_forgotten = partial(keeper.drop, self)
         if lease is not None:
             self.write_by(lease)
 
@@ -154,11 +155,16 @@ class _Held(LeaseHolder, Gate):
                 self.snapshot()
             await self._store.settle(self.lease)
 
-    def release(self, *, delete: bool) -> None:
-        """Write no more, and leave the record to others, or delete it."""
-        self.session.when_done = self.session.output.gate = None
+    def stay(self) -> None:
+        """Keep the session here until ``ModeBKeeper.rest`` is called again."""
         if self.resting is not None:
             self.resting.cancel()
+            self.resting = None
+
+    def release(self, *, delete: bool) -> None:
+        """Write no more, and leave the record to others, or delete it."""
+        self.session.when_done = self.session.when_forgotten = self.session.output.gate = None
+        self.stay()
         if self.lease is not None and not self.lease.lost:
             self._store.release(self.lease, delete=delete)
         self.lease = None
@@ -235,7 +241,7 @@ class ModeBKeeper:
         try:
             yield
         except BaseException:
-            self._drop(held, delete=True)
+            self.drop(held, delete=True)
             self.registry.discard(session)
             raise
         self._unuse(held)
@@ -252,6 +258,7 @@ class ModeBKeeper:
             async with self._seeking.setdefault(session_id, asyncio.Lock()):
                 if (held := self._held.get(session_id)) is not None:
                     held.users += 1
+                    held.stay()
                 else:
                     held = await self._fetched(session_id, key, client, self._store)
         try:
@@ -271,15 +278,25 @@ class ModeBKeeper:
             return
         async with held.feeding:
             held.mixed = not held.lease.whole
+            before, fed = session.progress, False
             try:
                 yield
+                fed = True
+            except InvalidRequest:  # some chunks are refused, wherever they are fed
+                fed = True
+                raise
             finally:
-                if session.live:
+                held.mixed = held.mixed or not fed  # the log has whole bodies only
+                if session.live and (fed or session.progress != before):
                     entry = _Fed(time.time(), None if body is None else dict(body))
-                    encoded = await to_thread_if_large(size, partial(_encode, entry))
+                    encoded = b""
+                    try:
+                        encoded = await to_thread_if_large(size, partial(_encode, entry))
+                    except RecursionError:  # what is nested so deep, and means nothing here, has no place in a log
+                        held.mixed = True
                     if held.mixed and not held.behind:
                         held.snapshot()
-                    else:
+                    elif encoded:
                         held.append(encoded)
                 await self.settled(session)
 
@@ -308,9 +325,7 @@ class ModeBKeeper:
 
     def rest(self, held: _Held) -> None:
         """Give a session back, now or a moment later, if nothing is done for it."""
-        if held.resting is not None:
-            held.resting.cancel()
-            held.resting = None
+        held.stay()
         session = held.session
         leaves = self._leaving and session.live and not held.behind
         if held.users or self._store is None or self._store.degraded or (not leaves and (held.works or held.waits)):
@@ -323,15 +338,15 @@ class ModeBKeeper:
 
     def lose(self, held: _Held) -> None:
         """End a session that another server has taken."""
-        self._drop(held)
+        self.drop(held)
         held.session.fail(held_elsewhere())
         self.registry.discard(held.session)
 
     def _give_back(self, held: _Held) -> None:
-        self._drop(held)
+        self.drop(held)
         self.registry.discard(held.session)
 
-    def _drop(self, held: _Held | None, *, delete: bool = False) -> None:
+    def drop(self, held: _Held | None, *, delete: bool = False) -> None:
         """Write no more of a session, and leave its record to others, or delete it."""
         if held is not None and self._held.pop(held.session.id, None) is not None:
             held.release(delete=delete)
@@ -379,6 +394,8 @@ class ModeBKeeper:
         try:
             with refused_as_not_found():
                 await _go_through(session, log)
+            if lease is not None and lease.lost:  # meanwhile
+                raise held_elsewhere()
         except BaseException:
             self.registry.discard(session)
             raise
@@ -412,7 +429,7 @@ class ModeBKeeper:
     def end_all(self, error: OmniError) -> None:
         """End every session here. Their records are as they were last written."""
         for held in [*self._held.values()]:
-            self._drop(held)
+            self.drop(held)
         self.registry.end_all(error)
 
 
@@ -421,7 +438,9 @@ def _decoded(snapshot: bytes, entries: tuple[bytes, ...]) -> tuple[KeptModeB, li
 
 
 async def _go_through(session: ModeBSession, log: Sequence[_Entry]) -> None:
-    """Bring a session that was restored from a snapshot to where it was. Raises LookupError if the log does not fit.
+    """Bring a session that was restored from a snapshot to where it was.
+
+    Raises LookupError if the log does not fit, and what ``ModeBSession.feed`` raises, but for what a client was told.
 
     The answer that begins anew is behind the outputs that were made: they are told again before anything is awaited.
     """
@@ -436,8 +455,11 @@ async def _go_through(session: ModeBSession, log: Sequence[_Entry]) -> None:
             case _Fed(body=None):
                 session.finish()
             case _Fed(body=dict(body)):
-                with suppress(OmniError):  # which its client was told
+                try:
                     await session.feed(read_append(body))
+                except OmniError as error:
+                    if session.live and not isinstance(error, InvalidRequest):  # of which the client was told
+                        raise
 
 
 def _open_request(session: ModeBSession, request_id: str) -> Request:

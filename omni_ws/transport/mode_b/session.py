@@ -113,6 +113,8 @@ class ModeBSession(Attachment):
 
     #: Called when the work on the session is done, and everything is released.
     when_done: Callable[[ModeBSession], None] | None = None
+    #: Called when the registry forgets the session.
+    when_forgotten: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -379,14 +381,12 @@ class ModeBSession(Attachment):
         """Delete a stored result that is no longer kept."""
         self._stop(InputState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
-    def keep(self, until: float) -> None:
-        """Note until when the registry keeps the ended session, on the loop's clock."""
-        self.kept_until = until
-
     def forget(self) -> None:
         """Discard the result, as the registry forgets the session."""
         self.kept_until = None
         self.output.discard()
+        if self.when_forgotten is not None:
+            self.when_forgotten()
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""
@@ -680,7 +680,7 @@ class ModeBRegistry:
     def _ended(self, session: ModeBSession) -> None:
         self._admission.ended(session)
         until = self._now() + self.timeout
-        session.keep(until)
+        session.kept_until = until
         self._due.append((until, session))
         while len(self._due) > MAX_REMEMBERED:
             when, oldest = self._due.popleft()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct, msgpack
@@ -20,6 +21,7 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.records import find_record, held_elsewhere, store_errors, take_record, token_digest
 from omni_ws.service.sessions.session import Session, refused_as_not_found
 from omni_ws.service.store.session_store import Lease, LeaseHolder, SessionStore
+from omni_ws.transport.http.exchange import to_thread_if_large
 from omni_ws.wire.live_session import MediaStart
 from omni_ws.wire.realtime_events import Item
 from omni_ws.wire.realtime_session import SessionFields
@@ -144,7 +146,7 @@ async def take_realtime(
     found = await find_record(store, session_id, kind=REALTIME_KIND, key=key, token=token)
     taken = await take_record(store, session_id)
     try:
-        content = _decoded(taken.snapshot, KeptRealtime)
+        content = await _decoded(taken.snapshot, KeptRealtime)
     except BaseException:
         store.release(taken.lease, delete=False)
         raise
@@ -161,12 +163,12 @@ async def read_live(store: SessionStore | None, session_id: str, key: ApiKey | N
         contents = await store.read(session_id)
     if contents is None:
         raise SessionNotFound("session not found", param="session_id")
-    return _decoded(contents[0], KeptLive)
+    return await _decoded(contents[0], KeptLive)
 
 
-def _decoded(snapshot: bytes, kind: type[Content]) -> Content:
+async def _decoded(snapshot: bytes, kind: type[Content]) -> Content:
     with refused_as_not_found():
-        return msgpack.decode(snapshot, type=kind)
+        return await to_thread_if_large(len(snapshot), partial(msgpack.decode, snapshot, type=kind))
 
 
 def begin_record(

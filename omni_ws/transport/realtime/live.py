@@ -219,9 +219,10 @@ class LiveDialect:
 
     def remember(self) -> None:
         """Note what was said so far, which is forgotten as the session ends."""
-        if self.start_fields is not None and self.start_fields.store and self._session.is_open:
+        start = self.start_fields
+        if self.factory.store is not None and start is not None and start.store and self._session.is_open:
             messages = [*map(as_text, self.conversation.ledger.history.messages())]
-            self._kept = KeptLive(start=structs.replace(self.start_fields, input=None), messages=messages)
+            self._kept = KeptLive(start=structs.replace(start, input=None), messages=messages)
 
     def close(self) -> None:
         """Stop the clock, and release all bytes that are charged to the session."""

@@ -27,6 +27,7 @@ from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.records import held_elsewhere
 from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
 from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import Router, ServeConnection, SessionFrontEnd, UpgradeDecision, needs_upgrade
@@ -194,6 +195,8 @@ class Realtime(SessionFrontEnd):
             session = await self._live.admit(client.key, client=client.address, session_id=session_id)
             begin_recording(self._recorder, session, REALTIME_ORIGIN, client.key)
             try:
+                if kept is not None and kept.lease.lost:  # meanwhile
+                    raise held_elsewhere()
                 dialect = self._dialect(session, client.bound, kept)
             except OmniError:
                 session.end(None)
@@ -301,6 +304,12 @@ class RealtimeConnection(SoleConnection):
         if self._created:
             self._created[0] |= told
 
+    def drop_record(self) -> None:
+        """Delete the record in the store, if there is one."""
+        if self._kept is not None:
+            self._kept.drop()
+            self._kept = None
+
     async def run(self) -> None:
         """Serve the session to its end, and close the connection. ``session.attach`` must have been called."""
         try:
@@ -373,9 +382,7 @@ class RealtimeConnection(SoleConnection):
             if not self._dialect_known:
                 self._dialect_known = True
                 if begins_vllm_dialect(event):
-                    if self._kept is not None:
-                        self._kept.drop()
-                        self._kept = None
+                    self.drop_record()
                     self._dialect.close()
                     self._dialect = VllmDialect(self._conversation)
                     self._dialect.connect(self._send, self._output_cleared)

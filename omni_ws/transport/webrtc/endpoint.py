@@ -199,6 +199,7 @@ class WebrtcCalls(SessionFrontEnd):
             try:
                 call.start(given)
             except BaseException:
+                call.drop_record()
                 call.release()
                 raise
             return call
@@ -281,6 +282,7 @@ class WebrtcCalls(SessionFrontEnd):
         except BaseException:
             await peer.close()
             if call is not None:
+                call.drop_record()
                 call.release()
             raise
         channel.bound_fragments()

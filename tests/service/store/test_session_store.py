@@ -13,7 +13,7 @@ from support.fake_store import FakeBackend, FakeStore, kept_by
 from omni_ws.core.quota import ByteBudget
 from omni_ws.metrics import Metrics
 from omni_ws.service.store import session_store
-from omni_ws.service.store.records import RECORD_VERSION, FoundRecord, StoreError, StoreSize
+from omni_ws.service.store.records import RECORD_VERSION, Contents, FoundRecord, StoreError, StoreSize
 from omni_ws.service.store.sealing import Sealer, packed
 from omni_ws.service.store.session_store import Lease, SessionStore
 
@@ -261,6 +261,33 @@ async def test_who_takes_its_own_session_loses_the_lease_before(store: SessionSt
     taken = await store.take("sess_1", force=True)
     assert taken is not None
     assert holder.told == ["lost"]
+
+
+async def test_a_record_whose_taker_gave_up_may_be_taken_again(
+    shared: FakeStore, store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await kept(store)
+    store.release(before.lease, delete=False)
+    await store.settle(before.lease)
+    take, taken, answer = store._backend.take, asyncio.Event(), asyncio.Event()
+
+    async def slow(session_id: str, *, fence: int, holder: str) -> Contents | None:
+        contents = await take(session_id, fence=fence, holder=holder)
+        taken.set()
+        await answer.wait()
+        return contents
+
+    monkeypatch.setattr(store._backend, "take", slow)
+    taking = asyncio.create_task(store.take("sess_1", force=False))
+    await taken.wait()
+    assert await store.take("sess_1", force=False) is None  # another client's is under way
+    taking.cancel()
+    await asyncio.wait([taking])
+    answer.set()
+    found = await store.take("sess_1", force=False)
+    assert found is not None
+    assert found.lease.fence == shared.records["sess_1"].fence == 3
+    assert await store.take("sess_1", force=False) is None
 
 
 @pytest.mark.parametrize("lost", ["held by another", "gone"])

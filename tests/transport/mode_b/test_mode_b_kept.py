@@ -38,6 +38,7 @@ from omni_ws.service.store.records import HOLDER_EXPIRY_SEC
 from omni_ws.transport.mode_b import keeper as keeper_module
 from omni_ws.transport.mode_b.keeper import LINGER_SEC, MODE_B_KIND, SMALL_BYTES, ModeBKeeper
 from omni_ws.transport.mode_b.session import ModeBRegistry, ModeBSession
+from omni_ws.wire.frames import loads_object
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 
@@ -308,6 +309,7 @@ async def test_one_with_much_input_is_given_back_a_moment_later() -> None:
     async with servers() as (first, second):
         small = await first.create("a" * SMALL_BYTES)
         large = await first.create("a" * (SMALL_BYTES + 1))
+        await rest()
         assert first.sessions == (1, 1)
         async with second.using(small):
             pass
@@ -331,6 +333,56 @@ async def test_a_body_is_written_once_however_much_came_before() -> None:
     written = sum(len(one.snapshot or b"") + len(one.element or b"") for one in shared.changes[begun:])
     assert written < 40 * 200
     await server.stop()
+
+
+async def test_of_a_body_that_was_not_fed_to_its_end_the_rest_is_not_kept() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+
+        async def feed(chunks: int) -> None:
+            body = {"chunks": [{"text": "b"}, {"text": "c"}]}
+            async with first.using(session_id) as session, first.keeper.feeding(session, body, 0):
+                await session.feed([chunk("b", 1)][:chunks])
+                raise EngineOverloaded("no room")
+
+        for accepted in (1, 0):
+            before = len(first.backend.shared.changes)
+            with pytest.raises(EngineOverloaded):
+                await feed(accepted)
+            assert len(first.backend.shared.changes) == before + accepted
+        first.die()
+        await asyncio.sleep(HOLDER_EXPIRY_SEC)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 2
+
+
+async def test_a_server_without_room_for_all_input_leaves_the_session_to_others() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+        await first.append(session_id, "b" * 1000, 1)
+        first.die()
+        await asyncio.sleep(HOLDER_EXPIRY_SEC)
+        budget = second.factory.budget
+        taken = budget.capacity - budget.held - SMALL_BYTES - 1 - 500
+        budget.charge(taken)
+        with pytest.raises(EngineOverloaded):
+            async with second.using(session_id):
+                pass
+        budget.give(taken)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 1 + 1000
+
+
+async def test_a_body_of_any_depth_is_kept() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+        deep = loads_object(b'{"deep": %s%s}' % (b"[" * 1000, b"]" * 1000))
+        async with first.using(session_id) as session, first.keeper.feeding(session, deep, 0):
+            await session.feed([chunk("b", 1)])
+        first.die()
+        await asyncio.sleep(HOLDER_EXPIRY_SEC)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 2
 
 
 async def test_only_the_key_that_opened_it_may_have_it_anywhere() -> None:
@@ -386,6 +438,26 @@ class Clock:
 
     def time(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def test_a_session_that_is_deleted_while_it_is_taken_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_through = keeper_module._go_through
+    async with servers() as (first, second):
+        session_id = await first.create("a")
+
+        async def slow(*arguments: Any) -> None:
+            assert await first.store.delete(session_id, owner=None)
+            await second.store.read(session_id)
+            holder = second.store._leases[session_id]
+            second.store.snapshot(holder, b"", tokens=(), away=False)
+            await second.store.settle(holder)
+            await go_through(*arguments)
+
+        monkeypatch.setattr(keeper_module, "_go_through", slow)
+        with pytest.raises(SessionConflict):
+            async with second.using(session_id):
+                pass
+        assert second.sessions[0] == 0
 
 
 async def test_sessions_at_rest_expire_as_if_they_had_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,6 +522,35 @@ async def test_a_server_that_leaves_gives_back_what_nobody_uses_and_the_rest_whe
         await rest()
         assert first.sessions == (0, 0)
         assert (await second.result(used))[-1] == (await second.result(unused))[-1]
+
+
+async def test_a_session_that_is_used_again_is_not_given_back_under_its_user() -> None:
+    async with servers() as (first, second):
+        session_id = await first.create("a" * (SMALL_BYTES + 1))
+        async with first.using(session_id) as session:  # a body that comes slowly, or a reader
+            await asyncio.sleep(2 * LINGER_SEC)
+            assert session.live
+            async with first.keeper.feeding(session, {"chunks": [{"text": "b", "sequence_id": 1}]}, 0):
+                await session.feed([chunk("b", 1)])
+        await asyncio.sleep(LINGER_SEC)
+        await rest()
+        assert first.sessions == (0, 0)
+        async with second.using(session_id) as session:
+            assert session.progress.received_bytes == SMALL_BYTES + 1 + 1
+
+
+async def test_sessions_that_are_forgotten_while_the_store_is_gone_leave_nothing() -> None:
+    async with servers(count=1) as (first,):
+        first.backend.shared.gone = True
+        await asyncio.sleep(2)
+        assert first.store.degraded
+        for _ in range(3):
+            await first.finish(await first.create("a"))
+        await asyncio.sleep(3 * first.keeper.registry.timeout)
+        assert first.sessions == (0, 0)
+        assert not first.keeper._held
+        assert not first.store._leases
+        first.backend.shared.gone = False
 
 
 async def test_what_cannot_be_read_is_not_found_and_is_left_to_those_who_can() -> None:

@@ -19,6 +19,7 @@ from support.realtime_client import RealtimeClient, realtime_client, text_of
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import Engine
+from omni_ws.service.sessions.session import Session, Sessions
 
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open")))
 ONE, TWO = ({"Authorization": f"Bearer {key}"} for key in ("sesame", "open"))
@@ -173,6 +174,28 @@ async def test_the_end_of_an_answer_is_told_once_it_is_kept_and_what_follows_com
             shared.open.set()
             await client.until("conversation.item.retrieved")
             assert client.kinds()[-2:] == ["response.done", "conversation.item.retrieved"]
+        await store.stop()
+
+
+@pytest.mark.virtual_clock
+async def test_a_session_that_is_deleted_while_it_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = FakeStore()
+    async with live_server(CapableEngine()) as server:
+        server.app.sessions.store = store = kept_by(FakeBackend(shared))
+        await store.start()
+        async with realtime_client(inline(server)) as client:
+            query = again(client)
+        admit = Sessions.admit
+
+        async def slow(*arguments: Any, session_id: str, **options: Any) -> Session:
+            assert await store.delete(session_id, owner=None)
+            return await admit(*arguments, session_id=session_id, **options)
+
+        monkeypatch.setattr(Sessions, "admit", slow)
+        error, _ = await refused(server, query)
+        assert error["code"] == "session_conflict"
+        await asyncio.sleep(1)
+        assert server.app.sessions.admission.sessions == 0
         await store.stop()
 
 

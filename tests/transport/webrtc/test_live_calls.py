@@ -452,6 +452,23 @@ async def test_a_stored_call_is_forked(tmp_path: Path) -> None:
             await second.close()
 
 
+async def test_a_call_that_is_not_answered_is_not_stored(tmp_path: Path) -> None:
+    kept = {"store": f"sqlite:{tmp_path / 'kept' / 'sessions.db'}"}
+    async with live_server(Talker(), sessions=kept) as server, http(server) as client:
+        caller, store = LiveCaller(), server.app.sessions.store
+        assert store is not None
+        try:
+            offer = (await caller.offer()).replace("opus/48000", "other/48000")
+            body = {"session": {**SESSION, "store": True}, "transport": {"type": "webrtc", "sdp": offer}}
+            answer = await client.post(LIVE, json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_format")
+        finally:
+            await caller.close()
+        for lease in [*store._leases.values()]:
+            await store.settle(lease)
+        assert not store._leases
+
+
 async def test_pages_of_other_origins() -> None:
     page = "https://shop.example"
     async with live_server(Talker(), allow_origin=(page,)) as server, http(server) as client:
