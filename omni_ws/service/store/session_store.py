@@ -292,7 +292,11 @@ class SessionStore:
             if found is None or (found.held and not force):
                 self._metrics.store_takes.labels("absent" if found is None else "held").inc()
                 return None
-            contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
+            try:
+                contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
+            except BaseException:
+                self._give_back(session_id, found)
+                raise
             if contents is not None:
                 return self._taken(session_id, found, contents)
         self._metrics.store_takes.labels("held").inc()
@@ -310,6 +314,13 @@ class SessionStore:
         lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
         self._leases[session_id] = lease
         return Taken(lease, found, *opened)
+
+    def _give_back(self, session_id: str, found: FoundRecord) -> None:
+        """Release a record that may have been taken although nobody waited for it: it would be held to our end."""
+        seal = self._sealer.seal(session_id)
+        lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
+        lease.ended = True
+        self._queued(lease).end = StoreEnd.RELEASE
 
     async def read(self, session_id: str) -> tuple[bytes, tuple[bytes, ...]] | None:
         """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
@@ -547,10 +558,10 @@ class SessionStore:
             self._mend_gap(lease, flying)
             return
         if lease.ended and lease.queued is None:
-            if outcome is None:  # what the store has is not the session's last state: not for others
-                self._queued(lease).end = StoreEnd.DELETE
-            else:
+            if outcome is ChangeOutcome.KEPT:
                 self._forget(lease)
+            else:
+                self._queued(lease).end = _repeated(lease, flying)
         _settle(flying)
 
     def _mend_gap(self, lease: Lease, flying: _Queued) -> None:
@@ -640,12 +651,12 @@ class SessionStore:
         if flying is not None:
             _settle(flying)
         if queued is not None:
-            self._drop_data(queued)
-            _settle(queued)
             if lease.ended:
-                queued.end = StoreEnd.DELETE
+                queued.end = _repeated(lease, queued)
             else:
                 lease.queued = None
+            self._drop_data(queued)
+            _settle(queued)
 
     def _tell_degraded(self, leases: Iterator[Lease]) -> None:
         """Tell sessions, a few in each pass of the loop."""
@@ -732,6 +743,12 @@ def _settle(queued: _Queued, *, lost: bool = False) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
+
+
+def _repeated(lease: Lease, failed: _Queued) -> StoreEnd | None:
+    """Return how to part with a record after that failed: one that is not the session's last state is not for others."""
+    as_taken = not lease.serial and failed.snapshot is None
+    return failed.end if as_taken else StoreEnd.DELETE
 
 
 def _ask(lease: Lease) -> None:

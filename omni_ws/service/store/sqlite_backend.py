@@ -116,7 +116,12 @@ FROM json_each(:rows) AS j JOIN records AS r ON r.session_id = json_extract(j.va
 _NAMED: Final = "session_id IN (SELECT value FROM json_each(:ids))"
 _CLEAR_PIECES: Final = f"DELETE FROM pieces WHERE record IN (SELECT id FROM records WHERE {_NAMED})"
 _BURY: Final = f"UPDATE records SET gone = 1, holder = '', clear = x'', away = NULL, changed = :now WHERE {_NAMED}"
-_RELEASE: Final = f"UPDATE records SET holder = '' WHERE {_NAMED}"
+#: ``rows`` has session_id and fence of each.
+_RELEASE: Final = """
+UPDATE records SET holder = '' WHERE (session_id, fence) IN (
+    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:rows)
+)
+"""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_clear: Final = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes, ...]]).decode
 _ALIVE: Final = "SELECT holder FROM holders WHERE abs(:now - seen) < :expiry"
@@ -331,8 +336,8 @@ class SqliteBackend:
             database.execute(_APPEND, {"rows": _json(pieces), "data": data})
         if ends := [one.session_id for one in changes if one.end is StoreEnd.DELETE]:
             self._bury(database, ends)
-        if ends := [one.session_id for one in changes if one.end is StoreEnd.RELEASE]:
-            database.execute(_RELEASE, {"ids": _json(ends)})
+        if released := [(one.session_id, one.fence) for one in changes if one.end is StoreEnd.RELEASE]:
+            database.execute(_RELEASE, {"rows": _json(released)})
 
     def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str]) -> None:
         """Leave tombstones."""
