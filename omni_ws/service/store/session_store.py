@@ -746,7 +746,7 @@ def _settle(queued: _Queued, *, lost: bool = False) -> None:
 
 
 def _repeated(lease: Lease, failed: _Queued) -> StoreEnd | None:
-    """Return how to part with a record after that failed: one that is not the session's last state is not for others."""
+    """Return how to part with a record after that failed: what is behind its session is deleted, not left."""
     as_taken = not lease.serial and failed.snapshot is None
     return failed.end if as_taken else StoreEnd.DELETE
 
