@@ -106,6 +106,11 @@ class Keeper(Gate, LeaseHolder):
         """Whether another process could go on with the session."""
         return not self._store.degraded and not self._told_degraded
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the record is for another process, or is another's already."""
+        return self.handed_over or self._lease.lost
+
     # output, see Gate
 
     def admit(self, message: ServerMessage) -> int:

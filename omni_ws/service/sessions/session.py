@@ -320,6 +320,11 @@ class Session:
         self._end_with(ShuttingDown("the server is shutting down"))
         return True
 
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether its record in the store is this process's: neither handed over nor lost."""
+        return self.keeper is not None and not self.keeper.has_left
+
     def lose(self) -> None:
         """End the session here without a word, since another server has it."""
         self.release()
@@ -507,17 +512,20 @@ class Sessions:
         """
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")
+        # First, since who waits long for room may have gone on elsewhere meanwhile.
+        await self._factory.admission.room(key, client=client)
         lock = self._taking.setdefault(session_id, asyncio.Lock())
         async with lock:
             living = self._living.get(session_id)
-            if living is not None and living.session.admits(token):  # another connection was faster
+            # Another connection was faster, or what the store has is of a session that ends.
+            if living is not None and living.session.is_kept_here:
                 return self.claim(session_id, token, key), []
             with store_errors():
-                found = await self._store.peek(session_id)
-                if found is None or found.clear.kind != self._origin or not admits(found.clear, key, token):
-                    raise SessionNotFound(_NO_SESSION, param="session_id")
-                await self._factory.admission.room(key, client=client)
-                taken = await self._store.take(session_id, force=True)
+                taken = await self._store.take(
+                    session_id,
+                    force=True,
+                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token),
+                )
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")
             if (living := self._living.pop(session_id, None)) is not None:  # it was lost, and comes back

@@ -281,17 +281,22 @@ class SessionStore:
         found = await self._answer(self._backend.find, session_id)
         return found if found is not None and self._sealer.reads(found.clear.form) else None
 
-    async def take(self, session_id: str, *, force: bool) -> Taken | None:
+    async def take(
+        self, session_id: str, *, force: bool, admits: Callable[[ClearPart], bool] = lambda clear: True
+    ) -> Taken | None:
         """Take over a record: from now on, nobody else can write to it.
 
-        Returns None if there is none that this process can read or, without ``force``, if a living process has it.
+        Returns None if there is none that this process can read and ``admits`` or, without ``force``, if a living
+        process has it.
         The new lease is not ``whole``: write a snapshot, then append. Raises StoreError if the store cannot be asked.
         """
         for _ in range(_TRIES):
             found = await self.peek(session_id)
-            if found is None or (found.held and not force):
-                self._metrics.store_takes.labels("absent" if found is None else "held").inc()
+            if found is None or not admits(found.clear):
+                self._metrics.store_takes.labels("absent").inc()
                 return None
+            if found.held and not force:
+                break
             try:
                 contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
             except BaseException:

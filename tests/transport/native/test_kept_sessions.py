@@ -18,7 +18,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.errors import ShuttingDown
+from omni_ws.errors import SessionTimeout, ShuttingDown
 from omni_ws.service.sessions import factory
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
@@ -290,6 +290,61 @@ async def test_a_server_without_room_leaves_the_session_to_others(shared: FakeSt
             assert (await again.error())["code"] == "engine_overloaded"
             await again.closed()
         assert await quiet(client) == []
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "back at its server"])
+async def test_who_waited_for_room_takes_nothing_with_a_token_of_before(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        live_server(streaming_input=KEEPS) as full,
+        native_client(first) as client,
+    ):
+        admission = full.app.sessions.admission
+        waits, has_room = asyncio.Event(), asyncio.Event()
+        room = admission.room
+
+        async def waited_for(*arguments: Any, **options: Any) -> None:
+            waits.set()
+            await has_room.wait()
+            await room(*arguments, **options)
+
+        monkeypatch.setattr(admission, "room", waited_for)
+        before = query(client)
+        client.gone()
+        async with native_client(full, query=before, greeted=False) as late:
+            await waits.wait()
+            async with resumed(second if where == "elsewhere" else first, client) as again:
+                await again.barrier()
+                has_room.set()
+                assert (await late.error())["code"] == "resync_required"
+                await again.chunk("still here")
+                await again.barrier()
+
+
+async def test_a_session_that_ends_is_not_taken_from_the_store(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        await client.barrier()
+        (living,) = server.native._live._living.values()
+        session = living.session
+        stopped = asyncio.Event()
+        stop = session._stop
+
+        async def slowly(answers: Any) -> None:
+            await stop(answers)
+            await stopped.wait()
+
+        monkeypatch.setattr(session, "_stop", slowly)
+        session.end(SessionTimeout("silent"))
+        (record,) = shared.records.values()
+        await refused(server, query(client), "session_id")
+        assert record.fence == 1
+        stopped.set()
+        await server.until(lambda: record.gone, "its deletion")
 
 
 # an answer that was being made
