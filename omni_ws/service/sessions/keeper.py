@@ -256,7 +256,7 @@ class Keeper(Gate, LeaseHolder):
     def store_wants_snapshot(self) -> None:
         if self._sealed:
             return
-        self.mark()
+        self._snapshot()  # now: what waits for a record that was lost, waits for this
         if self._told_degraded:
             self.when_settled(self._recovered)
 

@@ -20,6 +20,7 @@ from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import SessionTimeout, ShuttingDown
 from omni_ws.service.sessions import factory
+from omni_ws.service.store.records import ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
 
@@ -142,6 +143,41 @@ async def test_a_client_knows_no_token_that_the_store_does_not(shared: FakeStore
                 assert not waiting.done()
                 shared.open.set()
                 assert (await waiting)["type"] == "session_resumed"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_a_store_lost_is_kept_anew_before_it_is_told(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, ends = asyncio.Event(), asyncio.Event()
+    engine = ScriptedEngine([TextOutput("one "), go_on.wait, TextOutput("two"), ends.wait])
+    commit = FakeBackend.commit
+
+    async def once(backend: FakeBackend, changes: Any) -> Any:
+        outcomes = await commit(backend, changes)
+        if ChangeOutcome.GAP in outcomes:
+            shared.open.clear()
+        return outcomes
+
+    monkeypatch.setattr(FakeBackend, "commit", once)
+    async with live_server(engine, streaming_input=KEEPS) as server, native_client(server) as client:
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await client.say("hello")
+        assert (await client.until("output_chunk"))["text"] == "one "
+        await asyncio.sleep(1)
+        await client.barrier()
+        shared.lose_everything()
+        go_on.set()
+        await server.until(lambda: not shared.open.is_set(), "the loss to be noticed")
+        told = asyncio.create_task(client.until("output_chunk"))
+        await asyncio.sleep(1)
+        assert not told.done()
+        shared.open.set()
+        assert (await told)["text"] == "two"
+        (record,) = shared.records.values()
+        assert not record.gone
+        ends.set()
+        await client.answer()
 
 
 # who may take it
