@@ -39,12 +39,13 @@ from omni_ws.service.store.records import (
     TOMBSTONE_SEC,
     Change,
     ChangeOutcome,
-    ClearPart,
     Contents,
     FoundRecord,
     StoreEnd,
     StoreError,
     StoreSize,
+    read_clear,
+    write_clear,
 )
 
 if sys.platform != "win32":
@@ -122,8 +123,6 @@ UPDATE records SET holder = '' WHERE (session_id, fence) IN (
     SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:rows)
 )
 """
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode_clear: Final = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes, ...]]).decode
 _ALIVE: Final = "SELECT holder FROM holders WHERE abs(:now - seen) < :expiry"
 #: Records of no living holder, the oldest first.
 _LEFT: Final = f"""
@@ -323,7 +322,7 @@ class SqliteBackend:
 
         for one in changes:
             if one.clear is not None and one.snapshot is not None:
-                clear = placed(_encode((one.clear.form, one.clear.kind, one.clear.owner, one.clear.tokens)))
+                clear = placed(write_clear(one.clear))
                 away = now if one.clear.away else None
                 records.append((one.session_id, one.fence, one.serial, one.holder, *clear, away))
                 pieces.append((one.session_id, 0, *placed(one.snapshot)))
@@ -355,9 +354,10 @@ class SqliteBackend:
         if row is None:
             return None
         clear, away, fence, holder, held = row
-        form, kind, owner, tokens = _decode_clear(clear)
+        if (read := read_clear(clear, away=away is not None)) is None:
+            return None
         return FoundRecord(
-            ClearPart(form, kind, owner, tokens, away is not None),
+            read,
             fence=fence,
             holder=holder,
             held=bool(held) and self._runs(holder),
