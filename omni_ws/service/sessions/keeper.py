@@ -81,7 +81,8 @@ class Keeper(Gate, LeaseHolder):
         self._store = store
         self._lease = lease
         lease.holder = session.outbox.gate = self
-        self._kept: Callable[[bool], None] = lambda resumable: None
+        #: None before the first client: it is told by ``tell`` what it has to know.
+        self._kept: Callable[[bool], None] | None = None
         #: The newest ticket, see Gate.
         self._ticket = 0
         #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
@@ -249,7 +250,7 @@ class Keeper(Gate, LeaseHolder):
         self._session.lose()
 
     def store_degraded(self) -> None:
-        if not self._told_degraded and not self._sealed:
+        if self._kept is not None and not self._told_degraded and not self._sealed:
             self._told_degraded = True
             self._kept(False)
 
@@ -261,6 +262,6 @@ class Keeper(Gate, LeaseHolder):
             self.when_settled(self._recovered)
 
     def _recovered(self) -> None:
-        if self._told_degraded and self._lease.whole:
+        if self._kept is not None and self._told_degraded and self._lease.whole:
             self._told_degraded = False
             self._kept(True)

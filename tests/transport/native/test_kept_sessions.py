@@ -545,6 +545,29 @@ async def test_a_session_that_begins_without_the_store_is_told_so(shared: FakeSt
             assert (await second.until("session_updated"))["resumable"] is True
 
 
+async def test_whoever_comes_back_while_the_store_fails_is_told_so(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = FakeBackend.take
+
+    async def last(backend: FakeBackend, session_id: str, *, fence: int, holder: str) -> Any:
+        contents = await take(backend, session_id, fence=fence, holder=holder)
+        shared.gone = True
+        return contents
+
+    monkeypatch.setattr(FakeBackend, "take", last)
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        async with resumed(second, client) as again:
+            assert (await again.until("session_updated"))["resumable"] is False
+            shared.gone = False
+            assert (await again.until("session_updated"))["resumable"] is True
+
+
 async def test_a_drain_without_the_store_waits_for_answers(shared: FakeStore) -> None:
     go_on = asyncio.Event()
     engine = ScriptedEngine([TextOutput("one "), go_on.wait, TextOutput("two")])
