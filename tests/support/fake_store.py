@@ -144,7 +144,7 @@ class FakeBackend:
             record.log.append(change.element)
         if change.end is StoreEnd.DELETE:
             record.gone, record.holder, record.snapshot, record.log = True, "", b"", []
-        elif change.end is StoreEnd.RELEASE:
+        elif change.end is StoreEnd.RELEASE and record.fence == change.fence:
             record.holder = ""
         return ChangeOutcome.KEPT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import socket
@@ -26,9 +27,7 @@ class RedisServer:
         self._folder = folder
         self._options = options
         self._configuration = configuration
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = _free_port()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -48,8 +47,8 @@ class RedisServer:
         assert self._process.stdout is not None
         ready = b"Ready to accept connections" if self._configuration is None else b"Sentinel ID is"
         async with asyncio.timeout(PATIENCE_SEC):
-            while ready not in await self._process.stdout.readline():
-                assert self._process.returncode is None, "redis-server ended"
+            while ready not in (line := await self._process.stdout.readline()):
+                assert line, "redis-server ended"
 
     async def kill(self) -> None:
         """Kill it, if it runs, and wait until it is gone."""
@@ -74,6 +73,17 @@ class RedisServer:
         finally:
             writer.close()
             await writer.wait_closed()
+
+
+def _free_port() -> int:
+    """A free port of at most 55,535: a node of a cluster listens on the one 10,000 above it, too."""
+    with contextlib.ExitStack() as taken:
+        while True:
+            one = taken.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            port: int = one.getsockname()[1]
+            if port <= 55_535:
+                return port
 
 
 @asynccontextmanager

@@ -81,7 +81,8 @@ class Keeper(Gate, LeaseHolder):
         self._store = store
         self._lease = lease
         lease.holder = session.outbox.gate = self
-        self._kept: Callable[[bool], None] = lambda resumable: None
+        #: None before the first client: it is told by ``tell`` what it has to know.
+        self._kept: Callable[[bool], None] | None = None
         #: The newest ticket, see Gate.
         self._ticket = 0
         #: Whether a snapshot is to be taken in the next pass. What happens until then is in it, and not in the log.
@@ -105,6 +106,11 @@ class Keeper(Gate, LeaseHolder):
     def resumable(self) -> bool:
         """Whether another process could go on with the session."""
         return not self._store.degraded and not self._told_degraded
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the record is for another process, or is another's already."""
+        return self.handed_over or self._lease.lost
 
     # output, see Gate
 
@@ -244,18 +250,18 @@ class Keeper(Gate, LeaseHolder):
         self._session.lose()
 
     def store_degraded(self) -> None:
-        if not self._told_degraded and not self._sealed:
+        if self._kept is not None and not self._told_degraded and not self._sealed:
             self._told_degraded = True
             self._kept(False)
 
     def store_wants_snapshot(self) -> None:
         if self._sealed:
             return
-        self.mark()
+        self._snapshot()  # now: what waits for a record that was lost, waits for this
         if self._told_degraded:
             self.when_settled(self._recovered)
 
     def _recovered(self) -> None:
-        if self._told_degraded and self._lease.whole:
+        if self._kept is not None and self._told_degraded and self._lease.whole:
             self._told_degraded = False
             self._kept(True)

@@ -11,7 +11,7 @@ from typing import Final
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import EngineOverloaded, SessionConflict, SessionNotFound
-from omni_ws.service.store.records import FoundRecord, StoreError
+from omni_ws.service.store.records import ClearPart, FoundRecord, StoreError
 from omni_ws.service.store.session_store import SessionStore, Taken
 
 #: A process writes that it has given a record back after it has answered: so long another waits for that, and so often
@@ -25,6 +25,14 @@ HELD_RETRY_MS: Final = 1000
 def token_digest(token: str) -> bytes:
     """Return what a record has in place of a token."""
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+def admits(clear: ClearPart, key: ApiKey | None, token: str | None) -> bool:
+    """Return whether a client with this key may have a record; with ``token`` not None, that must be one of its own."""
+    if clear.owner != key_name(key):
+        return False
+    presented = None if token is None else token_digest(token)
+    return presented is None or any([hmac.compare_digest(presented, one) for one in clear.tokens])
 
 
 @contextmanager
@@ -46,10 +54,8 @@ async def find_record(
     """
     with store_errors():
         found = await store.peek(session_id)
-    if found is not None and found.clear.kind == kind and found.clear.owner == key_name(key):
-        presented = None if token is None else token_digest(token)
-        if presented is None or any([hmac.compare_digest(presented, one) for one in found.clear.tokens]):
-            return found
+    if found is not None and found.clear.kind == kind and admits(found.clear, key, token):
+        return found
     raise SessionNotFound("session not found", param="session_id")
 
 

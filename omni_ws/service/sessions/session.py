@@ -23,7 +23,6 @@ come and go: there is a deadline, and the conversation is closing.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,6 @@ import msgspec
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import (
     ORDERLY_ENDS,
-    EngineOverloaded,
     InvalidRequest,
     OmniError,
     SessionNotFound,
@@ -53,7 +51,7 @@ from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, WHY_EVICTED, Slot, session_too_long
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.keeper import Keeper, ReceivedFrame, read_entries
-from omni_ws.service.store.records import ClearPart, StoreError
+from omni_ws.service.sessions.records import admits, store_errors, token_digest
 from omni_ws.service.store.session_store import Lease, SessionStore
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
@@ -136,19 +134,19 @@ class Session:
         if not self.resumable:
             return None
         token = secrets.token_urlsafe(24)
-        self._token = _digest(token)
+        self._token = token_digest(token)
         return token
 
     def admits(self, token: str) -> bool:
         """Return whether a client with this token may take over the session. Any wrong token takes the same time."""
-        presented = _digest(token)
+        presented = token_digest(token)
         current = hmac.compare_digest(presented, self._token)
         spent = self.spent_token is not None and hmac.compare_digest(presented, self.spent_token)
         return self.resumable and (current or spent)
 
     def spend(self, token: str) -> None:
         """Note that the token was used; the module docstring explains why it is accepted for a while longer."""
-        self.spent_token = _digest(token)
+        self.spent_token = token_digest(token)
 
     def confirm_token(self) -> None:
         """Note that the client was heard over its newest connection, and therefore has its new token."""
@@ -322,6 +320,11 @@ class Session:
         self._end_with(ShuttingDown("the server is shutting down"))
         return True
 
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether its record in the store is this process's: neither handed over nor lost."""
+        return self.keeper is not None and not self.keeper.has_left
+
     def lose(self) -> None:
         """End the session here without a word, since another server has it."""
         self.release()
@@ -424,21 +427,6 @@ def restore(session: Session, saved: SavedSession, told: Sequence[ToldOutput] = 
 _NO_SESSION: Final = "no session to resume with this session_id and resume_token"
 
 
-def _no_answer() -> EngineOverloaded:
-    return EngineOverloaded("the store of sessions does not answer", retry_after_ms=1000)
-
-
-def _admits(clear: ClearPart, token: str, key: ApiKey | None) -> bool:
-    """Return whether a client with this key and token may take a session from the store."""
-    presented = _digest(token)
-    admitted = [hmac.compare_digest(presented, digest) for digest in clear.tokens]
-    return clear.owner == key_name(key) and any(admitted)
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Living:
     """An open session, the task that runs it, and its slot; an EmptySession for admission."""
@@ -524,19 +512,20 @@ class Sessions:
         """
         if self._store is None:
             raise SessionNotFound(_NO_SESSION, param="session_id")
+        # First, since who waits long for room may have gone on elsewhere meanwhile.
+        await self._factory.admission.room(key, client=client)
         lock = self._taking.setdefault(session_id, asyncio.Lock())
         async with lock:
             living = self._living.get(session_id)
-            if living is not None and living.session.admits(token):  # another connection was faster
+            # Another connection was faster, or what the store has is of a session that ends.
+            if living is not None and living.session.is_kept_here:
                 return self.claim(session_id, token, key), []
-            try:
-                found = await self._store.peek(session_id)
-                if found is None or found.clear.kind != self._origin or not _admits(found.clear, token, key):
-                    raise SessionNotFound(_NO_SESSION, param="session_id")
-                await self._factory.admission.room(key, client=client)
-                taken = await self._store.take(session_id, force=True)
-            except StoreError as error:
-                raise _no_answer() from error
+            with store_errors():
+                taken = await self._store.take(
+                    session_id,
+                    force=True,
+                    admits=lambda clear: clear.kind == self._origin and admits(clear, key, token),
+                )
             if taken is None:
                 raise SessionNotFound(_NO_SESSION, param="session_id")
             if (living := self._living.pop(session_id, None)) is not None:  # it was lost, and comes back
@@ -642,16 +631,13 @@ class Sessions:
         raise SessionNotFound(_NO_SESSION, param="session_id")
 
     async def _delete_kept(self, store: SessionStore, session_id: str, token: str | None, key: ApiKey | None) -> bool:
-        owner = key_name(key)
-        try:
+        if key is None and token is None:
+            return False
+        with store_errors():
             found = await store.peek(session_id)
-            if found is None or found.clear.owner != owner:
+            if found is None or not admits(found.clear, key, token if key is None else None):
                 return False
-            if key is None and (token is None or not _admits(found.clear, token, key)):
-                return False
-            return await store.delete(session_id, owner=owner)
-        except StoreError as error:
-            raise _no_answer() from error
+            return await store.delete(session_id, owner=key_name(key))
 
     async def end(self, session: Session) -> None:
         """End a session that its client cannot resume, and wait until its slot is free."""

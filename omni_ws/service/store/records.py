@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 #: The version of records: of their layout, of ``SavedSession``, and of the entries of logs. Raise it with a change that
 #: the version before cannot read, and name that in CHANGELOG.md; either version takes the other's records for absent.
 RECORD_VERSION: Final = 1
@@ -72,6 +74,23 @@ class ClearPart:
     tokens: tuple[bytes, ...]
     #: Whether the session has no client.
     away: bool
+
+
+_encode_clear = msgspec.msgpack.Encoder().encode
+_decode_clear = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes, ...]]).decode
+
+
+def write_clear(clear: ClearPart) -> bytes:
+    """Return a clear part as bytes, without ``away``, which the store keeps as a time."""
+    return _encode_clear((clear.form, clear.kind, clear.owner, clear.tokens))
+
+
+def read_clear(data: bytes, *, away: bool) -> ClearPart | None:
+    """Return what ``write_clear`` wrote; None for anything else, such as that of a newer version."""
+    try:
+        return ClearPart(*_decode_clear(data), away)
+    except msgspec.DecodeError:
+        return None
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,7 +162,7 @@ class StoreBackend(Protocol):
         """Apply changes, each to a record of its own; return the outcome of each, in order."""
 
     async def find(self, session_id: str) -> FoundRecord | None:
-        """Return the clear part of a record; None if there is none."""
+        """Return the clear part of a record; None if there is none, or none that can be read."""
 
     async def read(self, session_id: str) -> Contents | None:
         """Return the rest of a record; None if there is none."""

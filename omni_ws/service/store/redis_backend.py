@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import msgspec
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import parse_url
@@ -38,11 +37,12 @@ from omni_ws.service.store.records import (
     TOMBSTONE_SEC,
     Change,
     ChangeOutcome,
-    ClearPart,
     Contents,
     FoundRecord,
     StoreError,
     StoreSize,
+    read_clear,
+    write_clear,
 )
 
 _PREFIX: Final = "omni_ws:"
@@ -131,8 +131,6 @@ return redis.call('DEL', KEYS[1], KEYS[2])
 """
 
 _OUTCOMES: Final = (ChangeOutcome.KEPT, ChangeOutcome.LOST, ChangeOutcome.GAP)
-_clear_encoder = msgspec.msgpack.Encoder()
-_clear_decoder = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes, ...]])
 
 
 class RedisBackend:
@@ -179,9 +177,10 @@ class RedisBackend:
             if clear is None or gone != b"0":
                 return None
             held = bool(holder) and bool(await self._client.exists(_holder_key(holder.decode())))
-        form, kind, owner, tokens = _clear_decoder.decode(clear)
+        if (read := read_clear(clear, away=bool(away))) is None:
+            return None
         return FoundRecord(
-            ClearPart(form, kind, owner, tokens, bool(away)),
+            read,
             fence=int(fence),
             holder=holder.decode(),
             held=held,
@@ -268,7 +267,6 @@ class RedisBackend:
 
     def _commit_arguments(self, change: Change) -> tuple[str | bytes | int, ...]:
         clear = change.clear
-        parts = None if clear is None else (clear.form, clear.kind, clear.owner, clear.tokens)
         return self._arguments(
             _COMMIT,
             change.session_id,
@@ -276,7 +274,7 @@ class RedisBackend:
             change.serial,
             change.place,
             change.holder,
-            b"" if parts is None else _clear_encoder.encode(parts),
+            b"" if clear is None else write_clear(clear),
             change.snapshot or b"",
             change.element or b"",
             "" if change.end is None else change.end.value,

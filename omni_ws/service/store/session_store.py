@@ -283,20 +283,28 @@ class SessionStore:
         found = await self._answer(self._backend.find, session_id)
         return found if found is not None and self._sealer.reads(found.clear.form) else None
 
-    async def take(self, session_id: str, *, force: bool) -> Taken | None:
+    async def take(
+        self, session_id: str, *, force: bool, admits: Callable[[ClearPart], bool] = lambda clear: True
+    ) -> Taken | None:
         """Take over a record: from now on, nobody else can write to it.
 
-        Returns None if there is none that this process can read or, without ``force``, if a living process has it.
+        Returns None if there is none that this process can read and ``admits`` or, without ``force``, if a living
+        process has it.
         The new lease is not ``whole``: write a snapshot, then append. Raises StoreError if the store cannot be asked.
         """
         for _ in range(_TRIES):
             found = await self.peek(session_id)
-            if found is None or (found.held and not force and not self._is_astray(session_id, found)):
-                self._metrics.store_takes.labels("absent" if found is None else "held").inc()
+            if found is None or not admits(found.clear):
+                self._metrics.store_takes.labels("absent").inc()
                 return None
+            if found.held and not force and not self._is_astray(session_id, found):
+                break
             self._taking.add(session_id)
             try:
                 contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
+            except BaseException:
+                self._give_back(session_id, found)
+                raise
             finally:
                 self._taking.discard(session_id)
             if contents is not None:
@@ -321,6 +329,13 @@ class SessionStore:
         lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
         self._leases[session_id] = lease
         return Taken(lease, found, *opened)
+
+    def _give_back(self, session_id: str, found: FoundRecord) -> None:
+        """Release a record that may have been taken although nobody waited for it: it would be held to our end."""
+        seal = self._sealer.seal(session_id)
+        lease = Lease(session_id, found.clear.kind, found.clear.owner, found.fence + 1, seal)
+        lease.ended = True
+        self._queued(lease).end = StoreEnd.RELEASE
 
     async def read(self, session_id: str) -> tuple[bytes, tuple[bytes, ...]] | None:
         """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
@@ -558,10 +573,10 @@ class SessionStore:
             self._mend_gap(lease, flying)
             return
         if lease.ended and lease.queued is None:
-            if outcome is None:  # what the store has is not the session's last state: not for others
-                self._queued(lease).end = StoreEnd.DELETE
-            else:
+            if outcome is ChangeOutcome.KEPT:
                 self._forget(lease)
+            else:
+                self._queued(lease).end = _repeated(lease, flying)
         _settle(flying)
 
     def _mend_gap(self, lease: Lease, flying: _Queued) -> None:
@@ -651,12 +666,12 @@ class SessionStore:
         if flying is not None:
             _settle(flying)
         if queued is not None:
-            self._drop_data(queued)
-            _settle(queued)
             if lease.ended:
-                queued.end = StoreEnd.DELETE
+                queued.end = _repeated(lease, queued)
             else:
                 lease.queued = None
+            self._drop_data(queued)
+            _settle(queued)
 
     def _tell_degraded(self, leases: Iterator[Lease]) -> None:
         """Tell sessions, a few in each pass of the loop."""
@@ -743,6 +758,12 @@ def _settle(queued: _Queued, *, lost: bool = False) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
+
+
+def _repeated(lease: Lease, failed: _Queued) -> StoreEnd | None:
+    """Return how to part with a record after that failed: what is behind its session is deleted, not left."""
+    as_taken = not lease.serial and failed.snapshot is None
+    return failed.end if as_taken else StoreEnd.DELETE
 
 
 def _ask(lease: Lease) -> None:

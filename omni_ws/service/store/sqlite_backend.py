@@ -39,12 +39,13 @@ from omni_ws.service.store.records import (
     TOMBSTONE_SEC,
     Change,
     ChangeOutcome,
-    ClearPart,
     Contents,
     FoundRecord,
     StoreEnd,
     StoreError,
     StoreSize,
+    read_clear,
+    write_clear,
 )
 
 if sys.platform != "win32":
@@ -118,9 +119,12 @@ FROM json_each(:rows) AS j JOIN records AS r ON r.session_id = json_extract(j.va
 _NAMED: Final = "session_id IN (SELECT value FROM json_each(:ids))"
 _CLEAR_PIECES: Final = f"DELETE FROM pieces WHERE record IN (SELECT id FROM records WHERE {_NAMED})"
 _BURY: Final = f"UPDATE records SET gone = 1, holder = '', clear = x'', away = NULL, changed = :now WHERE {_NAMED}"
-_RELEASE: Final = f"UPDATE records SET holder = '' WHERE {_NAMED}"
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode_clear: Final = msgspec.msgpack.Decoder(tuple[str, str, str | None, tuple[bytes, ...]]).decode
+#: ``rows`` has session_id and fence of each.
+_RELEASE: Final = """
+UPDATE records SET holder = '' WHERE (session_id, fence) IN (
+    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:rows)
+)
+"""
 _ALIVE: Final = "SELECT holder FROM holders WHERE abs(:now - seen) < :expiry"
 #: Records of no living holder, the oldest first.
 _LEFT: Final = f"""
@@ -332,7 +336,7 @@ class SqliteBackend:
 
         for one in changes:
             if one.clear is not None and one.snapshot is not None:
-                clear = placed(_encode((one.clear.form, one.clear.kind, one.clear.owner, one.clear.tokens)))
+                clear = placed(write_clear(one.clear))
                 away = now if one.clear.away else None
                 records.append((one.session_id, one.fence, one.serial, one.holder, *clear, away))
                 pieces.append((one.session_id, 0, *placed(one.snapshot)))
@@ -345,8 +349,8 @@ class SqliteBackend:
             database.execute(_APPEND, {"rows": _json(pieces), "data": data})
         if ends := [one.session_id for one in changes if one.end is StoreEnd.DELETE]:
             self._bury(database, ends)
-        if ends := [one.session_id for one in changes if one.end is StoreEnd.RELEASE]:
-            database.execute(_RELEASE, {"ids": _json(ends)})
+        if released := [(one.session_id, one.fence) for one in changes if one.end is StoreEnd.RELEASE]:
+            database.execute(_RELEASE, {"rows": _json(released)})
 
     def _bury(self, database: sqlite3.Connection, session_ids: Sequence[str]) -> None:
         """Leave tombstones."""
@@ -364,9 +368,10 @@ class SqliteBackend:
         if row is None:
             return None
         clear, away, fence, holder, held = row
-        form, kind, owner, tokens = _decode_clear(clear)
+        if (read := read_clear(clear, away=away is not None)) is None:
+            return None
         return FoundRecord(
-            ClearPart(form, kind, owner, tokens, away is not None),
+            read,
             fence=fence,
             holder=holder,
             held=bool(held) and self._runs(holder),

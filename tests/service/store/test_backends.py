@@ -117,6 +117,20 @@ async def test_who_takes_a_record_fences_out_who_had_it(
     assert (found.fence, found.holder) == (2, "b")
 
 
+async def test_a_take_that_was_not_done_is_released_without_effect(backend: StoreBackend) -> None:
+    await backend.beat("a")
+    await backend.commit([change(snapshot=b"one")])
+    assert [*await backend.commit([change(fence=2, holder="b", end=StoreEnd.RELEASE)])] == [ChangeOutcome.KEPT]
+    found = await backend.find("sess_1")
+    assert found is not None
+    assert (found.fence, found.holder, found.held) == (1, "a", True)
+    assert await backend.take("sess_1", fence=1, holder="b") == Contents(b"one", ())
+    await backend.commit([change(fence=2, holder="b", end=StoreEnd.RELEASE)])
+    found = await backend.find("sess_1")
+    assert found is not None
+    assert (found.fence, found.holder) == (2, "")
+
+
 async def test_what_builds_on_lost_data_is_a_gap(backend: StoreBackend) -> None:
     assert [*await backend.commit([change(element=b"a")])] == [ChangeOutcome.GAP]
     await backend.commit([change(snapshot=b"one", element=b"a")])

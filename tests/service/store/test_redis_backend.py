@@ -254,3 +254,11 @@ async def test_sentinels_name_the_server(tmp_path: Path) -> None:
                 assert await server.ask("EXISTS", "omni_ws:{sess_1}:record") == b":1"
         finally:
             await sentinel.kill()
+
+
+async def test_a_record_of_unknown_form_is_as_if_absent(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as server, opened(server.url) as backend:
+        await backend.commit([snapshot("sess_1", b"one"), snapshot("sess_2", b"two")])
+        await backend._client.hset("omni_ws:{sess_1}:record", "clear", b"\xc0")
+        assert await backend.find("sess_1") is None
+        assert await backend.find("sess_2") is not None

@@ -312,6 +312,35 @@ async def test_a_take_that_comes_late_looks_again(
         assert taken is None or taken.lease.fence == 3
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_take_that_nobody_waits_for_leaves_the_record_to_all(
+    shared: FakeStore, store: SessionStore, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    holder = await kept(store)
+    store.release(holder.lease, delete=False)
+    await store.settle(holder.lease)
+    take = FakeBackend.take
+
+    async def without_answer(backend: FakeBackend, session_id: str, *, fence: int, holder: str) -> object:
+        await take(backend, session_id, fence=fence, holder=holder)
+        return await asyncio.get_running_loop().create_future()
+
+    async with started(shared) as other:
+        monkeypatch.setattr(FakeBackend, "take", without_answer)
+        taking = asyncio.create_task(other.take("sess_1", force=False))
+        await until(lambda: shared.records["sess_1"].holder == other.process)
+        shared.gone = fails
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        await until(lambda: other.degraded == fails)
+        shared.gone = False
+        monkeypatch.setattr(FakeBackend, "take", take)
+        await until(lambda: not shared.records["sess_1"].holder)
+        taken = await store.take("sess_1", force=False)
+        assert taken is not None
+        assert taken.snapshot == b"state"
+
+
 async def test_only_the_owner_deletes_and_the_session_ends_where_it_is(shared: FakeStore, store: SessionStore) -> None:
     holder = await kept(store)
     async with started(shared) as other:

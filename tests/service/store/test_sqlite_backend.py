@@ -103,6 +103,16 @@ async def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path) -> 
     await backend.close()
 
 
+async def test_a_record_of_unknown_form_is_as_if_absent(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    async with opened(path) as backend:
+        await backend.commit([snapshot("sess_1", b"one"), snapshot("sess_2", b"two")])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("UPDATE records SET clear = x'c0' WHERE session_id = 'sess_1'")
+        assert await backend.find("sess_1") is None
+        assert await backend.find("sess_2") is not None
+
+
 async def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "sessions.db", tmp_path):

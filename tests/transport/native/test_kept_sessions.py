@@ -18,8 +18,9 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import ScriptedEngine
-from omni_ws.errors import ShuttingDown
+from omni_ws.errors import SessionTimeout, ShuttingDown
 from omni_ws.service.sessions import factory
+from omni_ws.service.store.records import ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
 
@@ -142,6 +143,41 @@ async def test_a_client_knows_no_token_that_the_store_does_not(shared: FakeStore
                 assert not waiting.done()
                 shared.open.set()
                 assert (await waiting)["type"] == "session_resumed"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_a_store_lost_is_kept_anew_before_it_is_told(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, ends = asyncio.Event(), asyncio.Event()
+    engine = ScriptedEngine([TextOutput("one "), go_on.wait, TextOutput("two"), ends.wait])
+    commit = FakeBackend.commit
+
+    async def once(backend: FakeBackend, changes: Any) -> Any:
+        outcomes = await commit(backend, changes)
+        if ChangeOutcome.GAP in outcomes:
+            shared.open.clear()
+        return outcomes
+
+    monkeypatch.setattr(FakeBackend, "commit", once)
+    async with live_server(engine, streaming_input=KEEPS) as server, native_client(server) as client:
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await client.say("hello")
+        assert (await client.until("output_chunk"))["text"] == "one "
+        await asyncio.sleep(1)
+        await client.barrier()
+        shared.lose_everything()
+        go_on.set()
+        await server.until(lambda: not shared.open.is_set(), "the loss to be noticed")
+        told = asyncio.create_task(client.until("output_chunk"))
+        await asyncio.sleep(1)
+        assert not told.done()
+        shared.open.set()
+        assert (await told)["text"] == "two"
+        (record,) = shared.records.values()
+        assert not record.gone
+        ends.set()
+        await client.answer()
 
 
 # who may take it
@@ -290,6 +326,61 @@ async def test_a_server_without_room_leaves_the_session_to_others(shared: FakeSt
             assert (await again.error())["code"] == "engine_overloaded"
             await again.closed()
         assert await quiet(client) == []
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "back at its server"])
+async def test_who_waited_for_room_takes_nothing_with_a_token_of_before(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        live_server(streaming_input=KEEPS) as full,
+        native_client(first) as client,
+    ):
+        admission = full.app.sessions.admission
+        waits, has_room = asyncio.Event(), asyncio.Event()
+        room = admission.room
+
+        async def waited_for(*arguments: Any, **options: Any) -> None:
+            waits.set()
+            await has_room.wait()
+            await room(*arguments, **options)
+
+        monkeypatch.setattr(admission, "room", waited_for)
+        before = query(client)
+        client.gone()
+        async with native_client(full, query=before, greeted=False) as late:
+            await waits.wait()
+            async with resumed(second if where == "elsewhere" else first, client) as again:
+                await again.barrier()
+                has_room.set()
+                assert (await late.error())["code"] == "resync_required"
+                await again.chunk("still here")
+                await again.barrier()
+
+
+async def test_a_session_that_ends_is_not_taken_from_the_store(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        await client.barrier()
+        (living,) = server.native._live._living.values()
+        session = living.session
+        stopped = asyncio.Event()
+        stop = session._stop
+
+        async def slowly(answers: Any) -> None:
+            await stop(answers)
+            await stopped.wait()
+
+        monkeypatch.setattr(session, "_stop", slowly)
+        session.end(SessionTimeout("silent"))
+        (record,) = shared.records.values()
+        await refused(server, query(client), "session_id")
+        assert record.fence == 1
+        stopped.set()
+        await server.until(lambda: record.gone, "its deletion")
 
 
 # an answer that was being made
@@ -452,6 +543,29 @@ async def test_a_session_that_begins_without_the_store_is_told_so(shared: FakeSt
             assert (await second.until("session_updated"))["resumable"] is False
             shared.gone = False
             assert (await second.until("session_updated"))["resumable"] is True
+
+
+async def test_whoever_comes_back_while_the_store_fails_is_told_so(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = FakeBackend.take
+
+    async def last(backend: FakeBackend, session_id: str, *, fence: int, holder: str) -> Any:
+        contents = await take(backend, session_id, fence=fence, holder=holder)
+        shared.gone = True
+        return contents
+
+    monkeypatch.setattr(FakeBackend, "take", last)
+    async with (
+        live_server(streaming_input=KEEPS) as first,
+        live_server(streaming_input=KEEPS) as second,
+        native_client(first) as client,
+    ):
+        await client.barrier()
+        async with resumed(second, client) as again:
+            assert (await again.until("session_updated"))["resumable"] is False
+            shared.gone = False
+            assert (await again.until("session_updated"))["resumable"] is True
 
 
 async def test_a_drain_without_the_store_waits_for_answers(shared: FakeStore) -> None:
