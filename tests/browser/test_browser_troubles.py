@@ -423,11 +423,11 @@ async def test_no_server_for_a_while() -> None:
     async with live_server() as server, tcp_relay(server.port) as relay, page as demo:
         await demo.open(url(relay.port))
         await demo.page.clock.install()
-        # The clock of the page stands still: nothing but the button makes it try again.
-        await demo.page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
         relay.refusing = True
         relay.cut()
         await demo.message("Trying again")
+        # The clock of the page stands still: nothing but the button makes it try again.
+        await demo.page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
         await demo.in_state("away")
         await demo.write("kept until then")
         relay.refusing = False

@@ -127,7 +127,8 @@ async def test_speech_interrupts_its_answer(llama_cpp: int) -> None:
 async def test_a_conversation_longer_than_its_context(llama_cpp: int) -> None:
     """Turns go on, with those that fit."""
     async with spoken_to(llama_cpp) as (server, _, relay):
-        config = {"modalities": ["text"], "sampling": {"temperature": 0, "max_tokens": 4}}
+        sampling = {"temperature": 0, "max_tokens": 4}
+        config = {"modalities": ["text"], "sampling": sampling, "history_summary": False}
         async with connect(server.websocket_url, config=config) as session:
             for number in range(5):
                 words = f"Remember number {number}. " + "The sun is bright today. " * 30
