@@ -34,7 +34,7 @@ class StoreAddress:
     fsync: bool = False
     # redis
     #: For the client library, with the first host alone; may contain a password.
-    url: str = ""
+    url: str = field(default="", repr=False)
     hosts: tuple[tuple[str, int], ...] = ()
     cluster: bool = False
     #: The name of the service that ``hosts``, sentinels, know; None: they are the servers themselves.

@@ -505,21 +505,17 @@ class SessionStore:
     async def _commit(self, batch: Sequence[Lease]) -> None:
         size = sum(lease.flying.size for lease in batch if lease.flying is not None)
         numbers = [self._number(lease) for lease in batch]
-        if size > _SEALED_HERE_BYTES:
-            changes = await run_work(Work.FILES, self._changes, batch, numbers)
-        else:
-            changes = self._changes(batch, numbers)
         try:
+            if size > _SEALED_HERE_BYTES:
+                changes = await run_work(Work.FILES, self._changes, batch, numbers)
+            else:
+                changes = self._changes(batch, numbers)
             with self._watched() as took:
                 outcomes: Sequence[ChangeOutcome | None] = await self._backend.commit(changes)
             self._metrics.store_commit_seconds.observe(took())
             self._metrics.store_written_bytes.inc(sum(len(c.snapshot or b"") + len(c.element or b"") for c in changes))
-        except StoreError as error:
-            self._degrade(error.reason, str(error))
-            outcomes = [None] * len(batch)
         except Exception as error:
-            logger.exception("a defect in the store of sessions")
-            self._degrade(GONE, type(error).__name__)
+            self._failed(error)
             outcomes = [None] * len(batch)
         for lease, outcome in zip(batch, outcomes, strict=True):
             self._committed(lease, outcome)
@@ -638,6 +634,14 @@ class SessionStore:
         finally:
             timer.cancel()
 
+    def _failed(self, error: Exception) -> None:
+        """Note that the store raised. A defect degrades it as well: the tasks that use it go on."""
+        if isinstance(error, StoreError):
+            self._degrade(error.reason, str(error))
+        else:
+            logger.error("a defect in the store of sessions", exc_info=error)
+            self._degrade(GONE, type(error).__name__)
+
     def _degrade(self, reason: str, message: str) -> None:
         self.reason = reason
         if self.degraded or self._stopping:
@@ -701,11 +705,9 @@ class SessionStore:
                     self._size = await self._backend.prune(max_age_sec=self._max_age_sec, max_bytes=room)
                 await self._backend.probe()
                 await self._backend.beat(self.process)
-            except StoreError as error:
-                self.reason = error.reason
-            except ConfigurationError as error:
-                self.reason = GONE
-                logger.debug("the store of sessions: %s", error)
+            except Exception as error:
+                self.reason = error.reason if isinstance(error, StoreError) else GONE
+                logger.debug("the store of sessions", exc_info=error)
             else:
                 if loop.time() - began < self._slow_sec:
                     break
@@ -727,8 +729,8 @@ class SessionStore:
                 try:
                     with self._watched():
                         await self._backend.beat(self.process)
-                except StoreError as error:
-                    self._degrade(error.reason, str(error))
+                except Exception as error:
+                    self._failed(error)
 
     async def _prune(self) -> None:
         loop = asyncio.get_running_loop()
@@ -736,8 +738,8 @@ class SessionStore:
             if not self.degraded:
                 try:
                     self._size = await self._backend.prune(max_age_sec=self._max_age_sec, max_bytes=self._max_bytes)
-                except StoreError as error:
-                    self._degrade(error.reason, str(error))
+                except Exception as error:
+                    self._failed(error)
                 # What lives longer than records may, is written anew.
                 old = loop.time() - self._max_age_sec / 2
                 for lease in self._leases.values():

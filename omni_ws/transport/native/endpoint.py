@@ -226,9 +226,13 @@ class StreamingInput(SessionFrontEnd):
                 await self._live.end(session)
                 return None
             resumed, ack = session.resume(attachment, returning.last_output)
-            # Above all the token that the client is told. Another server may have had the session meanwhile.
-            if session.keeper is None or await session.keeper.settled():
-                break
+            try:
+                # Above all the token that the client is told. Another server may have had the session meanwhile.
+                if session.keeper is None or await session.keeper.settled():
+                    break
+            except BaseException:
+                session.detach(attachment)
+                raise
         resumes.labels(outcome).inc()
         attachment.write_resumed(resumed, ack)
         self._tell(session)

@@ -703,14 +703,19 @@ async def test_defects_of_one_session_are_logged_and_harm_no_other(
     assert "a defect in a session that is kept" in caplog.text
 
 
+@pytest.mark.parametrize("where", ["_commit", "beat", "prune"])
 async def test_a_defect_of_a_store_is_logged_and_degrades_it(
-    shared: FakeStore, store: SessionStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    shared: FakeStore,
+    store: SessionStore,
+    where: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     holder = await kept(store)
-    monkeypatch.setattr(FakeBackend, "_commit", lambda *_: 1 // 0)
+    monkeypatch.setattr(FakeBackend, where, lambda *_, **__: 1 // 0)
     store.append(holder.lease, b"a")
     await store.settle(holder.lease)
-    assert store.degraded
+    await until(lambda: store.degraded)
     assert "a defect in the store of sessions" in caplog.text
     monkeypatch.undo()
     await until(lambda: not store.degraded)
