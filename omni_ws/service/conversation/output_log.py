@@ -90,11 +90,7 @@ class Gate:
         raise NotImplementedError
 
     def changed(self) -> None:
-        """Note that an answer has changed in a way that is in no message: it has all its text."""
-        raise NotImplementedError
-
-    def withdrew(self) -> None:
-        """Note that outputs were withdrawn from the log, and that their numbers are used again."""
+        """Note a change that is in no message: an answer has all its text, or outputs were withdrawn from the log."""
         raise NotImplementedError
 
 
@@ -382,7 +378,7 @@ class OutputLog:
             self._messages.append((_renumbered(message, len(withdrawn)), cost, ticket))
         self._give_back(freed)
         if withdrawn and self.gate is not None:
-            self.gate.withdrew()
+            self.gate.changed()
         return withdrawn
 
     def clear(self) -> None:

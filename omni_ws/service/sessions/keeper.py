@@ -146,9 +146,6 @@ class Keeper(Gate, LeaseHolder):
     def changed(self) -> None:
         self.mark()
 
-    def withdrew(self) -> None:
-        self.mark()
-
     def _append(self, entry: bytes) -> None:
         self._store.append(self._lease, entry)
         self._logged += len(entry)

@@ -193,16 +193,17 @@ class _Held(LeaseHolder, Gate):
                 self.append(_encode(_Made(message)))
                 self._open_when_settled(self.lease)
             else:
-                self._marked = True
-                asyncio.get_running_loop().call_soon(self._take_marked)
+                self.changed()
         return self._ticket
 
     def said(self, request_id: str, text: str) -> None:
         if not self._marked:
             self.append(_encode(_Said(request_id, text)))
 
-    def withdrew(self) -> None:
-        pass  # no answer is interrupted here
+    def changed(self) -> None:
+        if self.lease is not None and not self._marked:
+            self._marked = True
+            asyncio.get_running_loop().call_soon(self._take_marked)
 
     # the store
 

@@ -22,9 +22,9 @@ from support.reined_engine import ReinedEngine, Reins
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import EngineName, ServerConfig
-from omni_ws.core.chunks import FinalChunk, OutputChunk
+from omni_ws.core.chunks import FinalChunk, FinishReason, OutputChunk, Usage
 from omni_ws.core.request_input import InputState
-from omni_ws.engine.base import Engine
+from omni_ws.engine.base import Engine, Finished, GenerationRequest, OutputWriter, TextComplete
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -227,9 +227,19 @@ async def test_a_session_goes_on_behind_what_was_read_wherever_it_is_and_whoever
     assert client.deaths > 0
 
 
-async def spoken(shared: FakeStore, encoding: str, *, dies: bool) -> tuple[bytes, str]:
+class WholeTextEngine(ToneEngine):
+    """Says that the answer has all its text, as engines with a voice do."""
+
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        out.write(TextComplete(Finished(FinishReason.STOP, Usage())))
+        await super().generate(request, out)
+
+
+async def spoken(
+    shared: FakeStore, encoding: str, *, dies: bool, kind: type[ToneEngine] = ToneEngine
+) -> tuple[bytes, str]:
     """The sound of an answer, and how it ended. The server of its first half dies, or does not."""
-    first, second = [await Server(shared, engine=ToneEngine()).start() for _ in range(2)]
+    first, second = [await Server(shared, engine=kind()).start() for _ in range(2)]
     sound: dict[str, Any] = {
         "modalities": ["text", "audio"],
         "output_audio": {"format": encoding, "sample_rate": 24_000},
@@ -266,6 +276,12 @@ async def test_sound_goes_on_where_it_was(encoding: str) -> None:
     assert len(whole) > 1000
     assert not error
     assert await spoken(FakeStore(), encoding, dies=True) == (whole, "")
+
+
+async def test_an_answer_that_has_all_its_text_is_kept() -> None:
+    whole, error = await spoken(FakeStore(), "pcm16", dies=False, kind=WholeTextEngine)
+    assert len(whole) > 1000
+    assert not error
 
 
 async def test_compressed_sound_is_not_continued() -> None:
