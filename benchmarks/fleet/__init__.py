@@ -83,7 +83,7 @@ async def _run(plan: Plan, replicas: int, store: str, front: str | None, seed: i
 
 
 def _report(tally: Tally, *, is_timed: bool) -> bool:
-    """Print what came of a run. Short ones run beside other work, so that their times are no defects."""
+    """Print the results of a run. The times of short runs are no defects, as other work goes on beside them."""
     print("| what | how often |\n|---|---|")
     for name, count in sorted(tally.counts.items()):
         print(f"| {name} | {count:,} |")

@@ -108,7 +108,7 @@ class Chaos:
         """Do a fault, and wait until all conversations have gone on. Returns whether they have."""
         try:
             # A store that is slow, as on a busy machine, excuses that sessions are lost: none of them is yet.
-            await self._until(lambda one: one.resumable, "is told that it is resumable")
+            await self._until(lambda one: one.resumable, "became resumable")
             self.tally.counts[f"fault: {kind}"] += 1
             began = now()
             await fault()
@@ -122,10 +122,10 @@ class Chaos:
     async def _all_go_on(self) -> None:
         """Return when each conversation has heard some more words. Raises TimeoutError."""
         wanted = {one: one.heard + GOES_ON for one in self._talkers}
-        await self._until(lambda one: one.heard >= wanted[one], "has heard more")
+        await self._until(lambda one: one.heard >= wanted[one], "heard more words")
 
     async def _until(self, condition: Callable[[Talker], bool], what: str) -> None:
-        """Return when the condition holds of all conversations, which is looked at as words come.
+        """Return when the condition holds for all conversations; check it each time that a word arrives.
 
         Raises TimeoutError, and says of which conversations it does not hold.
         """
@@ -136,7 +136,7 @@ class Chaos:
                     await self._word.wait()
         except TimeoutError:
             stuck = [f"{one.name} at {one.server}" for one in self._talkers if not condition(one)]
-            self.tally.wrong.append(f"not one that {what} within {PATIENCE_SEC:g} s: {', '.join(stuck)}")
+            self.tally.wrong.append(f"within {PATIENCE_SEC:g} s none of these {what}: {', '.join(stuck)}")
             raise
 
     def _some_replica(self) -> Replica:
@@ -191,7 +191,7 @@ class Chaos:
         """What cannot be kept is said: the conversations of that replica begin anew, and no other does."""
         assert self._store is not None
         await self._store.kill()
-        await self._until(lambda one: not one.resumable, "is told that it is not resumable")
+        await self._until(lambda one: not one.resumable, "learnt that it is not resumable")
         replica = self._some_replica()
         await replica.kill()
         await self._store.start()
