@@ -95,8 +95,8 @@ class Keeper(Gate, LeaseHolder):
         self._most_logged = LOG_BYTES
         #: Called when that snapshot is settled.
         self._after: list[Callable[[], None]] = []
-        #: Whether the client was told that the session is not kept.
-        self._told_degraded = False
+        #: Whether the session is not kept, and the client was told so; and whether it ever was told.
+        self._told_degraded = self._ever_told = False
         #: Whether nothing is written and sent any more, as the session is another process's.
         self._sealed = False
         #: Whether the session was left in the store, for another process.
@@ -237,8 +237,13 @@ class Keeper(Gate, LeaseHolder):
     # what the store tells, see LeaseHolder
 
     def tell(self, kept: Callable[[bool], None]) -> None:
-        """Call ``kept`` with False when the store fails, at once if it has failed; with True when it works again."""
+        """Call ``kept`` with False when the store fails, at once if it has failed; with True when it works again.
+
+        A client that comes back is told at once, too: what it was told before may have been lost with its connection.
+        """
         self._kept = kept
+        if self._ever_told:
+            kept(not self._told_degraded)
         if self._store.degraded:
             self.store_degraded()
 
@@ -248,7 +253,7 @@ class Keeper(Gate, LeaseHolder):
 
     def store_degraded(self) -> None:
         if self._kept is not None and not self._told_degraded and not self._sealed:
-            self._told_degraded = True
+            self._told_degraded = self._ever_told = True
             self._kept(False)
 
     def store_wants_snapshot(self) -> None:

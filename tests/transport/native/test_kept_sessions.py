@@ -568,6 +568,26 @@ async def test_whoever_comes_back_while_the_store_fails_is_told_so(
             assert (await again.until("session_updated"))["resumable"] is True
 
 
+async def test_whoever_was_away_is_told_what_became_of_the_store(shared: FakeStore) -> None:
+    """What a client was told, or should have been, is lost with its connection."""
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        client.gone()
+        await server.until(lambda: server.native.sessions_away == 1, "its absence")
+        shared.gone = True
+        async with native_client(server) as other:
+            await other.chunk("fails")
+            assert (await other.until("session_updated"))["resumable"] is False
+            async with resumed(server, client) as again:
+                assert (await again.until("session_updated"))["resumable"] is False
+                again.gone()
+                await server.until(lambda: server.native.sessions_away == 1, "its absence")
+                shared.gone = False
+                assert (await other.until("session_updated"))["resumable"] is True
+                async with resumed(server, again) as last:
+                    while not (await last.until("session_updated"))["resumable"]:
+                        pass  # this session's record comes a little later than the other's
+
+
 async def test_a_drain_without_the_store_waits_for_answers(shared: FakeStore) -> None:
     go_on = asyncio.Event()
     engine = ScriptedEngine([TextOutput("one "), go_on.wait, TextOutput("two")])
