@@ -215,6 +215,8 @@ class Keeper(Gate, LeaseHolder):
         store.when_settled(lease, partial(session.outbox.open, self._ticket))
         for call in after:
             store.when_settled(lease, call)
+        if self._told_degraded:
+            store.when_settled(lease, self._recovered)
 
     def hand_over(self) -> bool:
         """Leave the session in the store as it is now: nothing is written, and nothing is sent any more.
@@ -257,11 +259,8 @@ class Keeper(Gate, LeaseHolder):
             self._kept(False)
 
     def store_wants_snapshot(self) -> None:
-        if self._sealed:
-            return
-        self._snapshot()  # now: what waits for a record that was lost, waits for this
-        if self._told_degraded:
-            self.when_settled(self._recovered)
+        if not self._sealed:
+            self._snapshot()  # now: what waits for a record that was lost, waits for this
 
     def _recovered(self) -> None:
         if self._kept is not None and self._told_degraded and self._lease.whole:

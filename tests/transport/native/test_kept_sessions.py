@@ -20,6 +20,7 @@ from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import SessionTimeout, ShuttingDown
 from omni_ws.service.sessions import factory
+from omni_ws.service.store import session_store
 from omni_ws.service.store.records import ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
@@ -532,6 +533,23 @@ async def test_sessions_go_on_without_their_store(shared: FakeStore, how: str) -
         async with resumed(second, client) as again:
             await again.say("four")
             assert (await again.answer()).text == "four"
+
+
+async def test_a_session_that_is_written_before_it_is_asked_is_told_that_it_is_kept(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that works again asks a few sessions at a time; the others may have something to write before."""
+    asked: list[str] = []
+    monkeypatch.setattr(session_store, "_ask", lambda lease: asked.append(lease.session_id))
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        shared.gone = True
+        await client.chunk("fails")
+        assert (await client.until("session_updated"))["resumable"] is False
+        shared.gone = False
+        await server.until(lambda: asked == [client.created["session_id"]], "the question")
+        await client.configure(start_policy="on_end_only")
+        while (await client.until("session_updated")).get("resumable") is not True:
+            pass
 
 
 async def test_a_session_that_begins_without_the_store_is_told_so(shared: FakeStore) -> None:
