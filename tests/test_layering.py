@@ -49,6 +49,7 @@ FLOORS = {
     "omni_ws.replay": 6,
     "omni_ws.scenarios": 6,
     "omni_ws.bench": 6,
+    "omni_ws.talk": 6,
     "omni_ws.profiler": 6,
 }
 

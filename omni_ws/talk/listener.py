@@ -1,12 +1,9 @@
-"""Handles the events that the microphone client receives."""
+"""What a conversation does with the events of the server: it shows, plays and keeps them."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-
-from mic_display import JsonDisplay
-from mic_sound import Loudspeaker
 
 from omni_ws.client import (
     AudioChunk,
@@ -27,12 +24,14 @@ from omni_ws.client import (
 )
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
+from omni_ws.talk.display import JsonDisplay
+from omni_ws.talk.sound_devices import LoudspeakerDevice
 
 
-class Listener:
+class AnswerListener:
     """Shows, plays and keeps what the server sends."""
 
-    def __init__(self, display: JsonDisplay, loudspeaker: Loudspeaker | None) -> None:
+    def __init__(self, display: JsonDisplay, loudspeaker: LoudspeakerDevice | None) -> None:
         self.display = display
         self.loudspeaker = loudspeaker
         #: What was understood so far, by request.
