@@ -31,6 +31,7 @@ from omni_ws.talk.sound_devices import (
     NoSoundDevice,
     choose_device,
     list_devices,
+    named_device,
 )
 from omni_ws.wire.session_config import has_field
 
@@ -113,8 +114,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
     add("--choose-devices", action="store_true", help="ask which to use; --list-devices: list them")
     add("--list-devices", action="store_true", help=argparse.SUPPRESS)
-    add("--input-device", type=_device, metavar="D", help="number or part of the name")
-    add("--output-device", type=_device, metavar="D", help="number or part of the name")
+    add("--input-device", type=named_device, metavar="D", help="number or part of the name")
+    add("--output-device", type=named_device, metavar="D", help="number or part of the name")
     add("-h", "--help", action="help", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     _check_usage(parser, options)
@@ -144,10 +145,6 @@ def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         parser.error("--cancel-echo goes without --hold, which closes the microphone before the answer")
     if options.choose_devices and not (sys.stdin.isatty() and sys.stdout.isatty()):
         parser.error("--choose-devices needs a terminal; --list-devices and --input-device do without")
-
-
-def _device(value: str) -> str | int:
-    return int(value) if value.isdecimal() else value
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -40,6 +40,11 @@ def sound_library() -> Any:
     return sounddevice
 
 
+def named_device(value: str) -> Device:
+    """Return the device of an option: a number of the list, or a part of a name."""
+    return int(value) if value.isdecimal() else value
+
+
 def list_devices() -> str:
     """Lists the devices, one per line. Raises NoSoundDevice."""
     devices = str(sound_library().query_devices())

@@ -1,4 +1,4 @@
-"""The microphone client hands-free, with a recording as its microphone and long answers."""
+"""`omni-ws talk` hands-free, with a recording as its microphone and long answers."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ async def talked(
         server.app.sessions.speech_workers.judge = TurnJudge(model)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            str(ROOT / "examples" / "mic_client.py"),
-            *("--url", server.websocket_url, "--open-mic", "--json"),
+            *("-m", "omni_ws", "talk", "--url", server.websocket_url, "--json"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,
