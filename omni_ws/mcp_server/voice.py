@@ -217,13 +217,21 @@ class Voice:
 
 async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, seconds: float) -> str:
     """Return the first words of a turn, or none after ``seconds`` of sound. The terminal shows the open microphone."""
-    is_speaking = False
+    is_speaking, is_open = False, True
+
+    def close() -> None:
+        nonlocal is_open
+        if is_open:
+            is_open = False
+            microphone.stop()
+            _tell("the microphone is closed")
 
     async def send() -> None:
         """Send what is heard, up to the end of the time; a turn that goes on then is cut off there."""
         async with aclosing(_recorded(microphone, seconds)) as stream:
             async for piece in stream:
                 await session.send_audio(piece)
+        close()
         await session.ping()
         if is_speaking:
             await session.send_chunk(InputChunk(Modality.AUDIO, b"", end_of_input=True))
@@ -247,14 +255,12 @@ async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, second
                     return words
                 if sending.done():
                     return ""
-        if not sending.cancelled():
-            sending.result()
+        await sending
         return ""
     finally:
         sending.cancel()
         await asyncio.wait([sending])
-        microphone.stop()
-        _tell("the microphone is closed")
+        close()
 
 
 async def _recorded(microphone: MicrophoneDevice, seconds: float) -> AsyncGenerator[bytes, None]:

@@ -42,7 +42,9 @@ class Ended:
 
 
 async def talk(*arguments: str, stdin: bytes = b"", environ: dict[str, str] | None = None) -> Ended:
-    environment = {name: value for name, value in os.environ.items() if name not in ("OMNI_WS_API_KEY", "OPENAI_API_KEY")} | (environ or {})
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OMNI_WS_API_KEY", "OPENAI_API_KEY")
+    } | (environ or {})
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "omni_ws", "talk"),
         *arguments,
