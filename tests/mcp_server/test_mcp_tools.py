@@ -57,15 +57,17 @@ async def told(session: ClientSession, tool: str, **arguments: Any) -> list[Any]
     """The content of a successful call: texts, and the bytes of sound."""
     result = await session.call_tool(tool, arguments)
     assert not result.is_error, result.content
-    return [one.text if one.type == "text" else base64.b64decode(one.data) for one in result.content]
+    content: list[Any] = result.content
+    return [one.text if one.type == "text" else base64.b64decode(one.data) for one in content]
 
 
 async def refused(session: ClientSession, tool: str, **arguments: Any) -> tuple[str, str]:
     """The code and the message of an error of a tool."""
     result = await session.call_tool(tool, arguments)
     assert result.is_error, result.content
+    content: list[Any] = result.content
     error = result.structured_content["error"]
-    assert [one.text for one in result.content] == [f"{error['code']}: {error['message']}"]
+    assert [one.text for one in content] == [f"{error['code']}: {error['message']}"]
     return error["code"], error["message"]
 
 

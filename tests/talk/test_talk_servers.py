@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.capable_engine import HearingEngine
+from support.capable_engine import HearingEngine, long_answer
 from support.commands import Ended, run_here
 from support.live_server import live_server
 from support.patience import PATIENCE_SEC
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
-from test_talk_freely import long_answer
 
 from omni_ws.client.audio import read_wav
 from omni_ws.config.keys import ApiKey, digest
@@ -168,7 +167,6 @@ async def test_speech_interrupts_an_answer_of_the_realtime_api(tmp_path: Path) -
     kinds = [one["type"] for one in seen if one["type"] in ("speech_started", "speech_stopped")]
     assert kinds == ["speech_started", "speech_stopped"] * 2
     (said,) = (message.text for message in engine.requests[1].history if message.role == "assistant")
-    # It has 200 words, a tenth of a second each.
     assert 1 <= len(said.split()) <= 60
 
 
