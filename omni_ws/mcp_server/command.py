@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import OmniError
 from omni_ws.installing import install_command
-from omni_ws.mcp_server.voice import Voice, VoiceOptions
+from omni_ws.mcp_server.voice import ProgramVoice, VoiceOptions
 from omni_ws.talk.servers import INTERRUPTED, run_interruptible
 from omni_ws.talk.sound_devices import named_device
 from omni_ws.transport.http.access import Authenticator
@@ -103,7 +103,7 @@ def _key(parser: argparse.ArgumentParser, file: Path | None, environ: Mapping[st
 async def _serve(options: VoiceOptions, port: int | None, key: str | None) -> int:
     from omni_ws.mcp_server.tools import mcp_server
 
-    async with Voice(options) as voice:
+    async with ProgramVoice(options) as voice:
         # Models load while the program starts; what keeps them from it, the first call tells.
         warming = asyncio.create_task(_warm(voice))
         try:
@@ -115,7 +115,7 @@ async def _serve(options: VoiceOptions, port: int | None, key: str | None) -> in
     return 0
 
 
-async def _warm(voice: Voice) -> None:
+async def _warm(voice: ProgramVoice) -> None:
     with suppress(Exception):
         await voice.ready()
 

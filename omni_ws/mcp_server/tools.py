@@ -19,7 +19,7 @@ from omni_ws.client import ConnectionFailed, ConnectionLost
 from omni_ws.client.audio import Pcm16
 from omni_ws.config.values import ConfigurationError
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
-from omni_ws.mcp_server.voice import MAX_LISTEN_SEC, Said, Voice
+from omni_ws.mcp_server.voice import MAX_LISTEN_SEC, ProgramVoice, Said
 from omni_ws.scenarios.servers import NoServer
 from omni_ws.talk.sound_devices import NoSoundDevice
 
@@ -75,7 +75,7 @@ class ConverseArguments(msgspec.Struct, forbid_unknown_fields=True):
 _Arguments = TypeVar("_Arguments", bound=msgspec.Struct)
 
 
-def mcp_server(voice: Voice) -> Server[Any]:
+def mcp_server(voice: ProgramVoice) -> Server[Any]:
     """Return the MCP server with the three tools."""
 
     async def listed(context: Any, params: Any) -> types.ListToolsResult:
@@ -113,18 +113,18 @@ def _read(taken: type[_Arguments], arguments: Mapping[str, Any]) -> _Arguments:
         raise InvalidValue(f"{place[:-1]}: {problem}" if place else problem, param=place[:-1] or None) from None
 
 
-async def _speak(voice: Voice, arguments: SpeakArguments) -> list[types.ContentBlock]:
+async def _speak(voice: ProgramVoice, arguments: SpeakArguments) -> list[types.ContentBlock]:
     said = await voice.speak(arguments.text, play=arguments.play, voice=arguments.voice)
     return [_text(_how(said)), *_sound(said.sound)]
 
 
-async def _listen(voice: Voice, arguments: ListenArguments) -> list[types.ContentBlock]:
+async def _listen(voice: ProgramVoice, arguments: ListenArguments) -> list[types.ContentBlock]:
     if arguments.file is not None:
         return [_text(await voice.hear_file(arguments.file) or "(no words in the file)")]
     return [_text(await voice.listen(arguments.seconds) or f"(nothing was said in {arguments.seconds:g} s)")]
 
 
-async def _converse(voice: Voice, arguments: ConverseArguments) -> list[types.ContentBlock]:
+async def _converse(voice: ProgramVoice, arguments: ConverseArguments) -> list[types.ContentBlock]:
     match arguments.question, arguments.message:
         case str(question), None:
             heard = await voice.ask_person(question, arguments.seconds, voice=arguments.voice)
@@ -136,7 +136,7 @@ async def _converse(voice: Voice, arguments: ConverseArguments) -> list[types.Co
 
 
 #: The arguments of each tool, and what it does.
-_TOOLS: Final[Mapping[str, tuple[type[Any], Callable[[Voice, Any], Awaitable[list[types.ContentBlock]]]]]] = {
+_TOOLS: Final[Mapping[str, tuple[type[Any], Callable[[ProgramVoice, Any], Awaitable[list[types.ContentBlock]]]]]] = {
     "speak": (SpeakArguments, _speak),
     "listen": (ListenArguments, _listen),
     "converse": (ConverseArguments, _converse),

@@ -59,7 +59,7 @@ class Said:
     why_unplayed: str | None = None
 
 
-class Voice:
+class ProgramVoice:
     """Speaks, listens and asks, as an asynchronous context that ends the server that it started.
 
     Its methods raise OmniError, ConnectionFailed, ConnectionLost, NoServer and NoSoundDevice.
@@ -73,7 +73,7 @@ class Voice:
         #: Of the devices: two calls neither talk at once, nor does one hear the other.
         self._devices = asyncio.Lock()
 
-    async def __aenter__(self) -> Voice:
+    async def __aenter__(self) -> ProgramVoice:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -284,7 +284,12 @@ def _introduce(session: ClientSession | RealtimeSession, display: JsonDisplay, *
 
 
 async def _ask(session: TalkSession, options: argparse.Namespace, audio: Pcm16 | None, listener: AnswerListener) -> int:
-    await ask(session, listener, text=options.text, audio=samples(audio, fast=options.fast))
+    try:
+        await ask(session, listener, text=options.text, audio=samples(audio, fast=options.fast))
+    except OmniError as error:
+        if error is listener.error:  # which is shown
+            return FAILED
+        raise
     if options.save and listener.reply:
         reply = Pcm16(bytes(listener.reply), listener.reply_rate)
         write_wav(options.save, reply)

@@ -124,8 +124,10 @@ class AnswerListener:
             case AudioChunk():
                 self.take_audio(event)
             case ErrorEvent(error=error):
+                # Each piece of what cannot be taken has the same error.
+                if self.error is None or self.error.message != error.message:
+                    self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
                 self.error = error
-                self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
             case Reconnected() | Resumed() | Reconnecting():
                 self.take_connection(event)
             case Final():

@@ -30,7 +30,7 @@ async def test_who_speaks_interrupts_the_answer(tmp_path: Path) -> None:
     recording.write_bytes(silence(0.5) + clip_bytes("cards_001") + silence(3) + clip_bytes("goforward") + silence(60))
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     engine = HearingEngine()
-    engine.heard_in_turn = iter([(TranscriptOutput("ten of clubs"), *long_answer()), [TextOutput("Yes?")]])
+    engine.heard_in_turn = iter([(TranscriptOutput("ten of clubs"), *long_answer()), (TranscriptOutput("go"), TextOutput("Yes?"))])
     async with live_server(engine) as server:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(PROGRAM), "--url", server.websocket_url),
@@ -41,7 +41,9 @@ async def test_who_speaks_interrupts_the_answer(tmp_path: Path) -> None:
         printed = b""
         async with asyncio.timeout(PATIENCE_SEC):
             while b"Yes?" not in printed:
-                printed += await process.stdout.read(4096)
+                piece = await process.stdout.read(4096)
+                assert piece, printed
+                printed += piece
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 130
     assert b"you: ten of clubs" in printed
