@@ -244,7 +244,7 @@ async def _converse(
 ) -> int:
     """Talk by the means that the options name, and return the exit status."""
     typed = options.text is not None and not options.json
-    display = PlainDisplay() if typed else make_display(as_json=options.json)
+    display = PlainDisplay(times=options.text != _TYPED) if typed else make_display(as_json=options.json)
     listener = AnswerListener(display, loudspeaker)
     listener.interruptible = _is_interruptible(session)
     try:
@@ -312,7 +312,8 @@ def _open_loudspeaker(options: argparse.Namespace) -> LoudspeakerDevice | None:
     except NoSoundDevice as error:
         if options.play or options.live:
             raise
-        print(f"omni-ws talk: the answer is not played: {error}", file=sys.stderr)
+        if options.text is None:
+            print(f"omni-ws talk: the answer is not played: {error}", file=sys.stderr)
         return None
 
 

@@ -35,9 +35,11 @@ class JsonDisplay:
 
 
 class PlainDisplay(JsonDisplay):
-    """Prints lines of text, for pipes and terminals without rich."""
+    """Prints lines of text, for pipes and terminals without rich; without ``times`` none about latency."""
 
-    in_reply = False
+    def __init__(self, *, times: bool = True) -> None:
+        self.in_reply = False
+        self._times = times
 
     def show(self, kind: str, **fields: Any) -> None:
         if kind == "text":
@@ -47,7 +49,7 @@ class PlainDisplay(JsonDisplay):
             if self.in_reply:
                 print()
             self.in_reply = False
-            if (line := self.line(kind, fields)) is not None:
+            if (line := self.line(kind, fields)) is not None and (self._times or kind != "latency"):
                 print(line, flush=True)
 
     @staticmethod

@@ -34,6 +34,7 @@ class LiveDisplay(PlainDisplay):
         from rich.live import Live
         from rich.text import Text
 
+        super().__init__()
         self._text = Text
         self._console = Console()
         self._view = Live(console=self._console, auto_refresh=False, transient=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -120,7 +121,8 @@ class MicrophoneDevice:
         piece = bytes(data)
         if self.canceller:
             piece = self.canceller.heard(piece)
-        self._loop.call_soon_threadsafe(self._take, piece)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._take, piece)
 
     def _take(self, piece: bytes) -> None:
         self.level = _peak(piece)
@@ -180,7 +182,8 @@ class LoudspeakerDevice:
         if self.canceller:
             self.canceller.played(audio)
         if self.buffer.idle:
-            self._loop.call_soon_threadsafe(self._idle.set)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._idle.set)
 
     @property
     def latency_ms(self) -> float:

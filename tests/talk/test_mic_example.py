@@ -30,7 +30,9 @@ async def test_who_speaks_interrupts_the_answer(tmp_path: Path) -> None:
     recording.write_bytes(silence(0.5) + clip_bytes("cards_001") + silence(3) + clip_bytes("goforward") + silence(60))
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     engine = HearingEngine()
-    engine.heard_in_turn = iter([(TranscriptOutput("ten of clubs"), *long_answer()), (TranscriptOutput("go"), TextOutput("Yes?"))])
+    engine.heard_in_turn = iter(
+        [(TranscriptOutput("ten of clubs"), *long_answer()), (TranscriptOutput("go"), TextOutput("Yes?"))]
+    )
     async with live_server(engine) as server:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(PROGRAM), "--url", server.websocket_url),

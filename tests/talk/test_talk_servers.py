@@ -151,7 +151,9 @@ async def until(process: asyncio.subprocess.Process, kind: str, seen: list[dict[
 @pytest.mark.real_time
 async def test_speech_interrupts_an_answer_of_the_realtime_api(tmp_path: Path) -> None:
     engine = HearingEngine()
-    engine.heard_in_turn = iter([(TranscriptOutput("ten of clubs"), *long_answer()), (TranscriptOutput("go"), TextOutput("Yes?"))])
+    engine.heard_in_turn = iter(
+        [(TranscriptOutput("ten of clubs"), *long_answer()), (TranscriptOutput("go"), TextOutput("Yes?"))]
+    )
     recording = silence(0.5) + clip_bytes("cards_001") + silence(3) + clip_bytes("goforward") + silence(60)
     async with live_server(engine) as server:
         arguments = ("--realtime", f"http://127.0.0.1:{server.port}", "--no-cancel-echo")
