@@ -29,7 +29,6 @@ from omni_ws.talk.sound_devices import (
     LoudspeakerDevice,
     MicrophoneDevice,
     NoSoundDevice,
-    choose_device,
     list_devices,
     named_device,
 )
@@ -112,8 +111,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--realtime", metavar="URL", help="any server of OpenAI's Realtime API instead")
     add("--key-env", metavar="NAME", help="variable with the key [OMNI_WS_API_KEY, OPENAI_API_KEY]")
     add("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
-    add("--choose-devices", action="store_true", help="ask which to use; --list-devices: list them")
-    add("--list-devices", action="store_true", help=argparse.SUPPRESS)
+    add("--list-devices", action="store_true", help="print the sound devices")
     add("--input-device", type=named_device, metavar="D", help="number or part of the name")
     add("--output-device", type=named_device, metavar="D", help="number or part of the name")
     add("-h", "--help", action="help", help=argparse.SUPPRESS)
@@ -143,8 +141,6 @@ def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         parser.error(f"--{'hold' if options.hold else 'cancel-echo'} goes with the microphone")
     if options.hold and options.cancel_echo:
         parser.error("--cancel-echo goes without --hold, which closes the microphone before the answer")
-    if options.choose_devices and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        parser.error("--choose-devices needs a terminal; --list-devices and --input-device do without")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -182,8 +178,6 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 async def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     audio = read_wav(options.file) if options.file else None
-    if options.choose_devices:
-        options.input_device, options.output_device = choose_device("input"), choose_device("output")
     rate = 16_000 if options.realtime is None else REALTIME_RATE
     microphone = MicrophoneDevice(options.input_device, sample_rate=rate) if options.live else None
     loudspeaker = _open_loudspeaker(options)

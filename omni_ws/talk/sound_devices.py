@@ -54,21 +54,6 @@ def list_devices() -> str:
     return devices
 
 
-def choose_device(kind: str) -> int | None:
-    """Lets a person at a terminal choose an input or output device; None is the system's. Raises NoSoundDevice."""
-    channels = f"max_{kind}_channels"
-    found = {number: one["name"] for number, one in enumerate(sound_library().query_devices()) if one[channels] > 0}
-    if not found:
-        raise NoSoundDevice(NO_DEVICE)
-    for number, name in found.items():
-        print(f"{number:>3}  {name}")
-    while answer := input(f"{kind} device [the system's]: ").strip():
-        if answer.isdecimal() and int(answer) in found:
-            return int(answer)
-        print(f"there is no {kind} device {answer}")
-    return None
-
-
 def _peak(audio: bytes) -> float:
     return float(np.max(np.abs(samples_from_bytes(audio, SampleLayout.S16)), initial=0))
 
