@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from omni_ws.caller.script import Target
 from omni_ws.client import DEFAULT_URL, ConnectionFailed, connect
-from omni_ws.config import load
+from omni_ws.config import ServerConfig, load
 from omni_ws.scenarios.servers import own_server, until_started
 from omni_ws.tools.weights import fetch_for_start
 
@@ -30,10 +31,25 @@ async def found_server(*, api_key: str | None, environ: Mapping[str, str]) -> As
     if await _answers(api_key):
         yield DEFAULT_URL
         return
-    print("no server on the default port: one starts for this talk, and ends with it", file=sys.stderr, flush=True)
-    await asyncio.to_thread(fetch_for_start, load((), environ).config)
+    print("no server on the default port: one starts, and ends with this command", file=sys.stderr, flush=True)
+    await _fetch(load((), environ).config)
     async with own_server({}) as authority:
         yield f"ws://{authority}/v1/streaming_input"
+
+
+async def _fetch(config: ServerConfig) -> None:
+    """Fetch weights in a daemon thread, whose end an interrupted command does not wait for."""
+    loop, fetched = asyncio.get_running_loop(), asyncio.Event()
+
+    def fetch() -> None:
+        try:
+            fetch_for_start(config)
+        finally:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(fetched.set)
+
+    threading.Thread(target=fetch, name="weights", daemon=True).start()
+    await fetched.wait()
 
 
 async def _answers(api_key: str | None) -> bool:

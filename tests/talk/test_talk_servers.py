@@ -64,7 +64,7 @@ async def test_without_a_server_one_runs_as_long_as_the_talk(
     monkeypatch.setenv("OMNI_WS_ENGINE", "fake")
     ended = await talk("--text", "hello big world", OMNI_WS_ENGINE="fake")
     assert (ended.status, ended.output.splitlines()[0]) == (0, "reply: hello big world")
-    assert "one starts for this talk, and ends with it" in ended.errors
+    assert "one starts, and ends with this command" in ended.errors
     host, port = started[0].split(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)))
