@@ -27,6 +27,8 @@ INTERRUPTED: Final = 130
 _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
     "serve": (None, "run the server (serve --help, serve --help-all)"),
     "readout-vectors": ("omni_ws.tools.readout_vectors", "compute readout vectors from example prompts"),
+    "talk": ("omni_ws.talk.command", "talk with a server: microphone and loudspeaker, files, or text"),
+    "mcp": ("omni_ws.mcp_server.command", "give programs a voice: an MCP server that speaks, listens and converses"),
     "replay": ("omni_ws.replay.command", "replay recorded sessions and compare the answers"),
     "test": ("omni_ws.scenarios.command", "let simulated callers talk to a server, and check what they hear"),
     "bench": ("omni_ws.bench.command", "load a running server and print how soon it answers"),

@@ -49,6 +49,8 @@ FLOORS = {
     "omni_ws.replay": 6,
     "omni_ws.scenarios": 6,
     "omni_ws.bench": 6,
+    "omni_ws.talk": 6,
+    "omni_ws.mcp_server": 6,
     "omni_ws.profiler": 6,
 }
 
@@ -79,8 +81,8 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "grpc": "omni_ws.transport",
     "aiortc": "omni_ws.transport.webrtc",
     "httpx": "omni_ws.engine.remote",
-    "mcp": "omni_ws.service.mcp.client",
-    "mcp_types": "omni_ws.service.mcp.client",
+    "mcp": ("omni_ws.service.mcp.client", "omni_ws.mcp_server"),
+    "mcp_types": ("omni_ws.service.mcp.client", "omni_ws.mcp_server"),
     "httpx2": "omni_ws.service.mcp",
     "httpcore": "omni_ws.transport.http.media_fetch",
     "cryptography": ("omni_ws.tools.lan_certificate", "omni_ws.service.store.sealing"),

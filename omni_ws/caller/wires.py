@@ -23,8 +23,8 @@ class Wire(ABC):
     #: Of a recording (docs/recording.md).
     kind: ClassVar[str]
     sound: MicrophoneFormat
-    #: The settings of turn detection.
-    turns: dict[str, Any]
+    #: The settings of turn detection; None if the caller ends the turns.
+    turns: dict[str, Any] | None
 
     @abstractmethod
     def opening(self, created: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Wire(ABC):
     @property
     def is_interruptible(self) -> bool:
         """Whether speech over an answer stops it, and the loudspeaker with it."""
-        return self.turns.get("interrupt_response", True) is not False
+        return self.turns is not None and self.turns.get("interrupt_response", True) is not False
 
     cancel: ClassVar[dict[str, Any]]
 
@@ -177,7 +177,7 @@ class RealtimeWire(Wire):
     ``config`` and ``output`` are fields of the session, and of its ``audio.output``.
     """
 
-    turns: dict[str, Any] = field(default_factory=lambda: {"type": "server_vad"})
+    turns: dict[str, Any] | None = field(default_factory=lambda: {"type": "server_vad"})
     config: dict[str, Any] = field(default_factory=dict)
     output: dict[str, Any] = field(default_factory=dict)
     sound: MicrophoneFormat = field(default_factory=lambda: MicrophoneFormat(MIC_RATE))

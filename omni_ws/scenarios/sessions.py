@@ -12,7 +12,8 @@ from omni_ws.scenarios.form import CallersRoom, DialKeys, LoseNetwork, PlacedSce
 #: What a caller of the native protocol does where the file says nothing: as the demo page.
 _NATIVE_TURNS: Final = {"duck": True}
 _PCM16: Final = {"format": "pcm16", "sample_rate": 24_000}
-_REALTIME_RATE: Final = 24_000
+#: Of the sound in both directions, in Hz.
+REALTIME_RATE: Final = 24_000
 #: The fields of ``turn_detection`` that the Realtime API has, too.
 _TURN_FIELDS: Final = frozenset(
     {"type", "threshold", "prefix_padding_ms", "silence_duration_ms", "eagerness", "interrupt_response"}
@@ -46,7 +47,7 @@ def wire_of(scenario: PlacedScenario, session: Mapping[str, Any], *, protocol: s
         return _native(session, room, path)
     if any(isinstance(one.step, LoseNetwork) for one in scenario.steps):
         raise NotHere("needs: native (lose_network)")
-    return _realtime(session, room, path)
+    return realtime_wire(session, _microphone(room, REALTIME_RATE), path)
 
 
 def _native(session: Mapping[str, Any], room: CallersRoom, path: str | None) -> Wire:
@@ -58,10 +59,11 @@ def _native(session: Mapping[str, Any], room: CallersRoom, path: str | None) -> 
     return NativeWire(turns, config, sound, path or NativeWire.path)
 
 
-def _realtime(session: Mapping[str, Any], room: CallersRoom, path: str | None) -> Wire:
+def realtime_wire(session: Mapping[str, Any], sound: MicrophoneFormat, path: str | None = None) -> RealtimeWire:
+    """Return the wire of a session whose settings are named as in the native protocol. Raises NotHere."""
     config: dict[str, Any] = {}
-    output: dict[str, Any] = {"format": {"type": "audio/pcm", "rate": _REALTIME_RATE}}
-    turns: dict[str, Any] = {"type": "server_vad"}
+    output: dict[str, Any] = {"format": {"type": "audio/pcm", "rate": REALTIME_RATE}}
+    turns: dict[str, Any] | None = {"type": "server_vad"}
     for name, value in session.items():
         match name:
             case "instructions" | "model" | "tool_choice":
@@ -75,10 +77,10 @@ def _realtime(session: Mapping[str, Any], room: CallersRoom, path: str | None) -
             case "tools":
                 config["tools"] = [_tool(one) for one in value]
             case "turn_detection":
-                turns = _turns(value)
+                turns = None if value is None else _turns(value)
             case _:
                 raise NotHere(f"needs: native (session.{name})")
-    return RealtimeWire(turns, config, output, _microphone(room, _REALTIME_RATE), path or RealtimeWire.path)
+    return RealtimeWire(turns, config, output, sound, path or RealtimeWire.path)
 
 
 def _microphone(room: CallersRoom, rate: int) -> MicrophoneFormat:

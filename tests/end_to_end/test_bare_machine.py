@@ -187,13 +187,12 @@ def test_the_spare_voice_speaks(bare: dict[str, str]) -> None:
     assert int(ended.stdout) > 1000
 
 
-def test_the_microphone_client_sends_a_file(bare: dict[str, str], server: str, tmp_path: Path) -> None:
+def test_a_file_is_sent_from_the_command_line(bare: dict[str, str], server: str, tmp_path: Path) -> None:
     spoken, reply = tmp_path / "spoken.wav", tmp_path / "reply.wav"
     audio = clip_bytes(CLIP)
     spoken.write_bytes(wav_header(sample_rate=16_000, channels=1, data_bytes=len(audio)) + audio)
-    client = Path(__file__).parents[2] / "examples" / "mic_client.py"
     url = f"ws://{server}/v1/streaming_input"
-    ended = run(bare, client, "--file", spoken, "--fast", "--save", reply, "--url", url)
+    ended = run(bare, "-m", "omni_ws", "talk", "--file", spoken, "--fast", "--save", reply, "--url", url)
     assert ended.returncode == 0, ended.stderr
     with wave.open(str(reply)) as file:
         assert file.getnframes() > 12_000

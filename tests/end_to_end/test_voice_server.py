@@ -261,10 +261,9 @@ async def test_a_killed_voice_fails_one_request_and_no_other(voiced: LiveServer)
         assert len(answer.audio) > 10_000
 
 
-async def mic_client(*arguments: str) -> str:
+async def talk(*arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ROOT / "examples" / "mic_client.py"),
+        *(sys.executable, "-m", "omni_ws", "talk"),
         *arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -274,14 +273,10 @@ async def mic_client(*arguments: str) -> str:
     return output.decode()
 
 
-async def test_the_mic_client_prints_and_saves(
-    voiced: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_talk_prints_and_saves(voiced: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AudioPace, "is_live", lambda self, audio_ms: True)  # however late a busy machine takes it
     reply = tmp_path / "reply.wav"
-    output = await mic_client(
-        "--file", str(DATA / "goforward.wav"), "--save", str(reply), "--url", voiced.websocket_url
-    )
+    output = await talk("--file", str(DATA / "goforward.wav"), "--save", str(reply), "--url", voiced.websocket_url)
     assert "hearing: go" in output
     assert f"heard: {WORDS['goforward']}" in output
     assert f"reply: {TO_GOFORWARD}" in output

@@ -21,7 +21,7 @@ def scenario() -> PlacedScenario:
 
 @pytest.mark.parametrize("name", ["duck", "interrupt_resume", "backchannel"])
 def test_what_the_realtime_api_never_does_may_be_off_there_but_not_on(scenario: PlacedScenario, name: str) -> None:
-    def turns(value: bool) -> dict[str, Any]:
+    def turns(value: bool) -> dict[str, Any] | None:
         session = {"turn_detection": {"type": "server_vad", name: value}}
         return wire_of(scenario, session, protocol="realtime").turns
 

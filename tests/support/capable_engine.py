@@ -8,6 +8,7 @@ from dataclasses import fields
 from inspect import isawaitable
 from typing import Any
 
+import numpy as np
 from support.part_engines import ASR, ActingEngine
 
 from omni_ws.core.chunks import (
@@ -18,8 +19,11 @@ from omni_ws.core.chunks import (
     TokenLogprob,
     ToolCallFragment,
     Usage,
+    Word,
 )
 from omni_ws.engine.base import (
+    AudioOutput,
+    EngineOutput,
     Finished,
     GenerationRequest,
     OutputWriter,
@@ -109,6 +113,15 @@ class Ears(PlayingEngine):
             yield TranscriptOutput(separator + step) if isinstance(step, str) else step
             separator = " " if isinstance(step, str) else separator
         yield Finished(FinishReason.STOP, Usage(input_audio_ms=100))
+
+
+def long_answer() -> list[EngineOutput]:
+    """Two hundred words, a tenth of a second each."""
+    script: list[EngineOutput] = [TextOutput(" ".join(f"word{number}" for number in range(200)))]
+    for number in range(200):
+        word = Word(f"word{number}", number * 100, number * 100 + 90)
+        script.append(AudioOutput(np.full(2400, 0.1, np.float32), 24_000, (word,)))
+    return script
 
 
 def takes(seconds: float) -> Callable[[], Awaitable[None]]:

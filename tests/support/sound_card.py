@@ -32,7 +32,7 @@ class _Stream:
     clock = None
     ended = threading.Event()
 
-    def __init__(self, *, samplerate, device, channels, dtype, callback, blocksize=None):
+    def __init__(self, *, samplerate, channels, dtype, callback, device=None, blocksize=None):
         self.size = 2 * (blocksize or samplerate // 50)
         self.interval = self.size / 2 / samplerate
         self.callback = callback
@@ -65,6 +65,12 @@ class _Stream:
         _Stream.started = [one for one in _Stream.started if one is not self]
 
     close = stop
+
+    def __enter__(self):
+        self.start()
+
+    def __exit__(self, *error):
+        self.close()
 
 class RawInputStream(_Stream):
     recording = open(os.environ["RECORDING"], "rb").read()

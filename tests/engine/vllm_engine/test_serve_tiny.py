@@ -126,9 +126,9 @@ def grpc_port(server: Listening) -> int:
     return server.grpc_port
 
 
-def mic_client(address: str, *arguments: str) -> list[dict[str, Any]]:
+def talk(address: str, *arguments: str) -> list[dict[str, Any]]:
     url = address.replace("http", "ws", 1) + "/v1/streaming_input"
-    program = [sys.executable, "examples/mic_client.py", "--url", url, "--json", *arguments]
+    program = [sys.executable, "-m", "omni_ws", "talk", "--url", url, "--json", *arguments]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
@@ -141,18 +141,18 @@ def seconds_of(wav: bytes | Path) -> float:
         return seconds
 
 
-def test_the_microphone_client_with_a_recording(address: str, tmp_path: Path) -> None:
+def test_talk_with_a_recording(address: str, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
-    events = mic_client(address, "--file", str(CLIP), "--save", str(reply))
+    events = talk(address, "--file", str(CLIP), "--save", str(reply))
     final = final_of(events)
     assert final["usage"]["input_audio_ms"] == pytest.approx(seconds_of(CLIP) * 1000, abs=20)
     assert final["usage"]["output_tokens"] == LONGEST
     assert final["usage"]["output_audio_ms"] == pytest.approx(seconds_of(reply) * 1000, abs=1)
 
 
-def test_the_microphone_client_with_a_text(address: str, tmp_path: Path) -> None:
+def test_talk_with_a_text(address: str, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
-    assert text_of(mic_client(address, "--text", "Hello!", "--save", str(reply)))
+    assert text_of(talk(address, "--text", "Hello!", "--save", str(reply)))
     assert seconds_of(reply) > 0
 
 
@@ -169,8 +169,8 @@ async def test_an_omni_model_hears_and_speaks_with_its_own_voice(tmp_path: Path)
     reply = tmp_path / "reply.wav"
     async with live_server(create_engine(load(toml=tmp_path / "serve.toml").config)) as server:
         frames = ("--config", "stage_sampling.talker.max_tokens=60")
-        talk = partial(mic_client, f"http://127.0.0.1:{server.port}", "--file", str(CLIP), "--fast", *frames)
-        events = await asyncio.to_thread(talk, "--save", str(reply), "--voice", "ethan")
+        asked = partial(talk, f"http://127.0.0.1:{server.port}", "--file", str(CLIP), "--fast", *frames)
+        events = await asyncio.to_thread(asked, "--save", str(reply), "--voice", "ethan")
     final = final_of(events)
     assert final["usage"]["input_audio_ms"] == pytest.approx(seconds_of(CLIP) * 1000, abs=20)
     assert final["usage"]["output_tokens"] == LONGEST

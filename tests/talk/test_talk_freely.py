@@ -1,4 +1,4 @@
-"""The microphone client hands-free, with a recording as its microphone and long answers."""
+"""`omni-ws talk` hands-free, with a recording as its microphone and long answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from support.capable_engine import HearingEngine
+from support.capable_engine import HearingEngine, long_answer
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.judges import ScriptedModel
 from support.live_server import live_server
@@ -22,20 +22,12 @@ from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import as_pcm16, clip_bytes, clip_samples, silence
 
 from omni_ws.client import AudioChunk, Final, SpeechStarted, SpeechStopped, TextChunk, connect
-from omni_ws.core.chunks import FinishReason, Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
+from omni_ws.core.chunks import FinishReason
+from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.service.listening.workers import TurnJudge
 
 ROOT = Path(__file__).parents[2]
-
-
-def long_answer() -> list[EngineOutput]:
-    script: list[EngineOutput] = [TextOutput(" ".join(f"word{number}" for number in range(200)))]
-    for number in range(200):
-        word = Word(f"word{number}", number * 100, number * 100 + 90)
-        script.append(AudioOutput(np.full(2400, 0.1, np.float32), 24_000, (word,)))
-    return script
 
 
 def second_turn_ended(seen: list[dict[str, Any]]) -> bool:
@@ -65,8 +57,7 @@ async def talked(
         server.app.sessions.speech_workers.judge = TurnJudge(model)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            str(ROOT / "examples" / "mic_client.py"),
-            *("--url", server.websocket_url, "--open-mic", "--json"),
+            *("-m", "omni_ws", "talk", "--url", server.websocket_url, "--json"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,

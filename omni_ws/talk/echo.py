@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 import numpy as np
@@ -10,6 +9,7 @@ import soxr
 
 from omni_ws.audio.echo import EchoRemover
 from omni_ws.client.audio import PlaybackBuffer
+from omni_ws.installing import install_command
 
 #: What is played waits at least so long for the piece of the microphone that may have its echo: the length of a piece.
 LEAST_LAG_MS: Final = 20
@@ -25,7 +25,7 @@ class NoEchoCanceller(Exception):
     """The library is missing, or cannot work at the rate of a device; the message tells which."""
 
 
-class EchoCanceller:
+class EchoBetween:
     """Takes what a loudspeaker plays out of what a microphone hears; both are 16-bit mono.
 
     Each device calls its method from its own thread, with every piece of audio in turn. ``latency_ms`` is how late the
@@ -38,9 +38,7 @@ class EchoCanceller:
         try:
             self._remover = EchoRemover(microphone_rate, left_over=LEFT_OVER)
         except ImportError:
-            raise NoEchoCanceller(
-                f"the library pywebrtc-audio is not installed: {sys.executable} -m pip install pywebrtc-audio"
-            ) from None
+            raise NoEchoCanceller(f"the library pywebrtc-audio is missing: {install_command('talk')}") from None
         self._resampler = soxr.ResampleStream(loudspeaker_rate, microphone_rate, 1, dtype="int16")
         bytes_per_ms = 2 * microphone_rate // 1000
         self._most_bytes = MOST_LAG_MS * bytes_per_ms

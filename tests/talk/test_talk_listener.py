@@ -1,4 +1,4 @@
-"""Whose sound and whose words the microphone client has, and what its Stop means."""
+"""Whose sound and whose words a conversation has, and what its Stop means."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mic_client import interrupt
-from mic_display import JsonDisplay
-from mic_listener import Listener
-from mic_tools import ToolRunner
-from support.capable_engine import HearingEngine, tool_call
+from support.capable_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import live_server
-from tool_client import RESULTS
 
 from omni_ws.audio.ducking import Ducker
 from omni_ws.client import (
@@ -29,8 +24,11 @@ from omni_ws.client import (
     connect,
 )
 from omni_ws.client.audio import PlaybackBuffer
-from omni_ws.core.chunks import AudioFormat, FinishReason, Usage, Word
-from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.core.chunks import AudioFormat, FinishReason, Word
+from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
+from omni_ws.talk.conversation import interrupt
+from omni_ws.talk.display import JsonDisplay
+from omni_ws.talk.listener import AnswerListener
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -50,10 +48,10 @@ class Told(JsonDisplay):
         pass
 
 
-def listening() -> tuple[Listener, PlaybackBuffer, Told]:
+def listening() -> tuple[AnswerListener, PlaybackBuffer, Told]:
     display, buffer = Told(), PlaybackBuffer(prefill_bytes=0)
     loudspeaker: Any = SimpleNamespace(buffer=buffer, sample_rate=24_000, ducker=Ducker(AudioFormat()))
-    return Listener(display, loudspeaker), buffer, display
+    return AnswerListener(display, loudspeaker), buffer, display
 
 
 def words(text: str) -> list[Any]:
@@ -164,29 +162,3 @@ def test_words_and_ends_are_of_their_own_requests() -> None:
         ("what is my name?", False),
     ]
     assert listener.answering == "req_b"
-
-
-async def test_results_of_tools_do_not_end_what_is_being_said() -> None:
-    """They join it, and both are one request."""
-    engine = HearingEngine([TextOutput("typed")], tools=True)
-    call = [*tool_call("local_time", '{"city": "Berlin"}'), Finished(FinishReason.TOOL_CALLS, Usage())]
-    engine.heard_in_turn = iter([(TranscriptOutput("hello"), *call), (TranscriptOutput("and"), TextOutput("both"))])
-    config = {"turn_detection": {"type": "server_vad"}, "tools": [], "overlap": "interrupt"}
-    async with live_server(engine) as server:
-        server.app.sessions.speech_workers = InlineWorkers()
-        async with connect(server.websocket_url, config=config) as session:
-            tools = ToolRunner(session, Told())
-            await session.send_audio(quiet(320) + loud(320) + quiet(800))
-            heard = [event async for event in session.response()]
-            await session.send_audio(loud(320))
-            while not isinstance(await anext(aiter(session.events())), SpeechStarted):
-                pass
-            for event in heard:
-                await tools.take(event)
-            await session.send_audio(loud(320) + quiet(800))
-            answer = await session.answer(RESULTS)
-            assert (answer.text, answer.transcript) == ("both", "and")
-            assert answer.turn_id is not None
-            await session.ping()
-            assert not session._link.outgoing.requests
-    assert len(engine.requests) == 2

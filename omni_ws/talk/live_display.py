@@ -1,4 +1,4 @@
-"""The live view of the microphone client, by the library rich, which is imported on first use."""
+"""The live view of a conversation, by the library rich, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from mic_display import PlainDisplay
+from omni_ws.talk.display import PlainDisplay
 
 #: Shortest time between two frames; what changes meanwhile appears together.
 FRAME_SEC: Final = 0.05
@@ -34,6 +34,7 @@ class LiveDisplay(PlainDisplay):
         from rich.live import Live
         from rich.text import Text
 
+        super().__init__()
         self._text = Text
         self._console = Console()
         self._view = Live(console=self._console, auto_refresh=False, transient=True)

@@ -1,4 +1,4 @@
-"""The microphone client at a terminal: its live view, devices, tools."""
+"""`omni-ws talk` at a terminal: its live view, devices, typed turns."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ import numpy as np
 import pytest
 from support.capable_engine import HearingEngine
 from support.live_server import live_server
-from support.part_engines import ToolCallingEngine
 from support.patience import PATIENCE_SEC
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
-from tool_client import MAX_ROUNDS
 
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
 
 ROOT = Path(__file__).parents[2]
-CLIENT = str(ROOT / "examples" / "mic_client.py")
+COMMAND = (sys.executable, "-m", "omni_ws", "talk")
 ANSWER = [TranscriptOutput("ten of clubs"), TextOutput("A fine card.")] + [
     AudioOutput(np.full(2400, 0.3, np.float32), 24_000, (Word("card", n * 100, n * 100 + 90),)) for n in range(100)
 ]
@@ -84,7 +82,7 @@ async def at_terminal(
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, CLIENT, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        *COMMAND, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     terminal = Terminal(ours, theirs, process)
     try:
@@ -104,14 +102,15 @@ async def test_a_conversation_in_the_live_view(tmp_path: Path) -> None:
     thought = asyncio.Event()
     recording = silence(0.3) + clip_bytes("cards_001") + silence(2) + clip_bytes("goforward")
     async with live_server(HearingEngine(heard=[thought.wait, *ANSWER])) as server:
-        arguments = ("--url", server.websocket_url, "--open-mic", "--no-cancel-echo")
+        arguments = ("--url", server.websocket_url, "--no-cancel-echo")
         async with at_terminal(tmp_path, *arguments, recording=recording) as terminal:
             await terminal.until("listening", "hearing you", "thinking")
             thought.set()
             await terminal.until("speaking", "first sound")
             await terminal.until("you    ten of clubs", "reply  A fine card.", "finished: cancelled")
             assert not terminal.echoes()
-            assert re.search(r"mic +█+·+  voice █+·+", terminal.text)
+            for side in (r"mic +█+·+  voice", r"  voice █+·+"):
+                assert re.search(side, terminal.text)
             assert "answered" in terminal.text
             assert b"\x1b[2J" not in terminal.written
             terminal.type("q\n")
@@ -123,7 +122,7 @@ async def test_a_conversation_in_the_live_view(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.real_time
 async def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
-    async with live_server() as server, at_terminal(tmp_path, "--url", server.websocket_url) as terminal:
+    async with live_server() as server, at_terminal(tmp_path, "--url", server.websocket_url, "--hold") as terminal:
         await terminal.until("Enter: speak", "voice ·")
         async with asyncio.timeout(PATIENCE_SEC):
             with contextlib.suppress(TimeoutError):
@@ -144,17 +143,12 @@ async def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
             assert b"\x1b" not in terminal.written
 
 
-@pytest.mark.slow
-async def test_devices_are_chosen_from_a_list(tmp_path: Path) -> None:
+async def test_devices_are_listed_and_chosen_by_name(tmp_path: Path) -> None:
     async with live_server() as server:
-        arguments = ("--url", server.websocket_url, "--choose-devices")
+        async with at_terminal(tmp_path, "--list-devices") as terminal:
+            await terminal.until("Headset", "Loudspeakers")
+        arguments = ("--url", server.websocket_url, "--hold", "--input-device", "0", "--output-device", "Loud")
         async with at_terminal(tmp_path, *arguments) as terminal:
-            await terminal.until("0  Headset", "input device [the system's]: ")
-            terminal.type("1\n")
-            await terminal.until("there is no input device 1")
-            terminal.type("0\n")
-            await terminal.until("1  Loudspeakers", "output device [the system's]: ")
-            terminal.type("\n")
             await terminal.until("Enter: speak")
             terminal.type("q\n")
             assert await asyncio.wait_for(terminal.process.wait(), PATIENCE_SEC) == 0
@@ -162,7 +156,8 @@ async def test_devices_are_chosen_from_a_list(tmp_path: Path) -> None:
 
 async def ended(*arguments: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, CLIENT, *arguments),
+        *COMMAND,
+        *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -173,38 +168,7 @@ async def ended(*arguments: str) -> tuple[int, str, str]:
     return process.returncode, output.decode(), complaints.decode()
 
 
-async def test_choosing_needs_a_terminal() -> None:
-    status, _, complaints = await ended("--choose-devices")
-    assert (status, "--choose-devices needs a terminal" in complaints) == (2, True)
-
-
 async def test_the_help_fits_a_screen() -> None:
     status, output, _ = await ended("--help")
     lines = output.splitlines()
     assert (status, len(lines) <= 23, max(map(len, lines)) <= 80) == (0, True, True)
-
-
-async def test_a_model_may_use_the_tool() -> None:
-    llm = ToolCallingEngine()
-    async with live_server(llm) as server:
-        status, output, _ = await ended("--url", server.websocket_url, "--text", "What time is it?")
-    assert status == 0
-    assert 'tool: local_time {"city":"Paris"} → Europe/Paris' in output
-    assert "reply: It is Europe/Paris" in output
-    assert llm.requests[0].tools[0]["function"]["name"] == "local_time"
-
-
-async def test_no_tool_is_offered_where_none_is_wanted() -> None:
-    llm = ToolCallingEngine()
-    async with live_server(llm) as server:
-        await ended("--url", server.websocket_url, "--text", "Time?", "--no-tools")
-    assert not llm.requests[0].tools
-
-
-async def test_a_model_that_calls_without_end_is_stopped() -> None:
-    llm = ToolCallingEngine()
-    llm.restless = True
-    async with live_server(llm) as server:
-        status, output, _ = await ended("--url", server.websocket_url, "--text", "Go on")
-    assert (status, len(llm.requests)) == (0, MAX_ROUNDS + 1)
-    assert f"called tools {MAX_ROUNDS} times in a row" in output

@@ -1,4 +1,4 @@
-"""The microphone client's echo canceller, in simulated rooms: whether the server would be interrupted by itself."""
+"""The echo canceller of `omni-ws talk`, in simulated rooms: whether the server would be interrupted by itself."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import soxr
-from mic_echo import MOST_LAG_MS, EchoCanceller, NoEchoCanceller
 from support.speech_clips import SAMPLE_RATE, as_pcm16, clip_samples
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import BARGE_IN_BAR, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import SpeechDetector
+from omni_ws.talk.echo import MOST_LAG_MS, EchoBetween, NoEchoCanceller
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def recorded(room: Room, played: Samples, said: Samples | float = 0.0) -> Sample
 
 def without_echo(heard: Samples, played: Samples) -> Iterator[Samples]:
     """What the client sends, as it comes; the devices take turns, 20 ms each."""
-    canceller = EchoCanceller(microphone_rate=SAMPLE_RATE, loudspeaker_rate=LOUDSPEAKER_RATE)
+    canceller = EchoBetween(microphone_rate=SAMPLE_RATE, loudspeaker_rate=LOUDSPEAKER_RATE)
     given = as_pcm16(soxr.resample(played, SAMPLE_RATE, LOUDSPEAKER_RATE))
     taken = as_pcm16(heard)
     for piece in range(len(taken) // 640):
@@ -164,7 +164,7 @@ def test_speech_while_nothing_plays_stays_as_it_is() -> None:
 
 
 def test_what_is_played_while_nobody_listens_is_not_kept() -> None:
-    canceller = EchoCanceller(microphone_rate=16_000, loudspeaker_rate=16_000)
+    canceller = EchoBetween(microphone_rate=16_000, loudspeaker_rate=16_000)
     second = bytes(2 * 16_000)
     canceller.played(second)
     canceller.heard(bytes(640))
@@ -176,10 +176,10 @@ def test_what_is_played_while_nobody_listens_is_not_kept() -> None:
 
 def test_rates_that_it_cannot_work_at() -> None:
     with pytest.raises(NoEchoCanceller, match="22050 Hz"):
-        EchoCanceller(microphone_rate=22_050, loudspeaker_rate=44_100)
+        EchoBetween(microphone_rate=22_050, loudspeaker_rate=44_100)
 
 
 def test_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pywebrtc_audio", None)
     with pytest.raises(NoEchoCanceller, match="pip install"):
-        EchoCanceller(microphone_rate=16_000, loudspeaker_rate=24_000)
+        EchoBetween(microphone_rate=16_000, loudspeaker_rate=24_000)

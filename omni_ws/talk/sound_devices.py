@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from array import array
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
-from mic_echo import EchoCanceller
+import numpy as np
 
 from omni_ws.audio.ducking import Ducker
+from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.client.audio import PlaybackBuffer
 from omni_ws.core.chunks import AudioFormat
+from omni_ws.installing import install_command
+from omni_ws.talk.echo import EchoBetween
 
 PIECE_MS: Final = 20
 #: Recorded audio that waits to be sent; beyond it audio is dropped, as during a long reconnect.
 QUEUED_PIECES: Final = 30_000 // PIECE_MS
 PREFILL_MS: Final = 80
-NO_DEVICE: Final = "this machine has no sound device; --file, --text and --raw do without (and --save keeps the reply)"
+NO_DEVICE: Final = "this machine has no sound device"
 
 Device = str | int | None
 
@@ -31,15 +33,17 @@ def sound_library() -> Any:
     try:
         import sounddevice
     except ImportError:
-        raise NoSoundDevice(
-            f"the library sounddevice is not installed: {sys.executable} -m pip install sounddevice rich"
-        ) from None
+        raise NoSoundDevice(f"microphone and loudspeaker need the extra talk: {install_command('talk')}") from None
     except OSError:
         raise NoSoundDevice(
-            "the library PortAudio is not installed (Debian: apt install libportaudio2; Fedora: dnf install "
-            "portaudio); --file, --text and --raw do without"
+            "the library PortAudio is not installed (Debian: apt install libportaudio2; Fedora: dnf install portaudio)"
         ) from None
     return sounddevice
+
+
+def named_device(value: str) -> Device:
+    """Return the device of an option: a number of the list, or a part of a name."""
+    return int(value) if value.isdecimal() else value
 
 
 def list_devices() -> str:
@@ -50,23 +54,8 @@ def list_devices() -> str:
     return devices
 
 
-def choose_device(kind: str) -> int | None:
-    """Lets a person at a terminal choose an input or output device; None is the system's. Raises NoSoundDevice."""
-    channels = f"max_{kind}_channels"
-    found = {number: one["name"] for number, one in enumerate(sound_library().query_devices()) if one[channels] > 0}
-    if not found:
-        raise NoSoundDevice(NO_DEVICE)
-    for number, name in found.items():
-        print(f"{number:>3}  {name}")
-    while answer := input(f"{kind} device [the system's]: ").strip():
-        if answer.isdecimal() and int(answer) in found:
-            return int(answer)
-        print(f"there is no {kind} device {answer}")
-    return None
-
-
 def _peak(audio: bytes) -> float:
-    return max(map(abs, array("h", audio)), default=0) / 32768
+    return float(np.max(np.abs(samples_from_bytes(audio, SampleLayout.S16)), initial=0))
 
 
 def _sample_rate(device: Device, kind: str, wanted: int) -> int:
@@ -77,7 +66,7 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
     except (ValueError, library.PortAudioError) as error:
         if not str(library.query_devices()).strip():
             raise NoSoundDevice(NO_DEVICE) from None
-        raise NoSoundDevice(f"no {kind} device: {error}; --list-devices shows what there is") from None
+        raise NoSoundDevice(f"no {kind} device: {error}; `omni-ws talk --list-devices` shows what there is") from None
     check = library.check_input_settings if kind == "input" else library.check_output_settings
     for rate in (wanted, own):
         try:
@@ -89,7 +78,7 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
     raise NoSoundDevice(f"the {kind} device takes no 16-bit mono sound: {refusal}")
 
 
-class Microphone:
+class MicrophoneDevice:
     """Records pieces of PIECE_MS in 16-bit mono. ``level`` is the recent peak, from 0 to 1."""
 
     def __init__(self, device: Device = None, *, sample_rate: int = 16_000) -> None:
@@ -97,7 +86,7 @@ class Microphone:
         self.level = 0.0
         self.dropped_pieces = 0
         #: Takes the echo of the loudspeaker out, in the thread of the device.
-        self.canceller: EchoCanceller | None = None
+        self.canceller: EchoBetween | None = None
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         library = sound_library()
@@ -117,7 +106,8 @@ class Microphone:
         piece = bytes(data)
         if self.canceller:
             piece = self.canceller.heard(piece)
-        self._loop.call_soon_threadsafe(self._take, piece)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._take, piece)
 
     def _take(self, piece: bytes) -> None:
         self.level = _peak(piece)
@@ -148,7 +138,7 @@ class Microphone:
         self._stream.close()
 
 
-class Loudspeaker:
+class LoudspeakerDevice:
     """Plays 16-bit mono samples without gaps."""
 
     def __init__(self, device: Device = None, *, sample_rate: int = 24_000) -> None:
@@ -160,7 +150,7 @@ class Loudspeaker:
         self.buffer = PlaybackBuffer(prefill_bytes=2 * self.sample_rate * PREFILL_MS // 1000)
         #: Lowers what plays while it is not known whether somebody interrupts it.
         self.ducker = Ducker(AudioFormat(sample_rate=self.sample_rate))
-        self.canceller: EchoCanceller | None = None
+        self.canceller: EchoBetween | None = None
         library = sound_library()
         try:
             self._stream = library.RawOutputStream(
@@ -177,7 +167,8 @@ class Loudspeaker:
         if self.canceller:
             self.canceller.played(audio)
         if self.buffer.idle:
-            self._loop.call_soon_threadsafe(self._idle.set)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._idle.set)
 
     @property
     def latency_ms(self) -> float:

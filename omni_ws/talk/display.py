@@ -1,13 +1,16 @@
-"""Displays of the microphone client: JSON lines, plain lines, or a live view (mic_live.py)."""
+"""Displays of a conversation: JSON lines, plain lines, or a live view (live_display.py)."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from typing import Any
+from itertools import groupby
+from typing import Any, Final
+
+import orjson
 
 from omni_ws.core.chunks import FinishReason
+from omni_ws.wire.server_frames import Part, SessionCreatedFrame
 
 LATENCIES = (("first audio", "first_audio_ms"), ("first text", "first_text_ms"))
 
@@ -19,7 +22,7 @@ class JsonDisplay:
     live = False
 
     def show(self, kind: str, **fields: Any) -> None:
-        print(json.dumps({"type": kind, **fields}, ensure_ascii=False), flush=True)
+        print(orjson.dumps({"type": kind, **fields}).decode(), flush=True)
 
     def state(self, state: str, *, idle: bool = False) -> None:
         """Shows what the client is doing; ``idle``: between turns."""
@@ -32,9 +35,11 @@ class JsonDisplay:
 
 
 class PlainDisplay(JsonDisplay):
-    """Prints lines of text, for pipes and terminals without rich."""
+    """Prints lines of text, for pipes and terminals without rich; without ``times`` none about latency."""
 
-    in_reply = False
+    def __init__(self, *, times: bool = True) -> None:
+        self.in_reply = False
+        self._times = times
 
     def show(self, kind: str, **fields: Any) -> None:
         if kind == "text":
@@ -44,7 +49,7 @@ class PlainDisplay(JsonDisplay):
             if self.in_reply:
                 print()
             self.in_reply = False
-            if (line := self.line(kind, fields)) is not None:
+            if (line := self.line(kind, fields)) is not None and (self._times or kind != "latency"):
                 print(line, flush=True)
 
     @staticmethod
@@ -57,8 +62,6 @@ class PlainDisplay(JsonDisplay):
                 return f"latency: {', '.join(told)} the end of the input" if told else None
             case "final" if fields["finish_reason"] != FinishReason.STOP:
                 return f"finished: {fields['finish_reason']}"
-            case "tool":
-                return f"tool: {fields['name']} {fields['arguments']} → {fields['result']}"
             case "note" | "parts" | "error" | "saved":
                 return f"{kind}: {fields['message']}"
         return None
@@ -74,8 +77,33 @@ def make_display(*, as_json: bool) -> JsonDisplay:
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return PlainDisplay()
     try:
-        from mic_live import LiveDisplay
+        from omni_ws.talk.live_display import LiveDisplay
 
         return LiveDisplay()
     except ImportError:
         return PlainDisplay()
+
+
+# Who listens, answers and speaks on the server, by names that people read
+
+#: Engines whose name says less than that of their model.
+_NAMELESS: Final = ("remote", "vllm", "talker")
+
+
+def sentence(created: SessionCreatedFrame) -> str:
+    """Return one as ``heard by whisper, answered by rules, spoken by hibari``; empty if the server does not tell."""
+    parts, can = created.parts, created.capabilities
+    model = parts.llm.model if parts.llm else None
+    told = [
+        ("heard", _name(parts.asr) or (model if "audio" in can.input_modalities else None)),
+        ("answered", model),
+        ("spoken", _name(parts.tts) or (model if "audio" in can.output_modalities else None)),
+    ]
+    by_name = groupby((work for work in told if work[1] is not None), key=lambda work: work[1])
+    return ", ".join(f"{' and '.join(verb for verb, _ in works)} by {name}" for name, works in by_name)
+
+
+def _name(part: Part | None) -> str | None:
+    if part is None:
+        return None
+    return part.model if part.name in _NAMELESS else part.name

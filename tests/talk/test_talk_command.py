@@ -1,4 +1,4 @@
-"""The microphone client as a program: output, files, exit status."""
+"""`omni-ws talk`: output, files, exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mic_client import main
 from support.commands import run_here
 from support.patience import PATIENCE_SEC
 
@@ -22,8 +21,8 @@ from omni_ws.config.keys import configured_keys
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.server import create_app, listen
+from omni_ws.talk.command import main
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "mic_client.py"
 CLIP = Path(__file__).parents[1] / "data" / "cards_001.wav"
 TONE = Pcm16(b"".join((n * 97 % 20_000 - 10_000).to_bytes(2, "little", signed=True) for n in range(7200)), 24_000)
 
@@ -42,11 +41,12 @@ class Ended:
         return [entry for entry in self.objects if entry["type"] == kind]
 
 
-async def mic_client(*arguments: str, stdin: bytes = b"", environ: dict[str, str] | None = None) -> Ended:
-    environment = {name: value for name, value in os.environ.items() if name != "OMNI_WS_API_KEY"} | (environ or {})
+async def talk(*arguments: str, stdin: bytes = b"", environ: dict[str, str] | None = None) -> Ended:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OMNI_WS_API_KEY", "OPENAI_API_KEY")
+    } | (environ or {})
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(PROGRAM),
+        *(sys.executable, "-m", "omni_ws", "talk"),
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -96,7 +96,7 @@ def bare_python(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_text_as_json_without_extras(url: str, bare_python: dict[str, str]) -> None:
-    ended = await mic_client("--url", url, "--text", "hello big world", "--json", environ=bare_python)
+    ended = await talk("--url", url, "--text", "hello big world", "--json", environ=bare_python)
     assert (ended.status, ended.complaints) == (0, "")
     assert [entry["type"] for entry in ended.objects] == ["session", *["text"] * 3, "final", "latency"]
     assert "".join(entry["text"] for entry in ended.of_type("text")) == "hello big world"
@@ -108,7 +108,7 @@ async def test_text_as_json_without_extras(url: str, bare_python: dict[str, str]
 
 
 async def test_text_in_plain_lines(url: str, bare_python: dict[str, str]) -> None:
-    ended = await mic_client("--url", url, "--text", "hello big world", environ=bare_python)
+    ended = await talk("--url", url, "--text", "hello big world", environ=bare_python)
     assert ended.status == 0
     reply, latency = ended.output.splitlines()
     assert reply == "reply: hello big world"
@@ -117,7 +117,7 @@ async def test_text_in_plain_lines(url: str, bare_python: dict[str, str]) -> Non
 
 async def test_a_file_as_fast_as_it_goes_is_saved_as_it_was(url: str, tone: Path, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
-    ended = await mic_client("--url", url, "--file", str(tone), "--fast", "--save", str(reply), "--json")
+    ended = await talk("--url", url, "--file", str(tone), "--fast", "--save", str(reply), "--json")
     assert (ended.status, ended.complaints) == (0, "")
     assert read_wav(reply) == TONE
     assert sum(entry["bytes"] for entry in ended.of_type("audio")) == len(TONE.samples)
@@ -129,7 +129,7 @@ async def test_a_file_as_fast_as_it_goes_is_saved_as_it_was(url: str, tone: Path
 @pytest.mark.slow
 async def test_a_file_at_its_own_pace(url: str) -> None:
     """The engine answers while it listens: the first sound comes long before the end of the file."""
-    ended = await mic_client("--url", url, "--file", str(CLIP), "--json")
+    ended = await talk("--url", url, "--file", str(CLIP), "--json")
     assert ended.status == 0
     (latency,) = ended.of_type("latency")
     duration_ms = read_wav(CLIP).duration_ms
@@ -141,14 +141,14 @@ async def test_a_file_at_its_own_pace(url: str) -> None:
 async def test_raw_samples_from_standard_input(url: str, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
     arguments = ["--raw", "--rate", "24000", "--save", str(reply), "--json"]
-    ended = await mic_client("--url", url, *arguments, stdin=TONE.samples)
+    ended = await talk("--url", url, *arguments, stdin=TONE.samples)
     assert ended.status == 0
     assert read_wav(reply) == TONE
 
 
 async def test_settings_from_the_command_line(url: str) -> None:
     settings = ["--config", "sampling.max_tokens=2", "--config", "instructions=Be brief.", "--voice", "echo"]
-    ended = await mic_client("--url", url, "--text", "a b c d", "--task", "speech", *settings, "--json")
+    ended = await talk("--url", url, "--text", "a b c d", "--task", "speech", *settings, "--json")
     assert ended.status == 0
     assert "".join(entry["text"] for entry in ended.of_type("text")) == "a b"
     assert ended.of_type("final")[0]["finish_reason"] == "length"
@@ -157,19 +157,19 @@ async def test_settings_from_the_command_line(url: str) -> None:
 @pytest.mark.slow
 async def test_the_key(locked_url: str) -> None:
     arguments = ["--url", locked_url, "--text", "x", "--json"]
-    refused = await mic_client(*arguments)
+    refused = await talk(*arguments)
     assert refused.status == 5
-    assert "--api-key" in refused.complaints
+    assert "OMNI_WS_API_KEY" in refused.complaints
     assert "Traceback" not in refused.complaints
-    assert (await mic_client(*arguments, "--api-key", "wrong")).status == 5
-    assert (await mic_client(*arguments, "--api-key", "open sesame")).status == 0
-    assert (await mic_client(*arguments, environ={"OMNI_WS_API_KEY": "open sesame"})).status == 0
+    assert (await talk(*arguments, environ={"OMNI_WS_API_KEY": "wrong"})).status == 5
+    assert (await talk(*arguments, environ={"OMNI_WS_API_KEY": "open sesame"})).status == 0
+    assert (await talk(*arguments, "--key-env", "MINE", environ={"MINE": "open sesame"})).status == 0
 
 
 async def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    ended = await mic_client("--url", f"ws://127.0.0.1:{port}", "--text", "x")
+    ended = await talk("--url", f"ws://127.0.0.1:{port}", "--text", "x")
     assert ended.status == 4
     assert "cannot reach" in ended.complaints
     assert "Traceback" not in ended.complaints
@@ -177,21 +177,21 @@ async def test_nobody_listens() -> None:
 
 async def test_a_request_that_fails(url: str) -> None:
     failing = ["--config", 'stage_params={"fake": {"fail_after_chunks": 1}}']
-    ended = await mic_client("--url", url, "--text", "a b", *failing, "--json")
+    ended = await talk("--url", url, "--text", "a b", *failing, "--json")
     assert ended.status == 1
     assert ended.of_type("error")[0]["code"] == "engine_failed"
     assert ended.of_type("final")[0]["finish_reason"] == "error"
 
 
 async def test_a_setting_that_the_server_refuses(url: str) -> None:
-    ended = await mic_client("--url", url, "--text", "a", "--config", "sampling.top_p=7")
+    ended = await talk("--url", url, "--text", "a", "--config", "sampling.top_p=7")
     assert ended.status == 1
     assert "sampling.top_p" in ended.complaints
 
 
 async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -> None:
     reply = tmp_path / "reply.wav"
-    ended = await mic_client("--url", url, "--text", "x", "--save", str(reply), "--config", 'modalities=["text"]')
+    ended = await talk("--url", url, "--text", "x", "--save", str(reply), "--config", 'modalities=["text"]')
     assert ended.status == 1
     assert "no sound" in ended.complaints
     assert not reply.exists()
@@ -209,28 +209,30 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--text", "x", "--config", "stage_params=5", "--config", "stage_params.a.b=c"], "has a value already"),
         (["--text", "x", "--raw"], "not allowed with"),
         (["--save", "x.wav"], "--save goes with"),
-        (["--text", "x", "--open-mic"], "--open-mic goes with"),
-        (["--cancel-echo"], "--cancel-echo goes with --open-mic"),
-        (["--open-mic", "--config", "turn_detection=null"], "--open-mic goes with turn detection"),
+        (["--text", "--save", "x.wav"], "--save goes with"),
+        (["--text", "x", "--hold"], "--hold goes with"),
+        (["--hold", "--cancel-echo"], "--cancel-echo goes without --hold"),
+        (["--config", "turn_detection=null"], "an open microphone needs turn detection"),
+        (["--url", "ws://x", "--realtime", "wss://x"], "--url is not allowed with --realtime"),
+        (["--text", "x", "--realtime", "wss://x", "--task", "speech"], "not with --realtime: needs: native"),
     ],
 )
-def test_wrong_usage(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *arguments])
-    ended = run_here(lambda *_: main())
+def test_wrong_usage(arguments: list[str], words: str) -> None:
+    ended = run_here(main, *arguments)
     assert ended.status == 2
     assert words in ended.errors
 
 
 @pytest.mark.parametrize("arguments", [["--list-devices"], [], ["--text", "x", "--play"]])
 async def test_no_sound_library(arguments: list[str], bare_python: dict[str, str]) -> None:
-    ended = await mic_client(*arguments, environ=bare_python)
+    ended = await talk(*arguments, environ=bare_python)
     assert ended.status == 3
-    assert "sounddevice is not installed" in ended.complaints
+    assert "need the extra talk" in ended.complaints
+    assert "pip install 'omni_ws[talk]'" in ended.complaints
 
 
 async def test_help_says_how_turns_are_marked() -> None:
-    ended = await mic_client("--help")
+    ended = await talk("--help")
     assert ended.status == 0
-    assert "push-to-talk" in " ".join(ended.output.split())
-    assert "--open-mic" in ended.output
+    assert "--hold" in ended.output
     assert "exits with" in ended.output

@@ -1,13 +1,13 @@
-"""How the microphone client tells who works on the server."""
+"""How `omni-ws talk` tells who works on the server."""
 
 from __future__ import annotations
 
 import pytest
-from mic_parts import sentence
 from msgspec.structs import replace
 from support.live_server import live_server
 
 from omni_ws.client import connect
+from omni_ws.talk.display import sentence
 from omni_ws.wire.server_frames import Part, Parts
 
 WHISPER, RULES = Part(name="whisper", model="tiny.en"), Part(name="rules", model="rules")

@@ -1,4 +1,4 @@
-"""The microphone client listens when it hears, and says what it cannot."""
+"""An open microphone listens when it hears, and says what it cannot."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from mic_client import SILENT_PIECES, recorded
-from mic_display import JsonDisplay
-from mic_listener import Listener
 
 from omni_ws.client import Reconnecting
+from omni_ws.talk.conversation import SILENT_PIECES, recorded
+from omni_ws.talk.display import JsonDisplay
+from omni_ws.talk.listener import AnswerListener
 
 SILENT = "nothing comes out of the microphone; is it switched off?"
 ZEROS, SOUND = bytes(640), bytes(639) + b"\1"
@@ -73,5 +73,5 @@ async def test_speech_that_could_not_be_sent_is_told() -> None:
 
 def test_a_wait_for_a_connection_is_told() -> None:
     display = Told()
-    Listener(display, None).take(Reconnecting(59.6, ConnectionError("the server is full")))
+    AnswerListener(display, None).take(Reconnecting(59.6, ConnectionError("the server is full")))
     assert display.told == ["no connection (the server is full); the next attempt is in 60 s"]

@@ -1,12 +1,9 @@
-"""Handles the events that the microphone client receives."""
+"""What a conversation does with the events of the server: it shows, plays and keeps them."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-
-from mic_display import JsonDisplay
-from mic_sound import Loudspeaker
 
 from omni_ws.client import (
     AudioChunk,
@@ -27,12 +24,14 @@ from omni_ws.client import (
 )
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
+from omni_ws.talk.display import JsonDisplay
+from omni_ws.talk.sound_devices import LoudspeakerDevice
 
 
-class Listener:
+class AnswerListener:
     """Shows, plays and keeps what the server sends."""
 
-    def __init__(self, display: JsonDisplay, loudspeaker: Loudspeaker | None) -> None:
+    def __init__(self, display: JsonDisplay, loudspeaker: LoudspeakerDevice | None) -> None:
         self.display = display
         self.loudspeaker = loudspeaker
         #: What was understood so far, by request.
@@ -125,8 +124,10 @@ class Listener:
             case AudioChunk():
                 self.take_audio(event)
             case ErrorEvent(error=error):
+                # Each piece of what cannot be taken has the same error.
+                if self.error is None or self.error.message != error.message:
+                    self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
                 self.error = error
-                self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
             case Reconnected() | Resumed() | Reconnecting():
                 self.take_connection(event)
             case Final():

@@ -1,0 +1,284 @@
+"""The ways to talk: an open microphone, a microphone with a key, typed turns, and one question with its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from itertools import count
+from typing import Any, Final, Protocol
+
+from omni_ws.client import ConnectionLost, Event
+from omni_ws.client.audio import Pcm16, paced, pieces, read_ahead
+from omni_ws.talk.display import JsonDisplay
+from omni_ws.talk.listener import AnswerListener
+from omni_ws.talk.sound_devices import PIECE_MS, MicrophoneDevice
+
+#: Interval of playback reports.
+REPORT_SEC: Final = 0.2
+#: So many pieces without a level, and the microphone is probably switched off.
+SILENT_PIECES: Final = 3000 // PIECE_MS
+#: Interval of levels on a terminal.
+LEVELS_SEC: Final = 1 / 15
+#: The name of a request that is alone in its session.
+QUESTION: Final = "question"
+
+
+class TalkSession(Protocol):
+    """A session with a server: what ``ClientSession`` and ``RealtimeSession`` have in common."""
+
+    async def send_audio(self, audio: bytes, *, ref: str | None = None) -> object: ...
+
+    async def send_text(self, text: str, *, end: bool = False, ref: str | None = None) -> object: ...
+
+    async def finish(self) -> None: ...
+
+    async def cancel(self, request_id: str | None = None, *, ref: str | None = None) -> None: ...
+
+    async def acknowledge_output(self, *, played_ms: float | None = None, request_id: str | None = None) -> None: ...
+
+    def events(self) -> AsyncIterator[Event]: ...
+
+    def response(self, ref: str | None = None) -> AsyncIterator[Event]: ...
+
+
+class Leave(Exception):
+    """The user ends the conversation."""
+
+
+async def ask(
+    session: TalkSession, listener: AnswerListener, *, text: str | None, audio: AsyncGenerator[bytes, None]
+) -> None:
+    """Send one question, ``text`` or else ``audio``, and take its answer."""
+
+    async def send() -> None:
+        async with aclosing(audio):
+            if text is not None:
+                await session.send_text(text, ref=QUESTION)
+            else:
+                async for piece in audio:
+                    await session.send_audio(piece, ref=QUESTION)
+        listener.input_ended()
+        await session.finish()
+
+    async def receive() -> None:
+        async for event in session.response(QUESTION):
+            listener.take(event)
+
+    await _together(send, receive)
+    if listener.loudspeaker:
+        await listener.loudspeaker.played()
+
+
+async def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
+    """Yield the audio of a file, in real time unless ``fast``, or of standard input."""
+    if audio is None:
+        async with aclosing(read_ahead()) as stream:
+            async for piece in stream:
+                yield piece
+    elif fast:
+        for piece in pieces(audio, piece_ms=PIECE_MS):
+            yield piece
+    else:
+        async with aclosing(paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_MS / 1000)) as stream:
+            async for piece in stream:
+                yield piece
+
+
+async def type_turns(session: TalkSession, listener: AnswerListener) -> None:
+    """Send each line of standard input as a turn, until q or the end of the input.
+
+    At a terminal a line interrupts the answer before it; from a pipe the lines are sent one after the other.
+    """
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        listener.display.show("note", message="type; Enter sends; q and Enter: leave")
+    answered = asyncio.Event()
+
+    async def listen() -> None:
+        async for event in session.events():
+            listener.take(event)
+            if not listener.asked and listener.answering is None:
+                answered.set()
+        raise ConnectionLost("the server has closed the session")
+
+    async def send() -> None:
+        names = (f"typed-{number}" for number in count(1))
+        async with aclosing(_lines()) as typed:
+            async for line in typed:
+                if at_terminal and line.lower() == "q":
+                    raise Leave
+                if at_terminal:
+                    await interrupt(session, listener)
+                answered.clear()
+                listener.asked.add(name := next(names))
+                await session.send_text(line, end=True, ref=name)
+                listener.input_ended()
+                if not at_terminal:
+                    await answered.wait()
+        if listener.loudspeaker and not at_terminal:
+            await listener.loudspeaker.played()
+        raise Leave
+
+    await _until_left(listen, send)
+
+
+async def _lines() -> AsyncGenerator[str, None]:
+    """Yield the lines of standard input that have anything in them."""
+    waiting = b""
+    async with aclosing(read_ahead()) as stream:
+        async for piece in stream:
+            *lines, waiting = (waiting + piece).split(b"\n")
+            for line in lines:
+                if text := line.decode(errors="replace").strip():
+                    yield text
+    if text := waiting.decode(errors="replace").strip():
+        yield text
+
+
+async def talk_held(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
+    """Talk by Enter, which begins and ends a turn, until q or the end of standard input."""
+    names = (f"speech-{number}" for number in count(1))
+
+    async def speak() -> None:
+        name = next(names)
+        listener.asked.add(name)
+        async with aclosing(recorded(microphone, listener.display, "hearing you")) as stream:
+            async for piece in stream:
+                await session.send_audio(piece, ref=name)
+        listener.input_ended()
+        await session.finish()
+
+    async def follow_keys() -> None:
+        speaking: asyncio.Task[None] | None = None
+        listener.display.show("note", message="Enter: speak; Enter again: done; q and Enter: leave")
+        listener.display.state("Enter: speak", idle=True)
+        async with asyncio.TaskGroup() as group, aclosing(read_ahead()) as lines:
+            async for line in lines:
+                if line.strip().lower() == b"q":
+                    break
+                if speaking is None:
+                    await interrupt(session, listener)
+                    microphone.start()
+                    speaking = group.create_task(speak())
+                else:
+                    microphone.stop()
+                    await speaking
+                    speaking = None
+            if speaking:
+                microphone.stop()
+        raise Leave
+
+    await _until_left(follow_keys, lambda: _receive(session, listener), lambda: _show_levels(microphone, listener))
+
+
+async def talk_freely(session: TalkSession, microphone: MicrophoneDevice, listener: AnswerListener) -> None:
+    """Talk with an open microphone, until q or the end of standard input. Speech interrupts the answer."""
+
+    async def speak() -> None:
+        microphone.start()
+        async with aclosing(recorded(microphone, listener.display, "listening", idle=True)) as stream:
+            async for piece in stream:
+                await session.send_audio(piece)
+
+    async def report() -> None:
+        """Report playback, by which the server paces audio and knows where a barge-in cut the answer."""
+        while True:
+            await asyncio.sleep(REPORT_SEC)
+            await _report(session, listener)
+
+    async def follow_keys() -> None:
+        listener.display.show("note", message="speak; q and Enter: leave")
+        async with aclosing(read_ahead()) as lines:
+            async for line in lines:
+                if line.strip().lower() == b"q":
+                    break
+        raise Leave
+
+    try:
+        await _until_left(
+            follow_keys,
+            lambda: _receive(session, listener),
+            lambda: _show_levels(microphone, listener),
+            speak,
+            report,
+        )
+    finally:
+        microphone.stop()
+
+
+async def interrupt(session: TalkSession, listener: AnswerListener) -> None:
+    """Stop each answer that runs, sounds or is to come, by its name, and report how much of it was played."""
+    await _report(session, listener)
+    for request_id in listener.stoppable:
+        await session.cancel(request_id)
+    for name in sorted(listener.asked):
+        await session.cancel(ref=name)
+    listener.stop()
+
+
+async def recorded(
+    microphone: MicrophoneDevice, display: JsonDisplay, state: str, *, idle: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """Yield what the microphone records.
+
+    Shows ``state`` when the first samples with a level have come: devices give zeros before they have woken up, and
+    what is said meanwhile is lost. Tells it where there are none, and where audio was dropped because too much waited.
+    """
+    display.state("opening the microphone", idle=idle)
+    silent_pieces, is_open, dropped = 0, False, microphone.dropped_pieces
+    async for piece in microphone.pieces():
+        if not is_open and any(piece):
+            is_open = True
+            display.state(state, idle=idle)
+        elif not is_open:
+            silent_pieces += 1
+            if silent_pieces == SILENT_PIECES:
+                display.show("note", message="nothing comes out of the microphone; is it switched off?")
+        if microphone.dropped_pieces != dropped:
+            lost_sec = (microphone.dropped_pieces - dropped) * PIECE_MS / 1000
+            dropped = microphone.dropped_pieces
+            display.show("note", message=f"the network does not keep up: {lost_sec:.1f} s of speech were not sent")
+        yield piece
+
+
+async def _receive(session: TalkSession, listener: AnswerListener) -> None:
+    """Take what comes in a conversation. Raises ConnectionLost at its end."""
+    async for event in session.events():
+        listener.take(event)
+    raise ConnectionLost("the server has closed the session")
+
+
+async def _report(session: TalkSession, listener: AnswerListener) -> None:
+    if (played := listener.played) is not None:
+        await session.acknowledge_output(request_id=played[0], played_ms=played[1])
+
+
+async def _show_levels(microphone: MicrophoneDevice, listener: AnswerListener) -> None:
+    """Show the levels of both sides as they change, on a terminal."""
+    while listener.display.live:
+        await asyncio.sleep(LEVELS_SEC)
+        speaker = listener.loudspeaker
+        playing = speaker is not None and not speaker.buffer.idle
+        listener.display.levels(microphone.level, speaker.level if speaker else 0.0, playing=playing)
+
+
+async def _until_left(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    try:
+        await _together(*actions)
+    except Leave:
+        return
+
+
+async def _together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run actions concurrently. The first failure cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for action in actions:
+                group.create_task(action())
+    except BaseExceptionGroup as failures:
+        failure: BaseException = failures
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        raise failure from None
