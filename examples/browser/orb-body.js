@@ -160,6 +160,7 @@ export class LitBody {
   }
 
   constructor(canvas, gl) {
+    canvas.ariaHidden = "true";
     Object.assign(canvas.style, { position: "absolute", display: "block", pointerEvents: "none" });
     this.canvas = canvas;
     this.#gl = gl;

@@ -32,7 +32,7 @@ const TURN = Math.PI * 2;
    the edge, how strong the light is. */
 const LOOKS = {
   away: { size: 0.66, server: 0, work: 0, colour: 0, swell: 0, light: 0 },
-  ready: { size: 0.78, server: 0.5, work: 0, colour: 0.72, swell: 0.014, light: 0.55 },
+  ready: { size: 0.78, server: 0.5, work: 0, colour: 0.8, swell: 0.007, light: 0.7 },
   opening: { size: 0.7, server: 0.2, work: 0, colour: 0.8, swell: 0.014, light: 0.7 },
   listening: { size: 0.86, server: 0, work: 0, colour: 1, swell: 0.02, light: 0.85 },
   hearing: { size: 0.92, server: 0, work: 0, colour: 1, swell: 0.03, light: 1 },
@@ -213,7 +213,7 @@ export class Orb {
     const pen = this.#pen;
     pen.setTransform(scale, 0, 0, scale, (side / 2) * scale, (side / 2) * scale);
     pen.clearRect(-side / 2, -side / 2, side, side);
-    const unit = side * 0.315;
+    const unit = side * 0.36;
     const radius = unit * this.#now.size * (1 + 0.1 * this.#level);
     const ink = this.#mixed();
     const { light, deep } = this.#colours;
@@ -223,12 +223,12 @@ export class Orb {
     this.#signs(unit, radius, { ink, now });
     if (!this.#breaking) return;
     const broken = this.#calm.matches ? 0.4 : (now - this.#brokenAt) / BREAK_MS;
-    this.#brokenRing(radius * (1.1 + 0.4 * broken), { ink: this.#colours.server, age: broken, width: 3 });
+    this.#brokenRing(radius * (1.1 + 0.3 * broken), { ink: this.#colours.server, age: broken, width: 3 });
   }
 
   #signs(unit, radius, { ink, now }) {
     const still = this.#calm.matches;
-    const far = unit * 1.5;
+    const far = unit * 1.36;
     switch (this.#state) {
       case "away":
         return this.#brokenRing(radius, { ink, age: 0, width: 1.5 });
@@ -318,6 +318,7 @@ export class Orb {
 
 function made() {
   const canvas = document.createElement("canvas");
+  canvas.ariaHidden = "true"; // the element around it has a name
   Object.assign(canvas.style, { position: "absolute", display: "block", pointerEvents: "none" });
   return canvas;
 }
