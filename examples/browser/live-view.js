@@ -5,6 +5,8 @@ import { makeImage, showCalls, showSources, troubleOf, wentUnheard, withoutWords
 import { LiveWords } from "./live-words.js";
 
 export class LiveView {
+  /* Whether there is more than the words: not where the log shows it. */
+  whole = true;
   /* Whether the server says which words were said to it. */
   transcripts = true;
   #conversation;
@@ -16,7 +18,6 @@ export class LiveView {
     this.#conversation = conversation;
     this.#words = new LiveWords(host);
     this.#parts.sources.setAttribute("aria-label", "Sources");
-    this.#words.more.append(...Object.values(this.#parts));
   }
 
   /* Something of the conversation changed. */
@@ -36,7 +37,9 @@ export class LiveView {
       words: answer.words,
       cutMs: answer.state === "stopped" ? turn.heardMs : null,
     });
+    if (!this.whole) return this.#words.more.replaceChildren();
     const { images, calls, trouble, sources } = this.#parts;
+    if (!this.#words.more.firstChild) this.#words.more.append(images, calls, trouble, sources);
     if (images.childElementCount !== asked.user.images.length) images.replaceChildren(...asked.user.images.map(makeImage));
     showCalls(calls, [...(asked === turn ? [] : asked.answer.calls), ...answer.calls]);
     showSources(sources, answer.annotations);

@@ -423,6 +423,8 @@ client.addEventListener("turn", ({ detail: { turn } }) => {
 
 function showLog(open) {
   element("history").hidden = !open;
+  live.whole = !open;
+  live.show();
   document.body.toggleAttribute("data-log", open);
   element("open-log").setAttribute("aria-pressed", String(open));
 }

@@ -269,7 +269,7 @@ async def test_wide_things_stay_in_their_place() -> None:
         assert right <= 360
         await box.focus()
         await demo.page.keyboard.press("ArrowRight")
-        await demo.until("() => document.querySelector('.table').scrollLeft > 0")
+        await demo.until("() => document.querySelector('#log .table').scrollLeft > 0")
         assert await demo.page.evaluate("document.documentElement.scrollWidth") == 360
     engine = ComposedEngine(ToolCallingEngine("One moment."), tts=ReadingEngine())
     async with live_server(engine, still_answers=False) as server, demo_page(viewport=PHONE) as demo:
