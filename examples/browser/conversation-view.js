@@ -3,7 +3,7 @@
 
 import { duration, ofAnswer } from "./plain-words.js";
 import { link, showRichText } from "./rich-text.js";
-import { markSpoken, markUnheard } from "./spoken-word.js";
+import { markSpoken, markUnheard } from "../widget/spoken-word.js";
 
 const NEAR_END = 80;
 /* Where the line that sounds stands in the view: so much of its height from the top. */

@@ -8,7 +8,7 @@ import { ConversationView } from "./conversation-view.js";
 import { Developer } from "./developer.js";
 import { Figures } from "./figures.js";
 import { InputMeter } from "./input-meter.js";
-import { Orb } from "./orb.js";
+import { Orb } from "../widget/orb.js";
 import { announce, bindDialog, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -12,6 +12,7 @@ from omni_ws.errors import NotFound
 from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.web import folders
+from omni_ws.web.one_file import one_file
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {
@@ -60,7 +61,7 @@ class PageFile:
 class DemoRoutes(FrontEnd):
     """The demo page at ``/``, the files of all pages, and the client library for browsers at ``/client.js``.
 
-    They need no key, since the page asks the user for it.
+    They need no key, since the page asks the user for it. ``/widget.js`` is for pages of any origin.
     """
 
     def register(self, router: Router) -> None:
@@ -69,6 +70,8 @@ class DemoRoutes(FrontEnd):
         router.add("GET", "/browser/calls/{name}", self.file)
         router.add("GET", "/client.js", self.file)
         router.add("GET", "/client/{name}", self.file)
+        router.add("GET", "/widget.js", self.widget)
+        router.add("GET", "/widget/{name}", self.file)
 
     async def page(self, exchange: HttpExchange) -> None:
         """Respond with the page."""
@@ -78,22 +81,30 @@ class DemoRoutes(FrontEnd):
         """Respond with a file that the page loads."""
         await send_page_file(exchange, "/".join(exchange.request.segments))
 
+    async def widget(self, exchange: HttpExchange) -> None:
+        """Respond with the element ``<voice-chat>``, which a page of any origin may load.
 
-async def send_page_file(exchange: HttpExchange, name: str) -> None:
+        What it does there is another matter: a page that is not allowed gets no session.
+        """
+        exchange.origin_allowed = True
+        await send_page_file(exchange, "widget.js", (("Cross-Origin-Resource-Policy", "cross-origin"),))
+
+
+async def send_page_file(exchange: HttpExchange, name: str, headers: Iterable[tuple[str, str]] = ()) -> None:
     """Respond with a file of a page, such as ``browser/calls/call.html``, or with 304 if the client has it.
 
-    Raises NotFound.
+    ``headers`` are sent besides the usual ones. Raises NotFound.
     """
     file = page_files().get(name)
     if file is None:
         raise NotFound(f"{shown_path(exchange.request.segments)} not found")
-    tag = ("ETag", file.entity_tag)
+    fields = [*_PAGE_HEADERS, *headers, ("ETag", file.entity_tag)]
     # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
     if file.entity_tag in known:
-        await exchange.respond(304, [*_PAGE_HEADERS, tag])
+        await exchange.respond(304, fields)
     else:
-        await exchange.respond(200, [("Content-Type", file.media_type), *_PAGE_HEADERS, tag], file.content)
+        await exchange.respond(200, [("Content-Type", file.media_type), *fields], file.content)
 
 
 @cache
@@ -102,12 +113,16 @@ def page_files() -> Mapping[str, PageFile]:
     page, library = folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
     entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}
-    entries |= {f"client/{entry.name}": entry for entry in library.joinpath("client").iterdir()}
+    for part in ("client", "widget"):
+        entries |= {f"{part}/{entry.name}": entry for entry in library.joinpath(part).iterdir()}
     entries["client.js"] = library.joinpath("client.js")
-    found = {}
-    for path, entry in entries.items():
-        media_type = MEDIA_TYPES.get(path.rpartition(".")[2])
-        if media_type is not None:
-            content = entry.read_bytes()
-            found[path] = PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-    return found
+    contents = {path: entry.read_bytes() for path, entry in entries.items() if _suffix(path) in MEDIA_TYPES}
+    contents["widget.js"] = one_file(library, "widget.js").encode()
+    return {
+        path: PageFile(content, MEDIA_TYPES[_suffix(path)], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+        for path, content in contents.items()
+    }
+
+
+def _suffix(path: str) -> str:
+    return path.rpartition(".")[2]
