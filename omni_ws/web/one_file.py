@@ -26,8 +26,7 @@ def one_file(folder: Traversable, entry: str) -> str:
     """Return the module ``entry`` of ``folder`` with all that it imports. Addresses of files beside a module hold."""
     modules: dict[str, str] = {}
     _add(folder, entry, modules, [])
-    *parts, (_, last) = modules.items()
-    return "".join([f"// {entry} of omni-ws, Apache-2.0\n", *(text for _, text in parts), last])
+    return "".join([f"// {entry} of omni-ws, Apache-2.0\n", *modules.values()])
 
 
 def _add(folder: Traversable, path: str, modules: dict[str, str], importers: list[str]) -> None:
@@ -42,13 +41,13 @@ def _add(folder: Traversable, path: str, modules: dict[str, str], importers: lis
     body = _IMPORT.sub(lambda found: f"const {{ {found[1]} }} = {_name(path, found[2])};", text)
     body = _OWN_ADDRESS.sub(lambda found: f'new URL("./{join(dirname(path), found[1])}", import.meta.url)', body)
     body = _INDENT.sub("", body)
-    if not importers:
-        modules[path] = body
-    else:
-        exports = [*_EXPORT.findall(body), *(name for names in _EXPORT_LIST.findall(body) for name in names.split(", "))]
-        body = _EXPORT_LIST.sub("", _EXPORT.sub("", body))
-        modules[path] = f"const {_name('', path)} = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
-    if foreign := _FOREIGN.search(_EXPORT_LIST.sub("", body)):
+    if importers:
+        exports = _EXPORT.findall(body)
+        exports += [name for names in _EXPORT_LIST.findall(body) for name in names.split(", ")]
+        body = _EXPORT_LIST.sub("", _EXPORT.sub("", body)).strip()
+        body = f"const {_name('', path)} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
+    modules[path] = body
+    if foreign := _FOREIGN.search(_EXPORT_LIST.sub("", _EXPORT.sub("", body))):
         raise ValueError(f"{path} has what cannot be made a part of one file: {foreign[0]}")
 
 

@@ -9,25 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import pytest
 from support.accessibility import load_axe, violations
-from support.capable_engine import HearingEngine
+from support.capable_engine import HearingEngine, read_aloud
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
 from support.page_server import page_server
+from support.raw_http import post
 from support.speech_clips import clip_bytes
 
-from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
+from omni_ws.engine.base import TranscriptOutput
 
 pytestmark = IN_BROWSER
 
 ROOT: Final = Path(__file__).parents[2]
 EXAMPLE: Final = ROOT / "examples" / "widget" / "index.html"
 #: What docs/browser.md says that a page has to allow. Nothing inline, no blobs, no styles.
-SHOTS = True
 POLICY: Final = (
     "default-src 'none'; script-src {http}; connect-src {http} {ws}; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'"
@@ -44,18 +40,6 @@ WATCH: Final = """() => {
     for (const range of CSS.highlights.get("spoken") ?? []) marked.add(range.toString());
   }, 5);
 }"""
-
-
-def spoken(*words: str, milliseconds: int = 300) -> list[Any]:
-    """An answer of these words, each so long."""
-    sound = (0.3 * np.sin(np.arange(24 * milliseconds) / 10)).astype(np.float32)
-    return [
-        TextOutput(" ".join(words)),
-        *(
-            AudioOutput(sound, 24_000, (Word(word, place * milliseconds, (place + 1) * milliseconds),))
-            for place, word in enumerate(words)
-        ),
-    ]
 
 
 @dataclass(frozen=True)
@@ -106,7 +90,7 @@ async def embedded(
 async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> None:
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 10
     words = ("Ten", "<b>meters</b>", "then.")
-    engine = HearingEngine(heard=[TranscriptOutput("Go forward <i>ten</i> meters."), *spoken(*words)])
+    engine = HearingEngine(heard=[TranscriptOutput("Go forward <i>ten</i> meters."), *read_aloud(*words)])
     async with embedded(tmp_path, engine) as here:
         demo = here.demo
         keyboard = demo.page.keyboard
@@ -119,13 +103,15 @@ async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> N
         await demo.say(clip_bytes("goforward"))
         await here.until_told("answer", {"text": " ".join(words), "final": True})
         await here.shows("Go forward <i>ten</i> meters.")  # what is said is never markup
-        if SHOTS: await demo.page.screenshot(path="/tmp/widget-speaking.png")
+        if SHOTS:
+            await demo.page.screenshot(path="/tmp/widget-speaking.png")
         await demo.until("(words) => words.every((word) => marked.has(word))", list(words))
         await here.shows("Listening")
         assert (await demo.played()).seconds >= 0.8
         for scheme in ("light", "dark"):
             await demo.page.emulate_media(color_scheme=scheme)
-            if SHOTS: await demo.page.screenshot(path=f"/tmp/widget-{scheme}.png")
+            if SHOTS:
+                await demo.page.screenshot(path=f"/tmp/widget-{scheme}.png")
             found.append(await violations(demo.page))
         await keyboard.press("Tab")
         await keyboard.press("Enter")
@@ -134,6 +120,82 @@ async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> N
         await keyboard.press("Enter")
         await here.shows("Ready")
         states = [detail["state"] for detail in await here.told("state")]
-        assert [one for one in ("connecting", "listening", "hearing", "speaking", "muted", "ready") if one not in states] == []
+        assert [
+            one for one in ("connecting", "listening", "hearing", "speaking", "muted", "ready") if one not in states
+        ] == []
         assert await here.told("error") == []
         assert found == [[]] * 3
+
+
+async def test_a_server_with_keys_takes_a_client_secret_and_no_key(tmp_path: Path) -> None:
+    """What the secret sets holds, unless an attribute says otherwise; one that has expired is told, and replaced."""
+    engine = HearingEngine(read_aloud("Yes."), voices=("tone", "bell"), languages=frozenset({"en", "de"}))
+    keys = (ApiKey(name="shop", key_sha256=digest("sesame")),)
+    async with embedded(tmp_path, engine, attributes="key=sesame", keys=keys) as here:
+        page = here.demo.page
+        made = {"session": {"instructions": "Be brief.", "voice": "bell"}}
+        answer = await post(
+            here.server.port, "/v1/streaming_input/client_secrets", made, "Authorization: Bearer sesame"
+        )
+        change = """([name, value]) => {
+          const widget = document.querySelector("voice-chat");
+          value === null ? widget.removeAttribute(name) : widget.setAttribute(name, value);
+        }"""
+        await here.shows("key: a key does not belong into a page")
+        assert await page.get_by_role("button", name="Start talking").is_disabled()
+        await page.evaluate(change, ["key", None])
+        await page.evaluate(change, ["client-secret", "sesame"])
+        await here.until_told("error", {"code": "invalid_attribute"})
+        await here.shows("client-secret: this is none")
+        await page.evaluate(change, ["instructions", None])
+        await page.evaluate(change, ["client-secret", "ek_" + 32 * "0"])
+        await page.get_by_label("Write").fill("Hello")
+        await page.keyboard.press("Enter")
+        await here.until_told("error", {"code": "unauthenticated"})
+        await here.shows("its client secret is missing or has expired")
+        assert not here.server.sessions
+        await page.evaluate(change, ["client-secret", answer.json()["value"]])
+        await page.get_by_label("Write").fill("Hello again")
+        await page.keyboard.press("Enter")
+        await here.until_told("answer", {"text": "Yes.", "final": True})
+        assert [request.instructions for request in engine.requests[-1:]] == ["Be brief."]
+        for name, value in (("voice", "tone"), ("language", "de"), ("instructions", "Be long.")):
+            await page.evaluate(change, [name, value])
+        await page.get_by_label("Write").fill("And now?")
+        await page.keyboard.press("Enter")
+        await here.demo.until("() => told.filter(([name, detail]) => name === 'answer' && detail.final).length >= 2")
+        print(engine.requests[-1])
+
+
+async def test_a_page_that_is_not_allowed_is_told(tmp_path: Path) -> None:
+    async with embedded(tmp_path, HearingEngine(), allowed=False) as here:
+        await here.demo.page.get_by_role("button", name="Start talking").click()
+        await here.until_told("error", {"code": "origin_not_allowed"})
+        await here.shows("--allow-origin")
+
+
+async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_path: Path) -> None:
+    """Moved in the page it goes on, and its server is another one when its address is."""
+    async with embedded(tmp_path, HearingEngine(read_aloud("Yes."))) as here:
+        page = here.demo.page
+        await page.evaluate("""() => {
+          const sheet = new CSSStyleSheet();
+          sheet.replaceSync("voice-chat { --voice-chat-you: rebeccapurple; --voice-chat-paper: oklch(0.3 0.1 200); }");
+          document.adoptedStyleSheets = [sheet];
+        }""")
+        await page.get_by_label("Write").fill("Hello")
+        await page.keyboard.press("Enter")
+        await here.until_told("answer", {"final": True})
+        orb = page.locator("voice-chat canvas")
+        await here.demo.until(
+            "() => document.querySelector('voice-chat').shadowRoot.querySelector('canvas').style.getPropertyValue('--you')"
+            " === '#663399'"
+        )
+        assert await orb.evaluate("(orb) => /^#[0-9a-f]{6}$/.test(orb.style.getPropertyValue('--paper'))")
+        await page.evaluate("document.body.append(document.querySelector('voice-chat'))")
+        await page.get_by_label("Write").fill("Still there?")
+        await page.keyboard.press("Enter")
+        await here.demo.until("() => document.querySelector('voice-chat').transcript.length === 4")
+        assert here.server.sessions == 1
+        await page.evaluate("document.querySelector('voice-chat').remove()")
+        await here.server.until(lambda: not here.server.sessions)

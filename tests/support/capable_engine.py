@@ -8,6 +8,7 @@ from dataclasses import fields
 from inspect import isawaitable
 from typing import Any
 
+import numpy as np
 from support.part_engines import ASR, ActingEngine
 
 from omni_ws.core.chunks import (
@@ -18,8 +19,10 @@ from omni_ws.core.chunks import (
     TokenLogprob,
     ToolCallFragment,
     Usage,
+    Word,
 )
 from omni_ws.engine.base import (
+    AudioOutput,
     Finished,
     GenerationRequest,
     OutputWriter,
@@ -109,6 +112,14 @@ class Ears(PlayingEngine):
             yield TranscriptOutput(separator + step) if isinstance(step, str) else step
             separator = " " if isinstance(step, str) else separator
         yield Finished(FinishReason.STOP, Usage(input_audio_ms=100))
+
+
+def read_aloud(*words: str, milliseconds: int = 300) -> list[Any]:
+    """The outputs of an answer of these words, each so long, with their times."""
+    sound = (0.3 * np.sin(np.arange(24 * milliseconds) / 10)).astype(np.float32)
+    starts = range(0, milliseconds * len(words), milliseconds)
+    times = [Word(word, start, start + milliseconds) for word, start in zip(words, starts, strict=True)]
+    return [TextOutput(" ".join(words)), *(AudioOutput(sound, 24_000, (word,)) for word in times)]
 
 
 def takes(seconds: float) -> Callable[[], Awaitable[None]]:

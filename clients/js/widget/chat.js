@@ -33,6 +33,9 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
   #places = new Map();
   /** @type {ChatError | null} */
   #error = null;
+  /* Options that were given once: without them, the server is told to take its own choice back. */
+  /** @type {Set<string>} */
+  #given = new Set();
   #begins = false; // whether somebody wants to talk as soon as there is a session
   /** @type {Shown | null} */
   #shown = null;
@@ -122,15 +125,14 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
     return typeof clientSecret === "function" ? clientSecret() : clientSecret;
   }
 
+  /* What is not given is the server's own choice, or that of the client secret. */
   get #config() {
     const { voice, language, instructions, config = {} } = this.#options;
-    const heard = /** @type {{ language?: string } | undefined} */ (config.input_audio);
-    return {
-      ...config,
-      voice: voice || (config.voice ?? null),
-      instructions: instructions || (config.instructions ?? null),
-      input_audio: { ...heard, language: language || (heard?.language ?? null) },
-    };
+    for (const [name, value] of Object.entries({ voice, language, instructions })) if (value) this.#given.add(name);
+    /** @param {string} name @param {string | undefined} value */
+    const field = (name, value) => this.#given.has(name) && { [name]: value || null };
+    const heard = { ...field("language", language), .../** @type {object | undefined} */ (config.input_audio) };
+    return { ...field("voice", voice), ...field("instructions", instructions), ...config, input_audio: heard };
   }
 
   /* Whether there is a session already. */
