@@ -18,7 +18,8 @@ MODULES = {
     'const KEPT = "a // b  /* c */";\nexport { twice };\nexport const found = [twice(4), PLACE, KEPT];\n',
     "parts/twice.js": 'import { KEPT } from "../kept.js";\n\n// No comment.\nexport function twice(one) {\n'
     "  return KEPT * one;\n}\n",
-    "parts/place.js": 'export const PLACE = new URL("./file.js", import.meta.url).pathname;\nclass A {}\nexport { A };\n',
+    "parts/place.js": 'export const PLACE = new URL("./file.js", import.meta.url).pathname;\n'
+    "class A {}\nexport { A };\n",
     "kept.js": "export const KEPT = 2;\n",
 }
 

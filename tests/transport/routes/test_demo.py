@@ -97,6 +97,7 @@ async def test_no_key_is_needed() -> None:
 
 async def test_pages_of_any_origin_may_read_the_widget_and_nothing_else() -> None:
     """And one that the browser has already, too: 304 has the fields of CORS again."""
+    origin = "Origin: https://shop.example"
     fields = ("access-control-allow-origin", "cross-origin-resource-policy")
     async with live_server() as server:
         widget = await get(server, "/widget.js", "Origin: https://shop.example")
@@ -107,6 +108,6 @@ async def test_pages_of_any_origin_may_read_the_widget_and_nothing_else() -> Non
             assert response.status == status
             assert [response.headers[field] for field in fields] == ["https://shop.example", "cross-origin"]
         for path in ("/", "/client.js", *FILES):
-            response = await get(server, path, "Origin: https://shop.example")
+            response = await get(server, path, origin)
             assert not set(fields) & response.headers.keys(), path
     assert widget.headers["content-type"] == MEDIA_TYPES["js"]
