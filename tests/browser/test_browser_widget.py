@@ -180,6 +180,9 @@ async def test_a_page_that_is_not_allowed_is_told(tmp_path: Path) -> None:
         await here.demo.page.get_by_role("button", name="Start talking").click()
         await here.until_told("error", {"code": "origin_not_allowed"})
         await here.shows("--allow-origin")
+        await here.demo.page.get_by_role("button", name="Stop").click()  # it does not try for ever
+        await here.shows("Ready")
+        assert await here.demo.page.evaluate("document.querySelector('voice-chat').state") == "idle"
 
 
 async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_path: Path) -> None:

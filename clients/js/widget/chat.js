@@ -37,6 +37,8 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
   /** @type {Set<string>} */
   #given = new Set();
   #begins = false; // whether somebody wants to talk as soon as there is a session
+  /** @type {AbortController | null} */
+  #watching = null;
   /** @type {Shown | null} */
   #shown = null;
 
@@ -85,6 +87,7 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
   stop() {
     const { talk } = this.client;
     this.#begins = false;
+    if (!this.client.capabilities) this.client.close(); // nobody has answered so far
     if (talk.mode === "open" || talk.phase === "off") this.client.interrupt();
     talk.stop();
     this.levels.you = 0;
@@ -116,6 +119,8 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
 
   close() {
     this.#begins = false;
+    this.#watching?.abort();
+    this.#watching = null;
     this.client.close();
     this.#changed();
   }
@@ -139,9 +144,26 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
   #connect() {
     const { session } = this.client;
     if (session.ready) return true;
+    this.#watch();
     if (session.state === "ended" || session.state === "refused") this.client.open();
     else session.hurry();
     return false;
+  }
+
+  /* A page that was away may have lost its sound and its connection. */
+  #watch() {
+    if (this.#watching || !globalThis.document) return;
+    this.#watching = new AbortController();
+    const { signal } = this.#watching;
+    const { session, sound } = this.client;
+    for (const gesture of ["pointerup", "keydown"]) document.addEventListener(gesture, () => sound.revive(), { signal });
+    addEventListener("online", () => session.hurry(), { signal });
+    const seen = () => {
+      if (document.hidden) return;
+      sound.revive();
+      session.check();
+    };
+    document.addEventListener("visibilitychange", seen, { signal });
   }
 
   async #listen() {

@@ -21,7 +21,7 @@ const OPTIONS = ["client-secret", "voice", "language", "instructions"];
 const STATES = {
   idle: ["ready", "Ready"],
   connecting: ["busy", "Connecting"],
-  waiting: ["away", "Connecting again"],
+  waiting: ["away", "Trying to connect"],
   refused: ["away", "Not admitted"],
   ended: ["ready", "Ready"],
   starting: ["busy", "The server is starting"],
@@ -198,7 +198,7 @@ export class VoiceChatElement extends Base {
     const state = shown?.state ?? "idle";
     const [look, words] = STATES[state];
     this.#orb.show(look);
-    setText(place, words);
+    setText(place, shown ? words : "Not available");
     const talking = shown?.talking ?? false;
     const hears = shown?.hears ?? true;
     setText(talk, !talking ? "Start talking" : this.#chat?.client.talk.phase === "talking" ? "Send" : "Stop");

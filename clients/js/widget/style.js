@@ -28,12 +28,14 @@ p { margin: 0; overflow-wrap: anywhere; }
 .server { padding-inline-start: .7rem; border-inline-start: 3px solid var(--answer); }
 .server.failed { border-color: var(--wrong); }
 .interim { font-style: italic; }
-.error { margin-bottom: .75rem; padding: .5rem .75rem; border: 1px solid var(--wrong); border-radius: 10px; font-size: .9rem; }
+.error { margin-block: .5rem .75rem; padding: .5rem .75rem; border: 1px solid var(--wrong); border-radius: 10px; font-size: .9rem; }
 .row { display: flex; gap: .5rem; margin-top: .5rem; }
+.controls { margin-top: .75rem; }
 button, input { min-height: 44px; border: 1px solid var(--faint); border-radius: 999px; background: none; font: inherit; color: inherit; }
 button { padding: .4rem 1.1rem; cursor: pointer; }
 button:disabled { border-color: var(--line); color: var(--faint); cursor: default; }
-.talk { flex: 1; border-color: var(--voice); background: var(--voice); color: var(--voice-ink); font-weight: 600; }
+.talk { flex: 1; font-weight: 600; }
+.talk:enabled { border-color: var(--voice); background: var(--voice); color: var(--voice-ink); }
 .mute[aria-pressed="true"] { border-color: var(--wrong); color: var(--wrong); }
 input { flex: 1; min-width: 0; padding: .4rem 1rem; }
 input::placeholder { color: var(--faint); opacity: 1; }
