@@ -153,13 +153,12 @@ async def test_a_server_with_keys_takes_a_client_secret_and_no_key(tmp_path: Pat
         await here.shows("its client secret is missing or has expired")
         assert not here.server.sessions
         await page.evaluate(change, ["client-secret", answer.json()["value"]])
-        for number, changes in enumerate(
-            (
-                {},
-                {"voice": "tone", "language": "de", "instructions": "Be long."},
-                {"voice": None, "language": None},
-            )
-        ):
+        later: list[dict[str, str | None]] = [
+            {},
+            {"voice": "tone", "language": "de", "instructions": "Be long."},
+            {"voice": None, "language": None},
+        ]
+        for number, changes in enumerate(later):
             for name, value in changes.items():
                 await page.evaluate(change, [name, value])
             await page.get_by_label("Write").fill(f"Hello {number}")

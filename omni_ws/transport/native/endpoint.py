@@ -232,7 +232,8 @@ class StreamingInput(SessionFrontEnd):
         """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` and ``configure`` raise."""
         session = await self._live.admit(key, client=client)
         try:
-            session.conversation.configure(bound)
+            if bound:
+                session.conversation.configure(bound)
         except OmniError:  # the engine has become another one since the secret was made
             session.end(None)
             raise

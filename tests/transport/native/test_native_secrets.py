@@ -10,9 +10,10 @@ import pytest
 from support.live_server import LiveServer, live_server
 from support.raw_http import call, post, raw_client, websocket_upgrade
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.transport.http.client_secrets import NATIVE, ClientSecret
 
 PATH = "/v1/streaming_input/client_secrets"
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame"), max_sessions=1),)
@@ -105,3 +106,15 @@ async def test_a_session_goes_on_when_its_secret_has_expired_and_comes_back_with
         async with opened(server, await secret(server), query) as connection:
             assert (await frame(connection))["type"] == "session_resumed"
             await connection.close(1000)
+
+
+async def test_what_the_engine_does_not_take_any_more_is_told() -> None:
+    """The engine may have become another one since the secret was made."""
+    async with live_server(keys=KEYS) as server:
+        made = ClientSecret(key=KEYS[0], session=b'{"voice":"gone"}', kind=NATIVE)
+        now = asyncio.get_running_loop().time()
+        async with opened(server, server.app.secrets.create(made, lifetime=60, now=now)) as connection:
+            error = (await frame(connection))["error"]
+            assert (error["code"], error["param"]) == ("invalid_value", "voice")
+            with pytest.raises(ConnectionClosed):
+                await connection.recv()

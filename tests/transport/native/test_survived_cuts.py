@@ -196,7 +196,9 @@ class Server:
         await self.store.start()
 
     def serve(self, wire: Any, returning: Return | None = None) -> None:
-        serving = self.front._serve(wire, key=None, client="", binary_audio=False, refusal=None, returning=returning)
+        serving = self.front._serve(
+            wire, key=None, bound={}, client="", binary_audio=False, refusal=None, returning=returning
+        )
         self._served.append(asyncio.create_task(serving))
 
     @property
