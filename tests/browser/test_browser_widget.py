@@ -140,6 +140,8 @@ async def test_a_server_with_keys_takes_a_client_secret_and_no_key(tmp_path: Pat
           value === null ? widget.removeAttribute(name) : widget.setAttribute(name, value);
         }"""
         await here.shows("key: a key does not belong into a page")
+        await load_axe(page)
+        assert await violations(page) == []
         assert await page.get_by_role("button", name="Start talking").is_disabled()
         await page.evaluate(change, ["key", None])
         await page.evaluate(change, ["client-secret", "sesame"])
@@ -196,7 +198,7 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         await page.get_by_label("Write").fill("Hello")
         await page.keyboard.press("Enter")
         await here.until_told("answer", {"final": True})
-        orb = page.locator("voice-chat canvas")
+        orb = page.locator("voice-chat .orb")
         colours = await orb.evaluate("(orb) => ['--you', '--paper'].map((name) => orb.style.getPropertyValue(name))")
         assert colours[0] == "#663399"
         assert re.fullmatch("#[0-9a-f]{6}", colours[1])

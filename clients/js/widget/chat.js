@@ -111,10 +111,11 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
   /** @param {ChatOptions} options */
   configure(options) {
     refuseKey(options);
-    const before = JSON.stringify(this.#config);
+    const told = () => JSON.stringify([this.#config, this.client.tools]);
+    const before = told();
     this.#options = options;
     this.client.tools = options.tools ?? {};
-    if (JSON.stringify(this.#config) !== before) this.client.configure();
+    if (told() !== before) this.client.configure();
   }
 
   close() {
@@ -125,9 +126,11 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
     this.#changed();
   }
 
+  /* What is no secret is not sent. */
   get #secret() {
     const { clientSecret = "" } = this.#options;
-    return typeof clientSecret === "function" ? clientSecret() : clientSecret;
+    const secret = typeof clientSecret === "function" ? clientSecret() : clientSecret;
+    return SECRET.test(secret) ? secret : "";
   }
 
   /* What is not given is the server's own choice, or that of the client secret. */

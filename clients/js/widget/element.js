@@ -66,10 +66,12 @@ export class VoiceChatElement extends Base {
   static observedAttributes = ["src", "key", ...OPTIONS];
   /** @type {VoiceChat | null} */
   #chat = null;
+  #placed = false; // whether all attributes that the page has are there
+  #src = "";
   #wrong = ""; // why there is no conversation
   #told = "";
   #parts = makeParts();
-  #orb = new Orb(this.#parts.orb);
+  #orb = new Orb(this.#parts.canvas);
   #colours = "";
   /** @type {Map<string, HTMLElement>} */
   #lines = new Map();
@@ -99,6 +101,7 @@ export class VoiceChatElement extends Base {
   }
 
   connectedCallback() {
+    this.#placed = true;
     this.#prepare();
     this.#paint();
   }
@@ -108,11 +111,9 @@ export class VoiceChatElement extends Base {
     queueMicrotask(() => this.isConnected || this.#chat?.close());
   }
 
-  /** @param {string} name @param {string | null} before @param {string | null} value */
-  attributeChangedCallback(name, before, value) {
-    if (before === value || !this.isConnected) return;
-    if (name === "src") this.#leave();
-    this.#prepare();
+  /** @param {string} _name @param {string | null} before @param {string | null} value */
+  attributeChangedCallback(_name, before, value) {
+    if (before !== value && this.#placed) this.#prepare();
   }
 
   /* As of a VoiceChat. */
@@ -153,6 +154,8 @@ export class VoiceChatElement extends Base {
     try {
       if (this.hasAttribute("key")) throw new TypeError(KEY_REFUSED);
       const options = this.#options;
+      if (options.url !== this.#src) this.#leave();
+      this.#src = `${options.url}`;
       if (this.#chat) this.#chat.configure(options);
       else this.#begin(new VoiceChat(options));
       this.#wrong = "";
@@ -265,8 +268,10 @@ export class VoiceChatElement extends Base {
 }
 
 function makeParts() {
-  const orb = make("canvas", "orb");
+  const orb = make("div", "orb");
   orb.setAttribute("aria-hidden", "true"); // `state` says it
+  const canvas = make("canvas", "");
+  orb.append(canvas);
   for (const [name, colour] of Object.entries(FIXED)) orb.style.setProperty(name, colour);
   for (const name of Object.keys(COLOURS)) orb.style.setProperty(`--${name}`, "#808080"); // until it is in a page
   const state = make("p", "state");
@@ -288,7 +293,7 @@ function makeParts() {
   text.placeholder = "Or write";
   text.autocomplete = "off";
   form.append(text);
-  return { orb, state, error, log, announcement, talk, mute, form, text };
+  return { orb, canvas, state, error, log, announcement, talk, mute, form, text };
 }
 
 /** @param {ChatLine["who"]} who */

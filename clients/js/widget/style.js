@@ -19,7 +19,8 @@ export const STYLE = `
 }
 :host([hidden]), [hidden] { display: none !important; }
 * { box-sizing: border-box; }
-canvas { display: block; width: 100%; height: var(--voice-chat-orb-height, 9rem); }
+.orb { height: var(--voice-chat-orb-height, 9rem); }
+canvas { display: block; width: 100%; height: 100%; }
 p { margin: 0; overflow-wrap: anywhere; }
 .state { min-height: 1.45em; text-align: center; font-weight: 600; }
 .log { max-height: var(--voice-chat-log-height, 14rem); margin-block: .75rem; padding: .25rem; overflow-y: auto; overscroll-behavior: contain; scrollbar-width: thin; }
