@@ -48,7 +48,7 @@ const ERRORS = {
   replaced: "This conversation goes on in another window.",
 };
 /* The colours of the orb by their names here. */
-const COLOURS = { you: "--voice", server: "--answer", busy: "--work", rest: "--still", paper: "--paper", bad: "--wrong" };
+const COLOURS = { you: "--voice", server: "--answer", busy: "--work", rest: "--still", paper: "--sheet", bad: "--wrong" };
 const FIXED = { "--orb-light": "#ffffff", "--orb-deep": "#0a2a3a" };
 /* The transcript follows its end where the reader is no further from it. */
 const NEAR_END = 40;
