@@ -27,12 +27,12 @@ from omni_ws.service.sessions.summaries import Summaries
 from omni_ws.transport.http import access
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Application, FrontEnd, Router, ServeConnection, UpgradeDecision
+from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.mode_b.keeper import ModeBKeeper
 from omni_ws.transport.mode_b.routes import SESSIONS_PATH
 from omni_ws.transport.mode_b.session import ModeBRegistry
-from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.recording.recordings import HttpRecordings
 
 

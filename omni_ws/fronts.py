@@ -25,7 +25,7 @@ def mode_b_readers(app: App) -> FrontEnd:
 
 
 def streaming_input(app: App) -> FrontEnd:
-    return StreamingInput(app.sessions, app.authenticator, app.recorder)
+    return StreamingInput(app.sessions, app.authenticator, app.secrets, app.recorder)
 
 
 def realtime(app: App) -> FrontEnd:
@@ -77,7 +77,7 @@ def transcriptions(app: App) -> FrontEnd:
 
 
 def operations(app: App) -> FrontEnd:
-    return OperationsRoutes(app.sessions, app.authenticator)
+    return OperationsRoutes(app.sessions, app.authenticator, app.secrets)
 
 
 def profiling(app: App) -> FrontEnd:

@@ -4,7 +4,7 @@
 import { Follow } from "./follow.js";
 import { duration, ofAnswer } from "./plain-words.js";
 import { link, showRichText } from "./rich-text.js";
-import { markSpoken, markUnheard } from "./spoken-word.js";
+import { markSpoken, markUnheard } from "../widget/spoken-word.js";
 
 export class ConversationView {
   #log;

@@ -4,7 +4,7 @@
 
 import { Follow } from "./follow.js";
 import { showRichText } from "./rich-text.js";
-import { markSpoken, markUnheard } from "./spoken-word.js";
+import { markSpoken, markUnheard } from "../widget/spoken-word.js";
 
 export class LiveWords {
   /* An element below the words, for whatever else belongs to them. */

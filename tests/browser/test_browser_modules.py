@@ -569,7 +569,7 @@ async def test_answers_are_shown_as_they_are_meant_and_never_read_as_html(demo: 
     found = await demo.page.evaluate(
         """async (text) => {
           const { blocksOf, showRichText } = await import("/browser/rich-text.js");
-          const { placesOf } = await import("/browser/spoken-word.js");
+          const { placesOf } = await import("/widget/spoken-word.js");
           const [{ element }] = blocksOf("[x](javascript:alert) 2 * 3 * 4");
           const no = [element.outerHTML, element.children.length];
           const words = ["one", "two", "gone", "one"].map((word) => ({ text: word }));
@@ -659,7 +659,7 @@ async def test_words_that_sound_are_found_within_lists_and_tables(demo: DemoPage
     found = await demo.page.evaluate(
         """async () => {
           const { showRichText } = await import("/browser/rich-text.js");
-          const { markSpoken, markUnheard } = await import("/browser/spoken-word.js");
+          const { markSpoken, markUnheard } = await import("/widget/spoken-word.js");
           const node = document.createElement("div");
           document.body.append(node);
           const table = "| four | five |\\n|---|---|\\n| six | seven |";

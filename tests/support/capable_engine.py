@@ -124,6 +124,14 @@ def long_answer() -> list[EngineOutput]:
     return script
 
 
+def read_aloud(*words: str, milliseconds: int = 300) -> list[Any]:
+    """The outputs of an answer of these words, each so long, with their times."""
+    sound = (0.3 * np.sin(np.arange(24 * milliseconds) / 10)).astype(np.float32)
+    starts = range(0, milliseconds * len(words), milliseconds)
+    times = [Word(word, start, start + milliseconds) for word, start in zip(words, starts, strict=True)]
+    return [TextOutput(" ".join(words)), *(AudioOutput(sound, 24_000, (word,)) for word in times)]
+
+
 def takes(seconds: float) -> Callable[[], Awaitable[None]]:
     """A step that takes so long."""
     return lambda: asyncio.sleep(seconds)

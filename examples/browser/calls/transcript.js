@@ -2,7 +2,7 @@
    marked, and what was not heard of an answer that was cut is struck through. */
 
 import { duration } from "../plain-words.js";
-import { placesOf, rangeOf } from "../spoken-word.js";
+import { placesOf, rangeOf } from "../../widget/spoken-word.js";
 import { clock, make } from "./access.js";
 import { LongList } from "./long-list.js";
 

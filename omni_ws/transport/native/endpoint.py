@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, json, structs
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
@@ -21,24 +22,27 @@ from omni_ws.errors import (
     OmniError,
     ResyncRequired,
     SessionNotFound,
+    Unauthenticated,
     websocket_close_code,
 )
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.accounts import take_place, take_trace
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.recording.recorder import Recorder
-from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.keeper import ReceivedFrame
 from omni_ws.service.sessions.session import Session, Sessions
-from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
-from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.client_secrets import MAX_BODY_BYTES, NATIVE, ClientSecret, ClientSecrets, issued
+from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import AcknowledgementClock, KeepAliveSettings, PeerRounds
 from omni_ws.transport.native.session import WebSocketSession, updated_frame
 from omni_ws.transport.recording.recordings import begin_recording, recorded
 from omni_ws.wire.frames import max_frame_bytes
+from omni_ws.wire.realtime_session import read_client_secret
 from omni_ws.wire.server_frames import (
     Capabilities,
     Part,
@@ -55,6 +59,7 @@ _Make: TypeAlias = Callable[[StreamConnection, Session], WebSocketSession]
 _WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
 
 NATIVE_PATH: Final = "/v1/streaming_input"
+NATIVE_SECRETS_PATH: Final = "/v1/streaming_input/client_secrets"
 SESSION_PATH: Final = "/v1/sessions/{id}"
 SUBPROTOCOL_JSON: Final = "omni.v1+json"
 SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
@@ -96,13 +101,18 @@ class StreamingInput(SessionFrontEnd):
     """The front end of the native WebSocket: accepts handshakes, and attaches each connection to its session."""
 
     def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+        self,
+        sessions: SessionFactory,
+        authenticator: Authenticator,
+        secrets: ClientSecrets,
+        recorder: Recorder | None = None,
     ) -> None:
         grace = sessions.config.streaming_input.resume_grace_sec
         super().__init__(Sessions(sessions, origin=Origin.WEBSOCKET, grace=grace, store=sessions.store))
         self._recorder = recorder
         self._sessions = sessions
         self._authenticator = authenticator
+        self._secrets = secrets
         self._ack_clock = AcknowledgementClock()
         self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
         self._rounds = PeerRounds(self._keep_alive)
@@ -111,6 +121,7 @@ class StreamingInput(SessionFrontEnd):
         router.add("GET", NATIVE_PATH, self._without_upgrade)
         router.add_websocket(NATIVE_PATH, self.upgrade)
         router.add("DELETE", SESSION_PATH, self.delete)
+        router.add("POST", NATIVE_SECRETS_PATH, self.create_secret)
 
     def connect_gauges(self, metrics: Metrics) -> None:
         metrics.sessions_away.set_function(lambda: self.sessions_away)
@@ -122,7 +133,7 @@ class StreamingInput(SessionFrontEnd):
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Accept a handshake. Raises NotFound, Unauthenticated or InvalidValue; a frame reports all other errors."""
         check_enabled(self._sessions.config.streaming_input)
-        key = self._authenticator.authenticate(request)
+        key, bound = self._identify(request)
         returning = _returning(request)
         refusal: OmniError | None = None
         if returning is None and "resume_token" in request.query:
@@ -138,6 +149,7 @@ class StreamingInput(SessionFrontEnd):
             serve=partial(
                 self._serve,
                 key=key,
+                bound=bound,
                 client=request.client,
                 binary_audio=subprotocol == SUBPROTOCOL_BINARY,
                 refusal=refusal,
@@ -148,11 +160,40 @@ class StreamingInput(SessionFrontEnd):
             max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
 
+    def _identify(self, request: HttpRequest) -> tuple[ApiKey | None, Mapping[str, Any]]:
+        """Return the key of a request, given directly or by a client secret, and what its sessions begin with.
+
+        Raises Unauthenticated, also for the secret of another kind of session.
+        """
+        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
+        if secret is None:
+            return self._authenticator.authenticate(request), {}
+        if secret.kind != NATIVE:
+            raise Unauthenticated("this client secret is for another kind of session")
+        return secret.key, json.decode(secret.session)
+
+    async def create_secret(self, exchange: HttpExchange) -> None:
+        """Create a client secret, whose sessions begin with the fields of ``session_config`` in ``session``.
+
+        Raises Unauthenticated, RateLimited if the key has too many, and the error of fields that are not accepted.
+        """
+        check_enabled(self._sessions.config.streaming_input)
+        key = self._authenticator.authenticate(exchange.request)
+        self._sessions.check_ready()
+        fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
+        body = read_client_secret(fields)
+        session = body.session or {}
+        self._sessions.configuration(STREAM_FORMATS).apply(session)
+        secret = ClientSecret(key=key, session=json.encode(session), kind=NATIVE)
+        told = await issued(self._secrets, secret, lifetime=body.lifetime, group=self._sessions.group)
+        await exchange.respond_json(200, {**told, "session": session}, [("Cache-Control", "no-store")])
+
     async def _serve(
         self,
         connection: StreamConnection,
         *,
         key: ApiKey | None,
+        bound: Mapping[str, Any],
         client: str,
         binary_audio: bool,
         refusal: OmniError | None,
@@ -161,6 +202,7 @@ class StreamingInput(SessionFrontEnd):
         """Serve one connection, from the end of its handshake to its close.
 
         Args:
+            bound: The configuration that a fresh session begins with, by its client secret.
             client: Address of the client.
             refusal: Why there is no session, to be reported by an error frame; None if there is one.
             returning: The session to resume; None for a fresh one.
@@ -179,16 +221,22 @@ class StreamingInput(SessionFrontEnd):
                 rounds=self._rounds,
             )
             attachment = await self._resume(connection, returning, key, client, make) if returning else None
-            await (attachment or await self._begin(connection, key, client, make)).run()
+            await (attachment or await self._begin(connection, key, client, make, bound=bound)).run()
         except OmniError as error:
             # By a frame, since a browser cannot read the HTTP status of a handshake.
             await refuse(connection, error)
 
     async def _begin(
-        self, connection: StreamConnection, key: ApiKey | None, client: str, make: _Make
+        self, connection: StreamConnection, key: ApiKey | None, client: str, make: _Make, *, bound: Mapping[str, Any]
     ) -> WebSocketSession:
-        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` raises."""
+        """Open a session, and attach it to ``connection``. Raises what ``Sessions.admit`` and ``configure`` raise."""
         session = await self._live.admit(key, client=client)
+        try:
+            if bound:
+                session.conversation.configure(bound)
+        except OmniError:  # the engine has become another one since the secret was made
+            session.end(None)
+            raise
         begin_recording(self._recorder, session, "websocket", key)
         session.outbox.put_nowait(self._created(session))
         self._tell(session)

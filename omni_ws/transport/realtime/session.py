@@ -31,11 +31,11 @@ from omni_ws.service.sessions.records import held_elsewhere
 from omni_ws.service.sessions.session import Session, Sessions, refused_as_not_found
 from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import Router, ServeConnection, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import SoleConnection, SoleLink, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.telling import record_message
-from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.items import Event
 from omni_ws.transport.realtime.kept import (
     REALTIME_KIND,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -15,14 +14,13 @@ from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.failure import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.session import Sessions
-from omni_ws.service.sessions.shared_counts import KNOW_SECRET
 from omni_ws.transport.http.access import Authenticator, presented_key
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.client_secrets import MAX_BODY_BYTES, ClientSecret, ClientSecrets, issued
 from omni_ws.transport.http.exchange import HttpExchange, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.realtime.client_secrets import MAX_BODY_BYTES, ClientSecret, ClientSecrets, digest_of
 from omni_ws.transport.realtime.session import RealtimeConnection, accepted, serve_session
 from omni_ws.transport.realtime.translation import (
     MAX_SESSION_SEC,
@@ -123,12 +121,8 @@ class Translations(SessionFrontEnd):
             translation_settings(session, self._sessions)
         )
         secret = ClientSecret(key=key, session=msgspec.json.encode((model, session)), kind=TRANSLATION)
-        value = self._secrets.create(secret, lifetime=body.lifetime, now=asyncio.get_running_loop().time())
-        now = int(time.time())
-        if (group := self._sessions.group) is not None:
-            await group.ask_others(KNOW_SECRET, (now + body.lifetime, digest_of(value), secret))
+        told = await issued(self._secrets, secret, lifetime=body.lifetime, group=self._sessions.group)
         shown = translation_object(
-            session, session_id=new_id("sess_"), model=model, expires_at=now + body.lifetime + MAX_SESSION_SEC
+            session, session_id=new_id("sess_"), model=model, expires_at=told["expires_at"] + MAX_SESSION_SEC
         )
-        answer = {"value": value, "expires_at": now + body.lifetime, "session": shown}
-        await exchange.respond_json(200, answer, [("Cache-Control", "no-store")])
+        await exchange.respond_json(200, {**told, "session": shown}, [("Cache-Control", "no-store")])

@@ -13,6 +13,7 @@ from omni_ws.errors import NotFound
 from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.web import folders
+from omni_ws.web.one_file import one_file
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {
@@ -79,7 +80,7 @@ class PageFile:
 class DemoRoutes(FrontEnd):
     """The demo page at ``/``, the files of all pages, and the client library for browsers at ``/client.js``.
 
-    They need no key, since the page asks the user for it.
+    They need no key, since the page asks the user for it. ``/widget.js`` is for pages of any origin.
     """
 
     def register(self, router: Router) -> None:
@@ -88,6 +89,8 @@ class DemoRoutes(FrontEnd):
         router.add("GET", "/browser/calls/{name}", self.file)
         router.add("GET", "/client.js", self.file)
         router.add("GET", "/client/{name}", self.file)
+        router.add("GET", "/widget.js", self.widget)
+        router.add("GET", "/widget/{name}", self.file)
 
     async def page(self, exchange: HttpExchange) -> None:
         """Respond with the page."""
@@ -97,29 +100,37 @@ class DemoRoutes(FrontEnd):
         """Respond with a file that the page loads."""
         await send_page_file(exchange, "/".join(exchange.request.segments))
 
+    async def widget(self, exchange: HttpExchange) -> None:
+        """Respond with the element ``<voice-chat>``, which a page of any origin may load.
 
-async def send_page_file(exchange: HttpExchange, name: str) -> None:
+        What it does there is another matter: a page that is not allowed gets no session.
+        """
+        exchange.origin_allowed = True
+        await send_page_file(exchange, "widget.js", (("Cross-Origin-Resource-Policy", "cross-origin"),))
+
+
+async def send_page_file(exchange: HttpExchange, name: str, headers: Iterable[tuple[str, str]] = ()) -> None:
     """Respond with a file of a page, such as ``browser/calls/call.html``, or with 304 if the client has it.
 
-    Raises NotFound.
+    ``headers`` are sent besides the usual ones. Raises NotFound.
     """
     file = page_files().get(name)
     if file is None:
         raise NotFound(f"{shown_path(exchange.request.segments)} not found")
-    headers = [*_PAGE_HEADERS]
+    fields = [*_PAGE_HEADERS, *headers]
     encoding: list[tuple[str, str]] = []
     if file.compressed is not None:
-        headers.append(("Vary", "Accept-Encoding"))
+        fields.append(("Vary", "Accept-Encoding"))
         if _takes_gzip(exchange.request.headers.tokens("accept-encoding")):
             file = file.compressed
             encoding = [("Content-Encoding", "gzip")]
-    headers.append(("ETag", file.entity_tag))
+    fields.append(("ETag", file.entity_tag))
     # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
     if file.entity_tag in known:
-        await exchange.respond(304, headers)
+        await exchange.respond(304, fields)
     else:
-        await exchange.respond(200, [("Content-Type", file.media_type), *encoding, *headers], file.content)
+        await exchange.respond(200, [("Content-Type", file.media_type), *encoding, *fields], file.content)
 
 
 def _takes_gzip(accepted: Iterable[str]) -> bool:
@@ -137,11 +148,13 @@ def page_files() -> Mapping[str, PageFile]:
     page, library = folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
     entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}
-    entries |= {f"client/{entry.name}": entry for entry in library.joinpath("client").iterdir()}
+    for part in ("client", "widget"):
+        entries |= {f"{part}/{entry.name}": entry for entry in library.joinpath(part).iterdir()}
     entries["client.js"] = library.joinpath("client.js")
-    found = {}
-    for path, entry in entries.items():
-        media_type = MEDIA_TYPES.get(path.rpartition(".")[2])
-        if media_type is not None:
-            found[path] = PageFile.of(entry.read_bytes(), media_type)
-    return found
+    contents = {path: entry.read_bytes() for path, entry in entries.items() if _suffix(path) in MEDIA_TYPES}
+    contents["widget.js"] = one_file(library, "widget.js").encode()
+    return {path: PageFile.of(content, MEDIA_TYPES[_suffix(path)]) for path, content in contents.items()}
+
+
+def _suffix(path: str) -> str:
+    return path.rpartition(".")[2]

@@ -29,11 +29,11 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session, Sessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import Router, SessionFrontEnd, UpgradeDecision, needs_upgrade
+from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.http.exchange import FORM_TYPE, HttpExchange, read_form, read_json_object
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.kept import TOKEN, KeptLive, check_kept, read_live
 from omni_ws.transport.realtime.live import LiveDialect, live_id, session_of
 from omni_ws.transport.realtime.live_endpoint import FORK_PATH, LIVE_PATH

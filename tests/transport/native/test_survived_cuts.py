@@ -31,6 +31,7 @@ from omni_ws.service.store.records import Change, ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
 from omni_ws.service.store.session_store import SessionStore
 from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.client_secrets import ClientSecrets
 from omni_ws.transport.native.endpoint import Return, StreamingInput
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
@@ -187,7 +188,7 @@ class Server:
             max_age_sec=86_400,
             max_bytes=1 << 30,
         )
-        self.front = StreamingInput(self.factory, Authenticator(()))
+        self.front = StreamingInput(self.factory, Authenticator(()), ClientSecrets())
         self._served: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -195,7 +196,9 @@ class Server:
         await self.store.start()
 
     def serve(self, wire: Any, returning: Return | None = None) -> None:
-        serving = self.front._serve(wire, key=None, client="", binary_audio=False, refusal=None, returning=returning)
+        serving = self.front._serve(
+            wire, key=None, bound={}, client="", binary_audio=False, refusal=None, returning=returning
+        )
         self._served.append(asyncio.create_task(serving))
 
     @property

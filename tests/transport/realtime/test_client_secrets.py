@@ -19,8 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.errors import RateLimited
-from omni_ws.transport.realtime import client_secrets
-from omni_ws.transport.realtime.client_secrets import ClientSecret, ClientSecrets
+from omni_ws.transport.http import client_secrets
+from omni_ws.transport.http.client_secrets import ClientSecret, ClientSecrets
 
 PATH = "/v1/realtime/client_secrets"
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open"), max_sessions=1))

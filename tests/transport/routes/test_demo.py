@@ -21,7 +21,7 @@ LIBRARY = ROOT / "clients" / "js"
 FILES = {
     **{f"/browser/{file.name}": file for file in FOLDER.iterdir() if file.is_file()},
     **{f"/browser/calls/{file.name}": file for file in (FOLDER / "calls").iterdir()},
-    **{f"/client/{file.name}": file for file in (LIBRARY / "client").iterdir()},
+    **{f"/{part}/{file.name}": file for part in ("client", "widget") for file in (LIBRARY / part).glob("*.js")},
     "/client.js": LIBRARY / "client.js",
 }
 
@@ -61,7 +61,8 @@ async def test_nothing_inline_and_nothing_from_elsewhere() -> None:
 
 async def test_what_a_module_imports_is_there() -> None:
     for path, file in FILES.items():
-        for name in re.findall(r"""from ["'](\.[^"']+)["']""", file.read_text()) if file.suffix == ".js" else ():
+        imports = re.findall(r'^(?:im|ex)port .*from "(\.[^"]+)"', file.read_text(errors="replace"), re.MULTILINE)
+        for name in imports if file.suffix == ".js" else ():
             assert urljoin(path, name) in FILES, f"{file.name} imports {name}"
 
 
@@ -119,3 +120,21 @@ async def test_no_key_is_needed() -> None:
     async with live_server(keys=(ApiKey(name="one", key_sha256=digest("secret")),)) as server:
         for path in ("/", "/browser/main.js"):
             assert (await get(server, path)).status == 200
+
+
+async def test_pages_of_any_origin_may_read_the_widget_and_nothing_else() -> None:
+    """And one that the browser has already, too: 304 has the fields of CORS again."""
+    origin = "Origin: https://shop.example"
+    fields = ("access-control-allow-origin", "cross-origin-resource-policy")
+    async with live_server() as server:
+        widget = await get(server, "/widget.js", "Origin: https://shop.example")
+        again = await get(
+            server, "/widget.js", "Origin: https://shop.example", f"If-None-Match: {widget.headers['etag']}"
+        )
+        for response, status in ((widget, 200), (again, 304)):
+            assert response.status == status
+            assert [response.headers[field] for field in fields] == ["https://shop.example", "cross-origin"]
+        for path in ("/", "/client.js", *FILES):
+            response = await get(server, path, origin)
+            assert not set(fields) & response.headers.keys(), path
+    assert widget.headers["content-type"] == MEDIA_TYPES["js"]

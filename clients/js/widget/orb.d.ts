@@ -1,0 +1,13 @@
+/* What the widget uses of the orb. */
+
+export type Look = "away" | "ready" | "opening" | "listening" | "hearing" | "busy" | "speaking" | "ducked" | "muted";
+
+/* Its colours are the custom properties --orb-you, --orb-server, --orb-work, --orb-rest, --orb-light, --orb-deep, --paper
+   and --bad of the element, as #rrggbb. */
+export class Orb {
+  constructor(host: HTMLElement);
+  show(state: Look): void;
+  interrupt(): void;
+  add(side: "you" | "server", peak: number): void;
+  repaint(): void;
+}
