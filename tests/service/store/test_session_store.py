@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -390,6 +392,28 @@ async def test_a_damaged_record_is_as_if_absent(
     assert await store.read("sess_1") is None
     assert await store.take("sess_1", force=True) is None
     assert "the record of session sess_1 in the store is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_what_takes_long_to_open_is_opened_off_the_loop(shared: FakeStore, more: int) -> None:
+    threads = []
+
+    class Noticing(Sealer):
+        def open(self, form: str, session_id: str, data: bytes, place: int) -> bytes:
+            threads.append(threading.current_thread())
+            return super().open(form, session_id, data, place)
+
+    async with started(shared, sealer=Noticing()) as store:
+        holder = begun(store)
+        noise = random.Random(0).randbytes(64 << 10)
+        holder.state = next(noise[:-cut] for cut in range(1, 100) if len(packed(noise[:-cut])) == (64 << 10) + more)
+        holder.snapshot()
+        await store.settle(holder.lease)
+        store.release(holder.lease, delete=False)
+        taken = await store.take("sess_1", force=True)
+        assert taken is not None
+        assert taken.snapshot == holder.state
+    assert [one is threading.main_thread() for one in threads] == [not more]
 
 
 async def test_nothing_in_the_clear_is_written_with_a_key(shared: FakeStore) -> None:
