@@ -150,7 +150,7 @@ class Keeper(Gate, LeaseHolder):
         self._store.append(self._lease, entry)
         self._logged += len(entry)
         if self._logged > self._most_logged:
-            self.mark()
+            self._store.want_snapshot(self._lease)
 
     # input
 

@@ -440,6 +440,11 @@ class SessionStore:
         self._wanting.pop(lease, None)
         self._charge(queued, len(data))
 
+    def want_snapshot(self, lease: Lease) -> None:
+        """Have ``store_wants_snapshot`` called, as its log is long, when the snapshots of others leave room."""
+        if lease.whole:
+            self._wanting[lease] = None
+
     def when_settled(self, lease: Lease, call: Callable[[], None]) -> None:
         """Call ``call`` once all that was queued for this lease so far is committed, in the order of these calls.
 
@@ -548,7 +553,8 @@ class SessionStore:
             clear = ClearPart(self._sealer.form, lease.kind, lease.owner, flying.tokens, flying.away)
             snapshot = lease.seal(packed(flying.snapshot), SNAPSHOT_PLACE)
         if flying.entries:
-            element = lease.seal(packed(msgspec.msgpack.encode(flying.entries)), place)
+            # It is short, or has sound, and a snapshot takes its place soon.
+            element = lease.seal(packed(msgspec.msgpack.encode(flying.entries), compress=False), place)
         return Change(
             session_id=lease.session_id,
             fence=lease.fence,
@@ -724,6 +730,8 @@ class SessionStore:
     def _ask_for_snapshots(self) -> None:
         """Ask a few sessions whose records are behind."""
         for lease in tuple(islice(self._wanting, _SLICE)):
+            if self._queued_bytes > MAX_QUEUED_BYTES // 4:
+                break
             del self._wanting[lease]
             _ask(lease)
 
