@@ -161,6 +161,6 @@ async def test_an_answer_over_several_requests_goes_on_behind_what_was_read(
         session.created = await session.append(text(sent[3], 3, end_of_input=True))
         await reader.read(session, "".join(sent))
         with capsys.disabled():
-            print(f"\nMode B: the rest of the answer {time.monotonic() - began:.2f} s after the server had started again")
+            print(f"\nMode B: the rest of the answer {time.monotonic() - began:.2f} s after the server's start")
         assert reader.events[-1].data == DONE.data
         assert await session.content() == "".join(sent)

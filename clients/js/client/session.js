@@ -158,7 +158,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     this.#socket = socket;
     this.#lastNotice = null;
     // Behind a front, the next attempt may find a server that answers.
-    this.#giveTime(this.#identity ? Math.min(OPENING_MS, 2000 * 2 ** this.#attempt) : OPENING_MS);
+    this.#giveTime(Math.min(OPENING_MS, this.#identity ? 2000 * 2 ** this.#attempt : OPENING_MS));
   }
 
   /* End the session. `open` begins a new one. */
@@ -419,7 +419,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     const notice = this.#explanation(code);
     this.#abandon();
     const reason = code === REPLACED ? "replaced" : notice?.closing?.reason;
-    if (["replaced", "deleted", "session_timeout"].includes(reason)) {
+    if (/^(replaced|deleted|session_timeout)$/.test(reason)) {
       this.#identity = null;
       return this.#tell("ended", { reason });
     }

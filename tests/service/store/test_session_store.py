@@ -17,7 +17,7 @@ from omni_ws.metrics import Metrics
 from omni_ws.service.store import session_store
 from omni_ws.service.store.records import RECORD_VERSION, Contents, FoundRecord, StoreError, StoreSize
 from omni_ws.service.store.sealing import Sealer, packed
-from omni_ws.service.store.session_store import Lease, SessionStore
+from omni_ws.service.store.session_store import MAX_QUEUED_BYTES, Lease, SessionStore
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -392,6 +392,24 @@ async def test_a_damaged_record_is_as_if_absent(
     assert await store.read("sess_1") is None
     assert await store.take("sess_1", force=True) is None
     assert "the record of session sess_1 in the store is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_long_log_is_replaced_when_the_snapshots_of_others_leave_room(
+    shared: FakeStore, store: SessionStore, more: int
+) -> None:
+    long, other, small = [await kept(store, name) for name in ("sess_long", "sess_other", "sess_small")]
+    shared.open.clear()
+    small.snapshot()
+    await until(lambda: small.lease.flying is not None)
+    other.state = bytes(MAX_QUEUED_BYTES // 4 + more)
+    other.snapshot()
+    store.when_settled(other.lease, lambda: long.told.append("the other"))
+    store.append(long.lease, b"")
+    store.want_snapshot(long.lease)
+    shared.open.set()
+    await until(lambda: len(long.told) == 2)
+    assert long.told == (["the other", "wanted"] if more else ["wanted", "the other"])
 
 
 @pytest.mark.parametrize("more", [0, 1])
