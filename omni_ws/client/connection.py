@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ssl import SSLContext
@@ -87,13 +88,16 @@ class OpenedConnection:
 ResumedConnection: TypeAlias = tuple[ClientConnection, SessionResumedFrame]
 
 
-async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedConnection:
+async def open_session(
+    endpoint: Endpoint, config: Mapping[str, Any], *, handshake_timeout: float = math.inf
+) -> OpenedConnection:
     """Connect, wait for ``session_created``, and apply ``config`` unless it is empty.
 
-    Raises ConnectionFailed if no server of this protocol answers in time, or the error with which the server refuses
-    the session or ``config``, such as Unauthenticated or InvalidValue.
+    ``handshake_timeout`` is in seconds, for each address, within ``open_timeout``. Raises ConnectionFailed if no server
+    of this protocol answers in time, or the error with which the server refuses the session or ``config``, such as
+    Unauthenticated or InvalidValue.
     """
-    return await _opened(endpoint, "", lambda websocket: _finish_opening(websocket, config))
+    return await _opened(endpoint, "", lambda websocket: _finish_opening(websocket, config), handshake_timeout)
 
 
 async def resume_session(
@@ -104,26 +108,34 @@ async def resume_session(
     config: Mapping[str, Any],
     *,
     resumable: bool = True,
+    handshake_timeout: float = math.inf,
 ) -> ResumedConnection | OpenedConnection:
     """Resume a session after the output ``last_output``.
 
     ``resumable`` is False if the server said that its store does not have the session as it is: no other continues it.
     If the server can no longer replay the missed outputs, it opens a fresh session instead, which gets ``config``.
-    Raises what ``open_session`` raises, and SessionNotFound if the session has ended.
+    ``handshake_timeout`` is as for ``open_session``. Raises what that raises, and SessionNotFound if the session has
+    ended.
     """
     known = {"session_id": session_id, "resume_token": resume_token, "last_output": last_output}
     wanted = urlencode(known if resumable else {**known, "resumable": "false"})
-    return await _opened(endpoint, wanted, lambda websocket: _finish_resume(websocket, config))
+    return await _opened(endpoint, wanted, lambda websocket: _finish_resume(websocket, config), handshake_timeout)
 
 
-async def _opened(endpoint: Endpoint, query: str, finish: Callable[[ClientConnection], Awaitable[_Opened]]) -> _Opened:
+async def _opened(
+    endpoint: Endpoint,
+    query: str,
+    finish: Callable[[ClientConnection], Awaitable[_Opened]],
+    handshake_timeout: float,
+) -> _Opened:
     """Connect, with ``query`` added to the URL, and return the result of ``finish``.
 
     On failure or time-out, close the connection.
     """
+    began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(endpoint.open_timeout):
-            websocket = await _connected(endpoint, query)
+            websocket = await _connected(endpoint, query, handshake_timeout)
             try:
                 return await finish(websocket)
             except BaseException:
@@ -131,9 +143,8 @@ async def _opened(endpoint: Endpoint, query: str, finish: Callable[[ClientConnec
                 raise
     except TimeoutError:
         endpoint.routes.fails()
-        raise ConnectionFailed(
-            f"{_address(endpoint)} did not answer within {endpoint.open_timeout:g} seconds"
-        ) from None
+        took = asyncio.get_running_loop().time() - began
+        raise ConnectionFailed(f"{_address(endpoint)} did not answer within {took:.3g} seconds") from None
 
 
 def _address(endpoint: Endpoint) -> str:
@@ -141,10 +152,11 @@ def _address(endpoint: Endpoint) -> str:
     return ", ".join(websocket_url(url) for url in endpoint.routes.urls)
 
 
-async def _connected(endpoint: Endpoint, query: str) -> ClientConnection:
+async def _connected(endpoint: Endpoint, query: str, handshake_timeout: float) -> ClientConnection:
     """Return a connection by the first route that has a server which takes it.
 
-    Each route has its share of the time: behind one of them may be a process that accepts and never answers.
+    Each route has ``handshake_timeout``, and its share of ``open_timeout``: behind one of them may be a process that
+    accepts and never answers.
     """
     routes = endpoint.routes
     try:
@@ -156,7 +168,8 @@ async def _connected(endpoint: Endpoint, query: str) -> ClientConnection:
         url = urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, query]))))
         routes.current = route
         try:
-            async with asyncio.timeout(endpoint.open_timeout / len(ways) if left else None):
+            share = endpoint.open_timeout / len(ways) if left else endpoint.open_timeout
+            async with asyncio.timeout(min(share, handshake_timeout)):
                 websocket = await _handshake(endpoint, url, route.address)
         except (OmniError, OSError, TimeoutError) as error:
             routes.fails()

@@ -42,7 +42,11 @@ from omni_ws.wire.frames import CancelFrame, FinishFrame, OutputAckFrame, PingFr
 from omni_ws.wire.server_frames import SessionResumedFrame
 from omni_ws.wire.session_config import merge
 
-_REASONS: dict[str, type[OmniError]] = {"shutting_down": ShuttingDown, "session_timeout": SessionTimeout}
+_REASONS: dict[str, type[OmniError]] = {
+    "deleted": SessionNotFound,
+    "session_timeout": SessionTimeout,
+    "shutting_down": ShuttingDown,
+}
 #: The close codes after which reconnecting may help: the fault is not the client's.
 _RETRYABLE_CODES = frozenset(
     {CloseCode.ABNORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER}
@@ -81,6 +85,9 @@ class ClientLimits:
     #: that it never had, output of a resumed session, or a ping after a silence. That a connection opens is not enough:
     #: whatever ended the last connection may end the next one.
     reconnect_delays: tuple[float, ...] = (0, 0.05, 0.1, 0.2, 0.4, 0.8, *(1,) * 40)
+    #: The time for the handshake of the first attempt to reconnect: behind a front, a server that hangs accepts it and
+    #: never answers. Each further attempt has twice as long, up to ``open_timeout``.
+    first_handshake_sec: float = 1.5
     close_timeout: float = 5
 
 
@@ -422,7 +429,7 @@ class Link:
         resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
         self._lost_by = last = ending.error
         away = 0.0
-        for delay in delays:
+        for tried, delay in enumerate(delays):
             if resume_token is None and self.outgoing.not_kept:
                 raise _input_not_kept() from ending.error
             asked_for = getattr(last, "retry_after_ms", None) or 0
@@ -431,9 +438,11 @@ class Link:
             if away >= TOLD_WAIT_SEC:
                 self.events.put_nowait(Reconnecting(seconds, last))
             await asyncio.sleep(seconds)
+            # A front may send the next attempt to a server that answers.
+            patience = self.limits.first_handshake_sec * 2**tried
             try:
                 if resume_token is None:
-                    return await open_session(self._endpoint, self._wanted_again)
+                    return await open_session(self._endpoint, self._wanted_again, handshake_timeout=patience)
                 opened = await resume_session(
                     self._endpoint,
                     self.created.session_id,
@@ -441,6 +450,7 @@ class Link:
                     self.incoming.last_output_sequence_id,
                     self._wanted_again,
                     resumable=self.incoming.resumable,
+                    handshake_timeout=patience,
                 )
                 if isinstance(opened, OpenedConnection) or self._goes_on(opened[1]):
                     return opened

@@ -63,13 +63,17 @@ class Routes:
 
         Raises InvalidValue for a URL that is none, and OSError if no name has an address.
         """
+        urls = [websocket_url(url) for url in self.urls]
         found: list[Route] = []
         failure: OSError | None = None
-        for url in map(websocket_url, self.urls):
-            try:
-                found += await _routes_to(url)
-            except OSError as error:
-                failure = error
+        for routes in await asyncio.gather(*map(_routes_to, urls), return_exceptions=True):
+            match routes:
+                case list():
+                    found += routes
+                case OSError():
+                    failure = routes
+                case _:
+                    raise routes
         if not found and failure is not None:
             raise failure
         places = {route: place for place, route in enumerate(self._failed, 1)}

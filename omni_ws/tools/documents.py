@@ -233,7 +233,7 @@ _NAMED_VALUES: Final[Mapping[tuple[str, str], Iterable[str]]] = {
     ("OutputChunkFrame", "format"): AudioEncoding,
     ("OutputChunkFrame", "finish_reason"): FinishReason,
     ("ErrorFields", "code"): [error.wire.code for error in leaves()],
-    ("SessionClosingFrame", "reason"): ["replaced", "session_timeout", "shutting_down"],
+    ("SessionClosingFrame", "reason"): ["deleted", "rate_limited", "replaced", "session_timeout", "shutting_down"],
 }
 _FREE_FORM: Final = frozenset({"stage_sampling", "stage_params", "tools", "tool_choice"})
 

@@ -307,6 +307,50 @@ async def test_a_server_that_is_stopped_has_its_share_of_the_time_and_is_asked_l
     assert len(asked_times) == 1
 
 
+@pytest.mark.virtual_clock
+async def test_behind_a_front_a_server_that_is_stopped_costs_a_moment_and_then_twice_as_long() -> None:
+    """The front picks a server anew for each connection, and does not know that one of them is stopped."""
+    took: list[float] = []
+
+    async def drops(peer: Peer) -> None:
+        await half_an_answer(peer)
+        peer.drop()
+
+    async def goes_on(peer: Peer) -> None:
+        await resume(peer, 1, last_output=0)
+        await peer.final("req_a")
+        await peer.until_closed()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def front(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        began = loop.time()
+        took.append(0.0)
+        if len(took) in (2, 3):
+            await reader.read()  # its request
+            while await reader.read(1 << 16):
+                pass
+            took[-1] = loop.time() - began
+        else:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            await asyncio.gather(pass_on(reader, there_writer), pass_on(there_reader, writer))
+        writer.close()
+
+    loop = asyncio.get_running_loop()
+    async with (
+        scripted_server(drops, goes_on) as url,
+        await asyncio.start_server(front, "127.0.0.1", 0) as server,
+        connect(
+            f"127.0.0.1:{server.sockets[0].getsockname()[1]}", reconnect=True, limits=AT_ONCE, open_timeout=10
+        ) as session,
+    ):
+        assert (await session.ask_text("x")).text == "one "
+    assert took == [0, pytest.approx(1.5, abs=0.1), pytest.approx(3, abs=0.1), 0]
+
+
 def resolves_to(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
     async def found(host: str, port: int, **_: Any) -> list[Any]:
         assert host == "replicas.example"
@@ -315,6 +359,21 @@ def resolves_to(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+
+
+async def test_names_are_resolved_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = asyncio.Barrier(2)
+
+    async def found(host: str, port: int, **_: Any) -> list[Any]:
+        await together.wait()
+        if host == "gone.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    url = "ws://replicas.example/v1/streaming_input"
+    ways = await Routes(["ws://gone.example", url]).in_order()
+    assert ways == [Route(url, "127.0.0.1"), Route(url, "127.0.0.2")]
 
 
 async def test_a_name_that_gets_a_new_address_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:

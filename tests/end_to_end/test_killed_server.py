@@ -7,6 +7,7 @@ import contextlib
 import re
 import signal
 import sys
+import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -138,7 +139,9 @@ class Reader:
         assert [one.id for one in self.events] == list(range(1, len(self.events) + 1))
 
 
-async def test_an_answer_over_several_requests_goes_on_behind_what_was_read(tmp_path: Path) -> None:
+async def test_an_answer_over_several_requests_goes_on_behind_what_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store, reader = tmp_path / "private" / "sessions.sqlite", Reader()
     sent = ["one ", "two ", "three ", "four "]
     async with serving(store) as server:
@@ -148,6 +151,7 @@ async def test_an_answer_over_several_requests_goes_on_behind_what_was_read(tmp_
         server.process.kill()
         await server.process.wait()
     async with serving(store) as server:
+        began = time.monotonic()
         session = ModeBSession(server, session.created)
         async with asyncio.timeout(PATIENCE_SEC):
             while (answer := await session.call("GET")).status == 409:  # who died counts as alive for a while
@@ -156,5 +160,7 @@ async def test_an_answer_over_several_requests_goes_on_behind_what_was_read(tmp_
         assert answer.json()["next_sequence_id"] == 3
         session.created = await session.append(text(sent[3], 3, end_of_input=True))
         await reader.read(session, "".join(sent))
+        with capsys.disabled():
+            print(f"\nMode B: the rest of the answer {time.monotonic() - began:.2f} s after the server's start")
         assert reader.events[-1].data == DONE.data
         assert await session.content() == "".join(sent)

@@ -29,9 +29,7 @@ def _outside() -> None:
 
 @pytest.mark.real_time
 async def test_no_word_is_lost_behind_a_front(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # nginx does not ask a replica whether it is well; docs/operations.md says what a stopped one does behind it.
-    stops = 1 if kind == "haproxy" else 0
-    plan = Plan(conversations=8, kills=2, stops=stops, restarts=3, store_restarts=0, word_ms=WORD_MS)
+    plan = Plan(conversations=8, kills=2, stops=1, restarts=3, store_restarts=0, word_ms=WORD_MS)
     async with (
         fleet_of(3, tmp_path, store="redis", word_ms=WORD_MS) as (replicas, store),
         front(f"fleet/{kind}", tmp_path, [one.port for one in replicas]) as port,

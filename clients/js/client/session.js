@@ -157,7 +157,8 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     socket.onclose = ({ code }) => this.#closed(code);
     this.#socket = socket;
     this.#lastNotice = null;
-    this.#giveTime(OPENING_MS);
+    // Behind a front, the next attempt may find a server that answers.
+    this.#giveTime(Math.min(OPENING_MS, this.#identity ? 2000 * 2 ** this.#attempt : OPENING_MS));
   }
 
   /* End the session. `open` begins a new one. */
@@ -418,7 +419,7 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
     const notice = this.#explanation(code);
     this.#abandon();
     const reason = code === REPLACED ? "replaced" : notice?.closing?.reason;
-    if (reason === "replaced" || reason === "session_timeout") {
+    if (/^(replaced|deleted|session_timeout)$/.test(reason)) {
       this.#identity = null;
       return this.#tell("ended", { reason });
     }

@@ -218,6 +218,29 @@ test("a server that says nothing is given up: 15 s from the first packet, 8 s fr
   assert.equal(session.state, "waiting");
 });
 
+test("a handshake of a return is given up sooner, as another server may answer the next, and each further one later", async () => {
+  const { session } = opened();
+  await again(1006);
+  for (const milliseconds of [4000, 8000, 15_000, 15_000]) {
+    assert.equal(last().resumes, "s");
+    mock.timers.tick(milliseconds - 1);
+    assert.equal(session.state, "connecting");
+    mock.timers.tick(1);
+    await settled();
+    assert.equal(session.state, "waiting");
+    mock.timers.tick(1000);
+  }
+});
+
+test("a session that was deleted, or is another client's, has ended", async () => {
+  for (const [reason, code] of [["deleted", 4404], ["replaced", 4409]]) {
+    const { session, told } = opened();
+    last().hear({ type: "session_closing", reason, retryable: false, time_left_ms: 0 });
+    await again(code);
+    assert.deepEqual([session.state, told.waits], ["ended", []]);
+  }
+});
+
 test("a session that is closed while it asks why it was refused stays closed", async () => {
   const session = new Session("http://server.example/", () => "", { WebSocket: Socket });
   let answer;

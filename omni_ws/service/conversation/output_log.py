@@ -65,6 +65,9 @@ class Attachment:
     def replaced(self) -> None:
         """Called when another connection has taken over the session."""
 
+    def deleted(self) -> None:
+        """Called when the session was deleted on request."""
+
     def session_over(self, error: OmniError | None) -> None:
         """Called when the session has ended, and its last messages are in the log: send them, close, and ``detach``.
 

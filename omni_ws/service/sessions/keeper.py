@@ -46,7 +46,7 @@ _decode: Final = msgspec.msgpack.Decoder(ToldOutput).decode
 _decode_frames: Final = msgspec.msgpack.Decoder(list[bytes]).decode
 #: Bytes of a log from which on a snapshot takes its place, unless that is larger: what is written stays within twice
 #: what there is to write.
-LOG_BYTES: Final = 256 * 1024
+LOG_BYTES: Final = 1024 * 1024
 #: The ticket of what is never sent.
 _NEVER: Final = 1 << 62
 
@@ -150,7 +150,7 @@ class Keeper(Gate, LeaseHolder):
         self._store.append(self._lease, entry)
         self._logged += len(entry)
         if self._logged > self._most_logged:
-            self.mark()
+            self._store.want_snapshot(self._lease)
 
     # input
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class SavedSession(msgspec.Struct, kw_only=True):
     conversation: SavedConversation
     #: See ``Attachment.saved``.
     attachment: bytes
+    #: When it was opened; Unix time in seconds. None in records of earlier servers.
+    opened_at: float | None = None
 
 
 class Session:
@@ -84,6 +87,10 @@ class Session:
 
     def __init__(self, session_id: str, conversation: Conversation, outbox: OutputLog, *, grace: float) -> None:
         self.session_id = session_id
+        #: When it was opened, here or at another server; Unix time in seconds.
+        self.opened_at = time.time()
+        #: How many seconds before it came here it was opened; 0 if it was opened here.
+        self.age_at_restore = 0.0
         self.conversation = conversation
         self.outbox = outbox
         self.recording: SessionRecording | None = None
@@ -175,6 +182,7 @@ class Session:
             spent_token=self.spent_token,
             conversation=self.conversation.saved(),
             attachment=self.of_attachment if self._attachment is None else self._attachment.saved(),
+            opened_at=self.opened_at,
         )
 
     def restore(self, saved: SavedSession) -> None:
@@ -185,6 +193,8 @@ class Session:
         Raises what ``Conversation.restore`` raises.
         """
         self._token, self.spent_token, self.of_attachment = saved.token, saved.spent_token, saved.attachment
+        if saved.opened_at is not None:
+            self.opened_at, self.age_at_restore = saved.opened_at, max(0.0, time.time() - saved.opened_at)
         self.conversation.restore(saved.conversation)
         self._grace_timer = self._loop.call_later(self._grace, self.end, None)
 
@@ -231,11 +241,14 @@ class Session:
         )
         return resumed, ack
 
-    def release(self) -> None:
-        """Detach the connection, if there is one, and tell it that another takes over the session."""
+    def release(self, *, deleted: bool = False) -> None:
+        """Detach the connection, if there is one, and tell it that another has the session, or that it was deleted."""
         if (attachment := self._attachment) is not None:
             self._part()
-            attachment.replaced()
+            if deleted:
+                attachment.deleted()
+            else:
+                attachment.replaced()
 
     def detach(self, attachment: Attachment) -> None:
         """Detach a connection that is gone. Does nothing if it is not the session's any more."""
@@ -344,9 +357,10 @@ class Session:
         self.conversation.close()
 
     def limit(self, seconds: float) -> None:
-        """End the session ``seconds`` from now, and announce that to the client some time before."""
+        """End the session ``seconds`` after it was opened, and announce that to the client some time before."""
         error = session_too_long(seconds)
-        notice = min(CLOSING_NOTICE_SEC, seconds / 2)
+        left = max(0.0, seconds - self.age_at_restore)
+        notice = min(CLOSING_NOTICE_SEC, seconds / 2, left)
 
         def announce() -> None:
             self._too_long = error
@@ -354,7 +368,7 @@ class Session:
             if self._attachment is not None:
                 self._announce_length()
 
-        self._length_timer = self._loop.call_later(seconds - notice, announce)
+        self._length_timer = self._loop.call_later(left - notice, announce)
 
     def _announce_length(self) -> None:
         if self._too_long is not None and self._length_timer is not None:
@@ -622,7 +636,7 @@ class Sessions:
         if (living := self._living.get(session_id)) is not None:
             session = living.session
             if session.owner == owner and (key is not None or (token is not None and session.admits(token))):
-                await self.end(session)
+                await self.end(session, deleted=True)
                 if session.keeper is not None:
                     await session.keeper.settled()
                 return
@@ -639,9 +653,9 @@ class Sessions:
                 return False
             return await store.delete(session_id, owner=key_name(key))
 
-    async def end(self, session: Session) -> None:
-        """End a session that its client cannot resume, and wait until its slot is free."""
-        session.release()
+    async def end(self, session: Session, *, deleted: bool = False) -> None:
+        """End a session that its client cannot resume, or that is deleted, and wait until its slot is free."""
+        session.release(deleted=deleted)
         session.end(None)
         living = self._living.get(session.session_id)
         if living is not None:

@@ -33,8 +33,11 @@ SNAPSHOT_PLACE: Final = -1
 Seal: TypeAlias = Callable[[bytes, int], bytes]
 
 
-#: What is shorter is not compressed, and what is longer not either: most of it is audio.
-_COMPRESSED_BYTES: Final = (512, 1 << 20)
+#: What is shorter is not compressed, and what is longer not either: most of it is audio, which takes more CPU time to
+#: compress than all else that is done for it.
+_COMPRESSED_BYTES: Final = (512, 64 << 10)
+#: What is compressed has no more bytes than this; earlier servers compressed what was longer.
+_MOST_BYTES: Final = 1 << 20
 #: The first byte of what is compressed, and of what is not.
 _DEFLATED: Final = b"z"
 _PLAIN: Final = b"p"
@@ -44,10 +47,10 @@ class Unreadable(Exception):
     """The data was sealed with another key, for another place, or is damaged."""
 
 
-def packed(data: bytes) -> bytes:
+def packed(data: bytes, *, compress: bool = True) -> bytes:
     """Return data compressed, if that is worthwhile: records name each of their fields, again and again."""
     shortest, longest = _COMPRESSED_BYTES
-    return _DEFLATED + zlib.compress(data, 1) if shortest <= len(data) <= longest else _PLAIN + data
+    return _DEFLATED + zlib.compress(data, 1) if compress and shortest <= len(data) <= longest else _PLAIN + data
 
 
 def unpacked(data: bytes) -> bytes:
@@ -57,7 +60,7 @@ def unpacked(data: bytes) -> bytes:
         return content
     stream = zlib.decompressobj()
     try:
-        plain = stream.decompress(content, _COMPRESSED_BYTES[1]) if kind == _DEFLATED else b""
+        plain = stream.decompress(content, _MOST_BYTES) if kind == _DEFLATED else b""
     except zlib.error:
         plain = b""
     if not stream.eof:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -74,7 +74,7 @@ _MAX_COMMIT_BYTES: Final = 1 << 20
 MAX_QUEUED_BYTES: Final = 64 << 20
 #: A session whose snapshot is larger is not kept.
 MAX_SNAPSHOT_BYTES: Final = 32 << 20
-#: Bytes that are compressed and encrypted on the loop; more in a thread.
+#: Bytes that are compressed and encrypted, or the reverse, on the loop; more in a thread.
 _SEALED_HERE_BYTES: Final = 64 << 10
 #: Sessions that are told something, or asked for a snapshot, in one pass of the loop.
 _SLICE: Final = 16
@@ -82,6 +82,9 @@ _SLICE: Final = 16
 _MAX_ENDS: Final = 10_000
 #: How often ``take`` looks again after another process took the record in between.
 _TRIES: Final = 3
+
+#: The snapshot of a record, and the entries of its log, in the clear.
+_Opened: TypeAlias = tuple[bytes, tuple[bytes, ...]]
 
 _entries = msgspec.msgpack.Decoder(list[bytes])
 
@@ -302,13 +305,14 @@ class SessionStore:
             self._taking.add(session_id)
             try:
                 contents = await self._answer(self._backend.take, session_id, fence=found.fence, holder=self.process)
+                opened = None if contents is None else await self._opened(session_id, found, contents)
             except BaseException:
                 self._give_back(session_id, found)
                 raise
             finally:
                 self._taking.discard(session_id)
             if contents is not None:
-                return self._taken(session_id, found, contents)
+                return self._taken(session_id, found, opened)
         self._metrics.store_takes.labels("held").inc()
         return None
 
@@ -317,10 +321,9 @@ class SessionStore:
         known = session_id in self._leases or session_id in self._taking
         return found.holder == self.process and not known
 
-    def _taken(self, session_id: str, found: FoundRecord, contents: Contents) -> Taken | None:
+    def _taken(self, session_id: str, found: FoundRecord, opened: _Opened | None) -> Taken | None:
         if (before := self._leases.get(session_id)) is not None:
             self._lose(before)
-        opened = self._opened(session_id, found, contents)
         if opened is None:
             self._metrics.store_takes.labels("unreadable").inc()
             return None
@@ -337,19 +340,21 @@ class SessionStore:
         lease.ended = True
         self._queued(lease).end = StoreEnd.RELEASE
 
-    async def read(self, session_id: str) -> tuple[bytes, tuple[bytes, ...]] | None:
+    async def read(self, session_id: str) -> _Opened | None:
         """Return snapshot and entries of a record without taking it; None as ``peek``. Raises StoreError."""
         found = await self.peek(session_id)
         contents = None if found is None else await self._answer(self._backend.read, session_id)
         if found is None or contents is None:
             return None
-        return self._opened(session_id, found, contents)
+        return await self._opened(session_id, found, contents)
 
-    def _opened(
-        self, session_id: str, found: FoundRecord, contents: Contents
-    ) -> tuple[bytes, tuple[bytes, ...]] | None:
+    async def _opened(self, session_id: str, found: FoundRecord, contents: Contents) -> _Opened | None:
         """Return snapshot and entries in the clear; None if they are damaged."""
-        form = found.clear.form
+        if len(contents.snapshot) + sum(map(len, contents.log)) > _SEALED_HERE_BYTES:
+            return await run_work(Work.FILES, self._unsealed, session_id, found.clear.form, contents)
+        return self._unsealed(session_id, found.clear.form, contents)
+
+    def _unsealed(self, session_id: str, form: str, contents: Contents) -> _Opened | None:
         try:
             snapshot = unpacked(self._sealer.open(form, session_id, contents.snapshot, SNAPSHOT_PLACE))
             log = [unpacked(self._sealer.open(form, session_id, one, place)) for place, one in enumerate(contents.log)]
@@ -434,6 +439,11 @@ class SessionStore:
         lease.whole = True
         self._wanting.pop(lease, None)
         self._charge(queued, len(data))
+
+    def want_snapshot(self, lease: Lease) -> None:
+        """Have ``store_wants_snapshot`` called, as its log is long, when the snapshots of others leave room."""
+        if lease.whole:
+            self._wanting[lease] = None
 
     def when_settled(self, lease: Lease, call: Callable[[], None]) -> None:
         """Call ``call`` once all that was queued for this lease so far is committed, in the order of these calls.
@@ -543,7 +553,8 @@ class SessionStore:
             clear = ClearPart(self._sealer.form, lease.kind, lease.owner, flying.tokens, flying.away)
             snapshot = lease.seal(packed(flying.snapshot), SNAPSHOT_PLACE)
         if flying.entries:
-            element = lease.seal(packed(msgspec.msgpack.encode(flying.entries)), place)
+            # It is short, or has sound, and a snapshot takes its place soon.
+            element = lease.seal(packed(msgspec.msgpack.encode(flying.entries), compress=False), place)
         return Change(
             session_id=lease.session_id,
             fence=lease.fence,
@@ -719,6 +730,8 @@ class SessionStore:
     def _ask_for_snapshots(self) -> None:
         """Ask a few sessions whose records are behind."""
         for lease in tuple(islice(self._wanting, _SLICE)):
+            if self._queued_bytes > MAX_QUEUED_BYTES // 4:
+                break
             del self._wanting[lease]
             _ask(lease)
 

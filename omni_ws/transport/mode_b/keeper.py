@@ -227,6 +227,8 @@ class ModeBKeeper:
         self._held: dict[str, _Held] = {}
         #: By id, held while a session is sought in the store.
         self._seeking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: The ids of sessions whose input is fed again, as fast as the engine takes it.
+        self._returning: set[str] = set()
         self._leaving = False
 
     # requests
@@ -300,6 +302,11 @@ class ModeBKeeper:
                     elif encoded:
                         held.append(encoded)
                 await self.settled(session)
+
+    def stop_returning(self, session_id: str, key: ApiKey | None) -> None:
+        """Cancel a session whose input is fed again: who cancels it need not wait until the engine has all of it."""
+        if session_id in self._returning:
+            self.registry.get(session_id, key).cancel()
 
     async def cancel(self, session: ModeBSession) -> None:
         """Cancel a session, and wait until the engine has stopped, and until that is settled.
@@ -392,6 +399,7 @@ class ModeBKeeper:
             if kept.session.state in LIVE:
                 self._check_age(time.time() - max([kept.at, *(one.at for one in log if isinstance(one, _Fed))]))
             session = self.registry.restored(kept.session, key, client=client)
+        self._returning.add(session.id)
         try:
             with refused_as_not_found():
                 await _go_through(session, log)
@@ -400,6 +408,8 @@ class ModeBKeeper:
         except BaseException:
             self.registry.discard(session)
             raise
+        finally:
+            self._returning.discard(session.id)
         held = self._held[session.id] = _Held(self, store, session, kept.session.key_name, lease)
         held.users = 1
         if session.started or not session.live:  # what was made meanwhile is in no record

@@ -149,6 +149,7 @@ class ModeBRoutes(FrontEnd):
 
     async def delete(self, exchange: HttpExchange) -> None:
         """Cancel a session, and respond with 204 once its engine has stopped."""
+        self._keeper.stop_returning(exchange.path_parameters["id"], self._authenticate(exchange))
         async with self._session(exchange) as session:
             await self._keeper.cancel(session)
             await exchange.respond(204)

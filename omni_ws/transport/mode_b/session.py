@@ -363,8 +363,10 @@ class ModeBSession(Attachment):
     # the end
 
     def limit(self, seconds: float) -> None:
-        """Let the session fail if it is still live ``seconds`` from now."""
-        self._length_timer = self._loop.call_later(seconds, self.fail, session_too_long(seconds))
+        """Let the session fail if it is still live ``seconds`` after it was created, here or at another server."""
+        assert self._session is not None
+        left = max(0.0, seconds - self._session.age_at_restore)
+        self._length_timer = self._loop.call_later(left, self.fail, session_too_long(seconds))
 
     def fail(self, error: OmniError) -> None:
         """End a live session with ``error`` and clear its output."""

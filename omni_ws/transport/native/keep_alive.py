@@ -215,10 +215,8 @@ class Acknowledgements:
         self.due_at = math.inf
 
 
-#: Of a session in a store: how long an acknowledgement may wait, at least, and the steps in which it comes, so that
-#: sessions share the commits before it. Both together are ACK_DELAY_SEC.
-KEPT_ACK_DELAY_SEC: Final = 0.0375
-KEPT_ACK_STEP_SEC: Final = 0.0625
+#: Of sessions in a store: the steps in which acknowledgements come, so that sessions share the commits before them.
+KEPT_ACK_STEP_SEC: Final = ACK_DELAY_SEC
 
 
 class GroupedAcknowledgements(Acknowledgements):
@@ -231,7 +229,7 @@ class GroupedAcknowledgements(Acknowledgements):
         if chunks >= ACK_EVERY_CHUNKS or self._stream.notable_events != self._reported:
             self.acknowledge()
         elif chunks and self.due_at == math.inf:
-            self.due_at = math.ceil((now + KEPT_ACK_DELAY_SEC) / KEPT_ACK_STEP_SEC) * KEPT_ACK_STEP_SEC
+            self.due_at = math.ceil(now / KEPT_ACK_STEP_SEC) * KEPT_ACK_STEP_SEC
             self._wait(self.due_at, self)
 
 

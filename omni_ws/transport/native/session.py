@@ -85,6 +85,7 @@ WRITE_BATCH_MESSAGES: Final = 128
 #: How long a client may take to read the last frames.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 REPLACED_CLOSE_CODE: Final = 4409
+DELETED_CLOSE_CODE: Final = 4404
 
 
 class WebSocketSession(Attachment):
@@ -162,7 +163,11 @@ class WebSocketSession(Attachment):
 
     def replaced(self) -> None:
         self._stop_writing()
-        self._leave(self._close_replaced)
+        self._leave(partial(self._close_left, "replaced", REPLACED_CLOSE_CODE))
+
+    def deleted(self) -> None:
+        self._stop_writing()
+        self._leave(partial(self._close_left, "deleted", DELETED_CLOSE_CODE))
 
     def connection_closing(self) -> None:
         self._stop_writing()
@@ -385,12 +390,12 @@ class WebSocketSession(Attachment):
                     await self._emptied.wait()
         await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
 
-    async def _close_replaced(self) -> None:
-        """Close the connection, since another has taken over the session and its unwritten output."""
+    async def _close_left(self, reason: str, code: int) -> None:
+        """Close the connection, since the session is not its own any more, with its unwritten output."""
         if self._connection.is_open:
-            closing = SessionClosingFrame(reason="replaced", retryable=False, time_left_ms=0)
+            closing = SessionClosingFrame(reason=reason, retryable=False, time_left_ms=0)
             self._connection.write_message(encode_frame(closing), is_text=True)
-        await self._connection.close_in_time(REPLACED_CLOSE_CODE, "replaced")
+        await self._connection.close_in_time(code, reason)
 
     async def _close_handed_over(self) -> None:
         """Close the connection, since the session was left in the store: another server goes on with it."""

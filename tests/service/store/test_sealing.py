@@ -49,12 +49,17 @@ def test_what_is_sealed_is_opened_in_its_place_alone() -> None:
             sealer.open(sealer.form, session_id, data, place)
 
 
-@pytest.mark.parametrize("length", [0, 511, 512, 1 << 20, (1 << 20) + 1])
+@pytest.mark.parametrize("length", [0, 511, 512, 64 << 10, (64 << 10) + 1])
 def test_what_is_neither_short_nor_long_is_compressed(length: int) -> None:
     data = b"field" * (length // 5) + b"x" * (length % 5)
     stored = packed(data)
     assert unpacked(stored) == data
-    assert (len(stored) < length / 2) == (512 <= length <= 1 << 20)
+    assert (len(stored) < length / 2) == (512 <= length <= 64 << 10)
+    assert packed(data, compress=False) == b"p" + data
+
+
+def test_what_earlier_servers_compressed_is_read() -> None:
+    assert unpacked(b"z" + zlib.compress(bytes(1 << 20))) == bytes(1 << 20)
 
 
 def test_what_is_damaged_or_inflates_to_more_is_unreadable() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,7 +17,7 @@ from omni_ws.metrics import Metrics
 from omni_ws.service.store import session_store
 from omni_ws.service.store.records import RECORD_VERSION, Contents, FoundRecord, StoreError, StoreSize
 from omni_ws.service.store.sealing import Sealer, packed
-from omni_ws.service.store.session_store import Lease, SessionStore
+from omni_ws.service.store.session_store import MAX_QUEUED_BYTES, Lease, SessionStore
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -390,6 +392,46 @@ async def test_a_damaged_record_is_as_if_absent(
     assert await store.read("sess_1") is None
     assert await store.take("sess_1", force=True) is None
     assert "the record of session sess_1 in the store is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_long_log_is_replaced_when_the_snapshots_of_others_leave_room(
+    shared: FakeStore, store: SessionStore, more: int
+) -> None:
+    long, other, small = [await kept(store, name) for name in ("sess_long", "sess_other", "sess_small")]
+    shared.open.clear()
+    small.snapshot()
+    await until(lambda: small.lease.flying is not None)
+    other.state = bytes(MAX_QUEUED_BYTES // 4 + more)
+    other.snapshot()
+    store.when_settled(other.lease, lambda: long.told.append("the other"))
+    store.append(long.lease, b"")
+    store.want_snapshot(long.lease)
+    shared.open.set()
+    await until(lambda: len(long.told) == 2)
+    assert long.told == (["the other", "wanted"] if more else ["wanted", "the other"])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_what_takes_long_to_open_is_opened_off_the_loop(shared: FakeStore, more: int) -> None:
+    threads = []
+
+    class Noticing(Sealer):
+        def open(self, form: str, session_id: str, data: bytes, place: int) -> bytes:
+            threads.append(threading.current_thread())
+            return super().open(form, session_id, data, place)
+
+    async with started(shared, sealer=Noticing()) as store:
+        holder = begun(store)
+        noise = random.Random(0).randbytes(64 << 10)
+        holder.state = next(noise[:-cut] for cut in range(1, 100) if len(packed(noise[:-cut])) == (64 << 10) + more)
+        holder.snapshot()
+        await store.settle(holder.lease)
+        store.release(holder.lease, delete=False)
+        taken = await store.take("sess_1", force=True)
+        assert taken is not None
+        assert taken.snapshot == holder.state
+    assert [one is threading.main_thread() for one in threads] == [not more]
 
 
 async def test_nothing_in_the_clear_is_written_with_a_key(shared: FakeStore) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from support.live_server import LiveServer, live_server
 from support.mode_b_client import ModeBSession, create, text
+from support.part_engines import CountingEngine
 from support.raw_http import call
 from support.reined_engine import ReinedEngine, Reins
 
@@ -63,6 +65,28 @@ async def test_a_session_that_another_server_has_is_a_conflict_to_be_tried_again
         reins.let_go()
         content = await here.content()
         assert await at(second, here).content() == content
+
+
+async def test_a_session_that_comes_back_at_the_pace_of_its_engine_is_cancelled_at_once(tmp_path: Path) -> None:
+    kept = {"store": f"sqlite:{tmp_path / 'kept' / 'sessions.db'}"}
+    idle = CountingEngine(gate=asyncio.Event())
+    async with (
+        live_server(CountingEngine(), sessions=kept, keys=KEYS) as first,
+        live_server(idle, sessions=kept, keys=KEYS) as second,
+    ):
+        here = await create(first, {"chunk": text("x", 0)}, ONE)
+        for begin in (1, 41):
+            await here.append(*(text("y" * (1 << 16), number) for number in range(begin, begin + 40)))
+        await first.until(lambda: len(first.app.registry) == 0)  # it is given back
+        there = at(second, here)
+        status = asyncio.create_task(there.status())
+        await second.until(lambda: second.held_bytes > 1 << 20)
+        other = at(second, here, TWO)
+        assert (await other.call("DELETE")).status == 404
+        assert not status.done()
+        assert await there.delete() == 204
+        assert (await status)["state"] == "cancelled"
+        assert (await here.status())["state"] == "cancelled"
 
 
 async def test_a_session_is_its_owners_at_every_server_and_its_owner_deletes_it(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from omni_ws.core.chunks import ToolCallFragment
 from omni_ws.engine.base import AudioOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import SessionTimeout, ShuttingDown
-from omni_ws.service.sessions import factory
+from omni_ws.service.sessions import factory, session
 from omni_ws.service.store import session_store
 from omni_ws.service.store.records import ChangeOutcome
 from omni_ws.service.store.sealing import Sealer
@@ -626,6 +628,37 @@ async def test_a_drain_without_the_store_waits_for_answers(shared: FakeStore) ->
         await draining
 
 
+# length
+
+
+@pytest.mark.parametrize("away_sec", [15, 90])
+async def test_the_length_of_a_session_counts_from_its_beginning(
+    shared: FakeStore, monkeypatch: pytest.MonkeyPatch, away_sec: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(session, "time", SimpleNamespace(time=loop.time))
+    keys = (ApiKey(name="alice", key_sha256=digest("alice"), max_session_sec=60),)
+    async with (
+        live_server(streaming_input=KEEPS, keys=keys, still_answers=False) as first,
+        live_server(streaming_input=KEEPS, keys=keys, still_answers=False) as second,
+        native_client(first, **authorized("alice")) as client,
+    ):
+        begun = loop.time()
+        await client.barrier()
+        await asyncio.sleep(30)
+        # As if its server were gone: the record stays.
+        record = copy.deepcopy(shared.records[client.created["session_id"]])
+        await asyncio.sleep(away_sec)
+        record.fence += 1
+        shared.records[client.created["session_id"]] = record
+        async with resumed(second, client, **authorized("alice")) as again:
+            closing = await again.until("session_closing")
+            left = 10 if away_sec == 15 else 0
+            assert (closing["reason"], closing["time_left_ms"]) == ("rate_limited", pytest.approx(left * 1000, abs=100))
+            assert await again.closed() == 4429
+            assert loop.time() - begun == pytest.approx(max(60, 30 + away_sec), abs=0.5)
+
+
 # deletion
 
 
@@ -653,7 +686,11 @@ async def test_its_owner_deletes_a_session(shared: FakeStore, where: str) -> Non
         if where == "elsewhere":
             with contextlib.suppress(Exception):
                 await client.chunk("more")  # its server learns of it as it writes
-        assert await client.closed() == 4409
+            assert await client.closed() == 4409
+        else:
+            closing = await client.until("session_closing")
+            assert (closing["reason"], closing["retryable"]) == ("deleted", False)
+            assert await client.closed() == 4404
         assert (await call(asked.port, "DELETE", path, None, alice)).status == 404
 
 
