@@ -123,13 +123,13 @@ def test_a_block_runs_or_says_why_not(block: Block) -> None:
         assert NOT_RUN.fullmatch(block.marker), f"not a reason: {block.marker}"
         assert block.language == "python" or block.script, "a start of a server needs no comment"
     else:
-        assert not re.search(r"^(?:make|sudo|apt)\b|\bpip install\b", block.script, re.MULTILINE), "this changes the machine"
+        assert not re.search(r"^(?:make|sudo|apt)\b|\bpip install\b", block.script, re.MULTILINE), (
+            "this changes the machine"
+        )
 
 
 @pytest.mark.parametrize("block", [block for block in COMMANDS if block.starts], ids=str)
-def test_a_server_that_is_started_has_these_settings(
-    block: Block, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_started_has_these_settings(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tests" / "data" / "plugin")
     for start in block.starts:
         arguments, variables = serve_arguments(start)
@@ -167,8 +167,8 @@ async def test_programs(document: str, clone: Clone) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        "curl http://127.0.0.1:8080/v1/audio/speach -d '{\"input\":\"Good morning.\"}' -o morning.mp3",
-        "curl http://127.0.0.1:8080/v1/audio/speech -d '{\"imput\":\"Good morning.\"}' -o morning.mp3",
+        'curl http://127.0.0.1:8080/v1/audio/speach -d \'{"input":"Good morning."}\' -o morning.mp3',
+        'curl http://127.0.0.1:8080/v1/audio/speech -d \'{"imput":"Good morning."}\' -o morning.mp3',
         "false\ntrue",
         "cat none | cat",
         ".venv/bin/python examples/mic_client.py --flie tests/data/goforward.wav",
