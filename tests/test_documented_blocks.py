@@ -1,7 +1,7 @@
 """The blocks of code in the documents work: shells and programs run beside one server, and say if they cannot.
 
-A line that starts a server is read to the end of its settings; the servers themselves are for other tests. A comment above
-a block, which readers do not see, says that another test runs it, or what it needs that is not here.
+A line that starts a server is read to the end of its settings; the servers themselves are for other tests. A comment
+above a block, which readers do not see, says that another test runs it, or what it needs that is not here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Clone:
         home = str(self.folder.parent / "home")
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("OMNI_WS_")},
-            **{"HOME": home, "CURL_HOME": home, "PATH": f"{home}/bin:{os.environ['PATH']}"},
+            "HOME": home,
+            "CURL_HOME": home,
+            "PATH": f"{home}/bin:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
         }
         process = await asyncio.create_subprocess_exec(

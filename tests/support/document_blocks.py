@@ -21,8 +21,8 @@ _FENCED: Final = re.compile(
 #: What a block may need that a machine which only tests has not.
 _NEEDS: Final = "(?:a GPU|vLLM|an account|root|a network|a microphone|another machine|other software|weights)"
 NOT_RUN: Final = re.compile(
-    rf"not run: (?:needs {_NEEDS}(?:(?:, {_NEEDS})* and {_NEEDS})?|takes minutes|the form of a command|part of a program)"
-    r"(?:; [^;]+)?"
+    rf"not run: (?:needs {_NEEDS}(?:(?:, {_NEEDS})* and {_NEEDS})?|takes minutes|the form of a command"
+    r"|part of a program)(?:; [^;]+)?"
 )
 RUN_BY: Final = re.compile(r"run by (tests/[\w/]+\.py)")
 #: A line that starts a server, with the variables before it.
