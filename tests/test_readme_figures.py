@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from omni_ws.scenarios.form import read_file
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
@@ -136,3 +138,18 @@ def test_no_figure_is_left_over() -> None:
     assert [_NUMBER.findall(re.sub(r"\(`make bench[^)]*\)", "", one)) for one in beside_commands] == [[]] * len(
         beside_commands
     )
+
+
+def test_the_front_page_of_the_site_says_the_same() -> None:
+    front = " ".join((ROOT / "docs" / "site" / "front.md").read_text(encoding="utf-8").split())
+    fleet, sooner, tested = front.split("<div markdown>")[1:]
+    (readme,) = re.findall(r"- \*\*Sooner, for less.*?\n- ", README, re.DOTALL)
+    assert set(re.findall(r"\d+", sooner)) == set(re.findall(r"\d+", readme))
+    words, faults = re.findall(r"in ([\d,]+), at (\d+) faults", fleet)[0]
+    (command,) = re.findall(r"`(python -m benchmarks fleet [^`]*)`", fleet)
+    robustness = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
+    (row,) = [line.split(" | ") for line in robustness.splitlines() if line.startswith(f"| `{command}`")]
+    assert (row[2], row[4], row[6]) == (faults, words, "0 |")
+    scenarios = [one for file in ROOT.glob("examples/scenarios/*.yaml") for one in read_file(file).scenarios]
+    assert "Thirty" in tested
+    assert len(scenarios) == 30
