@@ -176,9 +176,10 @@ $(PACKAGING_VENV)/.ready: requirements/packaging.txt | $(BIN)/python
 	@touch $@
 
 SITE_VENV := .cache/site-venv
-docs: $(SITE_VENV)/.ready ## the documents and the reference of the Python packages as a site in build/site; every link is checked
+docs: $(SITE_VENV)/.ready ## the documents and the reference of the Python packages as a site in build/site, each page also as Markdown; every link is checked
 	@$(BIN)/python .ci/site_sources.py build/site-sources
 	@NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict --config-file build/site-sources/mkdocs.yml --site-dir ../site
+	@$(SITE_VENV)/bin/python .ci/site_markdown.py build/site-sources build/site
 
 $(SITE_VENV)/.ready: requirements/site.txt | $(BIN)/python
 	@$(BIN)/python -m venv $(SITE_VENV)

@@ -314,6 +314,14 @@ def test_the_site_is_gathered_of_all_documents(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     documents = {path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
     gathered = {path.relative_to(tmp_path / "site" / "pages") for path in (tmp_path / "site" / "pages").glob("**/*")}
-    assert documents <= gathered
+    moved = {Path("README.md"): Path("overview.md"), Path("docs/site/front.md"): Path("index.md")}
+    assert {moved.get(page, page) for page in documents} <= gathered
     assert Path("reference/omni_ws.client.md") in gathered
     assert Path("docs/page-dark.png") in gathered
+
+
+def test_the_table_of_contents_names_every_document() -> None:
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+    assert listed == {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
+    guides = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/guides/README.md").read_text(encoding="utf-8")))
+    assert guides == {path.name for path in ROOT.glob("docs/guides/*.md")} - {"README.md"}

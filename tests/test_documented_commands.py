@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")])
 
 #: Programs of the project's environment, called without it.
 _BARE = re.compile(r"(?m)^(?:\w+=\S+ )*(?:omni-ws|pip3? install|python3? -m (?:omni_ws|pip)|python3? examples/).*$")

@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from omni_ws.scenarios.form import read_file
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
@@ -40,8 +42,19 @@ class Claim:
     command: str
     row: str
     figure: Callable[[Row], float]
+    #: The heading of the table, where the results of the command have several with such a row.
+    table: str = ""
 
 
+def number_of(column: str) -> Callable[[Row], float]:
+    return lambda row: float(row[column])
+
+
+_PEERS: Final = "python -m benchmarks voice_servers --rounds 2 --turns-each 2 --turn-seconds 6"
+_SOONER: Final = "Voice servers, 4 talkers: from the end of speech to the answer"
+_LESS: Final = "Voice servers, 4 talkers: CPU time of the server and its parts"
+_SOUND: Final = number_of("median ms to the first sound")
+_CPU: Final = number_of("median ms a second")
 _ASR: Final = "python -m benchmarks asr"
 _SENTENCES: Final = "of these, sentences: clean read speech"
 CLAIMS: Final = (
@@ -54,6 +67,12 @@ CLAIMS: Final = (
         "end of speech → first audio",
         seconds("p50"),
     ),
+    Claim(r"four talkers on two cores hear an answer after (\d+) ms in the median", _PEERS, "omni_ws", _SOUND, _SOONER),
+    Claim(r"(\d+) by Pipecat", _PEERS, "pipecat", _SOUND, _SOONER),
+    Claim(r"(\d+) by LiveKit's agents", _PEERS, "livekit-agents", _SOUND, _SOONER),
+    Claim(r"for (\d+) ms of CPU time a second", _PEERS, "omni_ws", _CPU, _LESS),
+    Claim(r"\(Pipecat (\d+), LiveKit \d+", _PEERS, "pipecat", _CPU, _LESS),
+    Claim(r"\(Pipecat \d+, LiveKit (\d+)", _PEERS, "livekit-agents", _CPU, _LESS),
 )
 PEOPLE: Final = re.compile(r"On (\w+) cores it .*?, and (\w+) people can talk at once")
 
@@ -65,10 +84,12 @@ def written(command: str) -> str:
     return behind.partition("<!-- end -->")[0]
 
 
-def row_of(command: str, first: str) -> Row:
+def row_of(command: str, first: str, table: str = "") -> Row:
     """The first row of what a command wrote that begins with this cell, by the heads of its columns."""
     head: list[str] = []
-    for line in written(command).splitlines():
+    _, found, results = written(command).partition(f"### {table}\n" if table else "\n")
+    assert found, f"what {command} wrote has no table {table!r}"
+    for line in results.splitlines():
         cells = [one.strip() for one in line.strip("|").split("|")] if line.startswith("|") else []
         if cells and cells[0] == first:
             return dict(zip(head, cells, strict=True))
@@ -91,7 +112,7 @@ def test_a_figure_is_that_of_the_results(claim: Claim) -> None:
     assert len(found) == 1, f"the README does not say, or says twice: {claim.said}"
     said = number(found[0])
     digits = len(said.partition(".")[2])
-    assert f"{claim.figure(row_of(claim.command, claim.row)):.{digits}f}" == said
+    assert f"{claim.figure(row_of(claim.command, claim.row, claim.table)):.{digits}f}" == said
 
 
 def test_the_people_who_can_talk_at_once_are_those_who_did() -> None:
@@ -108,7 +129,7 @@ def test_the_people_who_can_talk_at_once_are_those_who_did() -> None:
 def test_no_figure_is_left_over() -> None:
     """A figure of a benchmark that none of these tests compares would soon be wrong."""
     text = prose()
-    for claim in CLAIMS:
+    for claim in reversed(CLAIMS):  # the last is said within the one before
         text = re.sub(claim.said, "", text)
     text = PEOPLE.sub("", text)
     assert _FIGURE.findall(text) == []
@@ -117,3 +138,18 @@ def test_no_figure_is_left_over() -> None:
     assert [_NUMBER.findall(re.sub(r"\(`make bench[^)]*\)", "", one)) for one in beside_commands] == [[]] * len(
         beside_commands
     )
+
+
+def test_the_front_page_of_the_site_says_the_same() -> None:
+    front = " ".join((ROOT / "docs" / "site" / "front.md").read_text(encoding="utf-8").split())
+    fleet, sooner, tested = front.split("<div markdown>")[1:]
+    (readme,) = re.findall(r"- \*\*Sooner, for less.*?\n- ", README, re.DOTALL)
+    assert set(re.findall(r"\d+", sooner)) == set(re.findall(r"\d+", readme))
+    words, faults = re.findall(r"in ([\d,]+), at (\d+) faults", fleet)[0]
+    (command,) = re.findall(r"`(python -m benchmarks fleet [^`]*)`", fleet)
+    robustness = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
+    (row,) = [line.split(" | ") for line in robustness.splitlines() if line.startswith(f"| `{command}`")]
+    assert (row[2], row[4], row[6]) == (faults, words, "0 |")
+    scenarios = [one for file in ROOT.glob("examples/scenarios/*.yaml") for one in read_file(file).scenarios]
+    assert "Thirty" in tested
+    assert len(scenarios) == 30
