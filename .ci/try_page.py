@@ -51,6 +51,7 @@ def main(address: str) -> str:
         if not policy.startswith("default-src 'none'; script-src 'self';"):
             raise SystemExit(f"the page has no strict policy: {policy!r}")
         page.locator("body[data-state=ready]").wait_for(state="attached")
+        page.locator("#open-log").click()
         page.locator("#talk").click()
         # Not any turn: one without words may come before it.
         turn = page.locator(".turn").filter(has=page.locator(".you .settled:not(:empty)")).first

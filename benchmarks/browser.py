@@ -30,6 +30,7 @@ MAX_SERVER: Final = 50
 MAX_BROWSER: Final = 120
 
 _OBSERVE: Final = """
+localStorage.setItem("omni_ws.settings", JSON.stringify({ log: true, greeting: false }));
 const events = window.observed = [];
 let context = null;
 const LOUD = 0.02;

@@ -190,7 +190,7 @@ WRITE = """(text) => {
   field.dispatchEvent(new InputEvent("input", { bubbles: true }));
   field.form.requestSubmit();
 }"""
-HANDS_FREE = "() => localStorage.setItem('omni_ws.settings', JSON.stringify({ mode: 'open' }))"
+HANDS_FREE = "() => localStorage.setItem('omni_ws.settings', JSON.stringify({ mode: 'open', greeting: false }))"
 
 
 @pytest_asyncio.fixture

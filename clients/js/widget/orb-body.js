@@ -160,7 +160,7 @@ export class LitBody {
   }
 
   constructor(canvas, gl) {
-    canvas.ariaHidden = "true";
+    canvas.setAttribute("aria-hidden", "true");
     Object.assign(canvas.style, { position: "absolute", display: "block", pointerEvents: "none" });
     this.canvas = canvas;
     this.#gl = gl;

@@ -319,7 +319,7 @@ export class Orb {
 
 function made() {
   const canvas = document.createElement("canvas");
-  canvas.ariaHidden = "true"; // the element around it has a name
+  canvas.setAttribute("aria-hidden", "true"); // the element around it has a name
   Object.assign(canvas.style, { position: "absolute", display: "block", pointerEvents: "none" });
   return canvas;
 }
