@@ -29,6 +29,7 @@ ELSEWHERE: Final = (
     "gate",
     "vllm",
     "browser",
+    "page",
     "open_microphone",
     "mouth_to_ear",
     "live",

@@ -1,7 +1,7 @@
 /* Hands: the talk button under a finger, the keyboard, and what each key does.
 
    Space   talk: hold it, or tap it; with an open microphone it opens and closes it
-   Escape  stop the answer            M  mute            /  write */
+   Escape  stop the answer            M  mute            /  write            L  open and close the log */
 
 const TYPING = "input, textarea, select, [contenteditable]";
 const OTHER_CONTROLS = `${TYPING}, button:not(#talk), a, summary, label`;
@@ -23,7 +23,7 @@ export function bindTalkButton(button, talk) {
   });
 }
 
-export function bindKeyboard({ talk, stop, mute, write }) {
+export function bindKeyboard({ talk, stop, mute, write, log }) {
   let held = false;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -36,6 +36,8 @@ export function bindKeyboard({ talk, stop, mute, write }) {
       talk.press(event.timeStamp);
     } else if (event.key === "m" || event.key === "M") {
       mute();
+    } else if (event.key === "l" || event.key === "L") {
+      log();
     } else if (event.key === "/") {
       event.preventDefault();
       write();

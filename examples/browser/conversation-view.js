@@ -1,35 +1,25 @@
-/* The conversation on the page. Only what changed is touched, and what is read stays where it is: the view follows the
-   newest line, or the word that sounds where that stands higher, only while the reader is there. */
+/* The log: every turn of the conversation. It shows what was said and what was answered; what else is known of a turn, and
+   what can be done with it, is seen while the turn is pointed at or has the focus. Only what changed is touched. */
 
+import { Follow } from "./follow.js";
 import { duration, ofAnswer } from "./plain-words.js";
 import { link, showRichText } from "./rich-text.js";
 import { markSpoken, markUnheard } from "../widget/spoken-word.js";
 
-const NEAR_END = 80;
-/* Where the line that sounds stands in the view: so much of its height from the top. */
-const SPOKEN_AT = 0.4;
-
 export class ConversationView {
   #log;
-  #welcome;
   #nodes = new Map();
-  #following = true;
-  #placed = 0; // where the view was put by this page, and by no reader
-  #spoken = null; // the range of the word that sounds
+  #follow;
+  #speaking = null; // the element with the answer that sounds
   #actions;
   /* Whether the server says which words were said to it. */
   transcripts = true;
 
-  /* `actions` are copy(text), retry(turn), edit(turn) and replay(turn). */
-  constructor(log, welcome, actions) {
+  /* `actions` are copy(text), retry(turn), edit(turn) and replay(turn, side), of which `side` is "user" or "server". */
+  constructor(log, actions) {
     this.#log = log;
     this.#actions = actions;
-    this.#welcome = welcome;
-    log.addEventListener("scroll", () => {
-      if (Math.abs(log.scrollTop - this.#placed) > 1) this.#following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
-    });
-    // A message above it, the keyboard of a phone, and turning the phone take room from it.
-    new ResizeObserver(() => this.#follow()).observe(log);
+    this.#follow = new Follow(log);
   }
 
   show(turn) {
@@ -45,31 +35,17 @@ export class ConversationView {
       nodes.turn.remove();
       this.#nodes.delete(turn.number);
     }
-    if (!this.#welcome.hidden) this.#following = true; // wherever the welcome was read
-    this.#welcome.hidden = this.#nodes.size > 0;
     this.#showUser(nodes, turn);
     this.#showAnswer(nodes, turn);
-    this.#follow();
+    this.#follow.look();
   }
 
   /* Mark the word that sounds at `ms` of a turn's answer; without a turn, none. */
   speak(turn, ms) {
-    const nodes = turn && this.#nodes.get(turn.number);
-    const spoken = markSpoken(nodes?.words, turn?.answer.words ?? [], nodes ? ms : undefined);
-    if (spoken || !nodes) this.#spoken = spoken; // between two words the view stays
-    if (spoken) this.#follow();
-  }
-
-  #follow() {
-    if (!this.#following || !this.#welcome.hidden) return; // a welcome is read from its beginning
-    const log = this.#log;
-    const end = log.scrollHeight - log.clientHeight;
-    const line = this.#spoken?.getBoundingClientRect();
-    if (line?.height === 0) return; // its text was just written anew; the next word is near
-    const top = line ? line.top - log.getBoundingClientRect().top + log.scrollTop : Infinity;
-    const wanted = Math.max(0, Math.min(end, top - SPOKEN_AT * log.clientHeight));
-    if (Math.abs(log.scrollTop - wanted) > 1) log.scrollTop = wanted;
-    this.#placed = log.scrollTop;
+    const words = (turn && this.#nodes.get(turn.number)?.words) ?? null;
+    if (this.#speaking && this.#speaking !== words) markSpoken(this.#speaking, []);
+    this.#speaking = words;
+    this.#follow.speak(words ? markSpoken(words, turn.answer.words, ms) : undefined);
   }
 
   #showUser({ you, settled, interim, images, tools, replay }, { kind, user, answer, sound }) {
@@ -79,18 +55,21 @@ export class ConversationView {
     const wordless = !user.text && !rest && !user.images.length;
     setText(interim, rest || (wordless ? withoutWords(user, answer, this.transcripts) : ""));
     you.classList.toggle("open", !user.done);
+    you.classList.toggle("wordless", wordless && user.done);
     tools.hidden = !user.done || !user.text;
     replay.hidden = sound.user.length === 0;
     if (images.childElementCount !== user.images.length) images.replaceChildren(...user.images.map(makeImage));
   }
 
-  #showAnswer({ server, words, calls, sources, note, copy }, turn) {
+  #showAnswer({ server, words, calls, sources, note, copy, again }, turn) {
     const { answer } = turn;
     server.hidden = answer.state === "none";
     server.dataset.state = answer.state;
     showRichText(words, answer.text);
     markUnheard(words, answer.words, answer.state === "stopped" ? turn.heardMs : null);
-    copy.hidden = !answer.text || !["done", "stopped"].includes(answer.state);
+    const complete = ["done", "stopped"].includes(answer.state);
+    copy.hidden = !answer.text || !complete;
+    again.hidden = turn.sound.server.length === 0 || !complete;
     showCalls(calls, answer.calls);
     showSources(sources, answer.annotations);
     const said = [];
@@ -100,25 +79,32 @@ export class ConversationView {
     if (used) said.push(`used ${used}`);
     else if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
     if (answer.finishReason === "length") said.push("cut off at the length limit");
-    if (answer.error) said.push(ofAnswer(answer.error, answer.reason));
-    else if (answer.state === "failed") said.push("no answer came");
+    const wrong = troubleOf(answer);
+    if (wrong) said.push(wrong);
+    note.classList.toggle("wrong", wrong !== "");
     setText(note, said.join(" · "));
   }
 }
 
 /* A cough during an answer, which went on. */
-function wentUnheard({ interrupts, user, answer }) {
+export function wentUnheard({ interrupts, user, answer }) {
   return interrupts && answer.state === "done" && !user.text && !user.images.length && !answer.text && !answer.calls.length;
 }
 
+/* What went wrong with an answer; "" where nothing did. */
+export function troubleOf({ error, reason, state }) {
+  if (error) return ofAnswer(error, reason);
+  return state === "failed" ? "no answer came" : "";
+}
+
 /* What stands for words that did not come. Of a turn that was stopped nobody knows whether there were any. */
-function withoutWords(user, answer, transcripts) {
+export function withoutWords(user, answer, transcripts) {
   if (!user.done || answer.state === "thinking") return "…";
   return answer.state === "stopped" || !transcripts ? "(not transcribed)" : "(nothing was heard)";
 }
 
 /* Each call of a tool as a card: what was asked, and what came of it. */
-function showCalls(place, calls) {
+export function showCalls(place, calls) {
   const told = JSON.stringify(calls);
   if (place.dataset.source === told) return;
   place.dataset.source = told;
@@ -135,7 +121,7 @@ function showCalls(place, calls) {
 }
 
 /* The pages that an answer is taken from, each once. What is no address of the web by https is left out. */
-function showSources(place, annotations) {
+export function showSources(place, annotations) {
   const told = JSON.stringify(annotations);
   if (place.dataset.source === told) return;
   place.dataset.source = told;
@@ -174,38 +160,40 @@ function iconButton(symbol, label, action) {
 
 function makeTurn(shown, { copy: copyText, retry, edit, replay: play }) {
   const turn = make("article", "turn");
+  turn.tabIndex = -1; // a finger gives it the focus, which a mouse need not
   const you = make("div", "said you");
   const server = make("div", "said server");
   const settled = make("span", "settled");
   const interim = make("span", "interim");
   const images = make("div", "images");
-  const words = make("div", "words");
+  const words = make("div", "words rich");
   const calls = make("div", "calls");
   const sources = make("ul", "sources");
   sources.setAttribute("aria-label", "Sources");
   const tools = make("div", "tools");
-  const replay = iconButton("play", "Hear what was said", () => play(shown));
+  const replay = iconButton("play", "Hear what was said", () => play(shown, "user"));
   tools.append(
     replay,
     iconButton("retry", "Ask again", () => retry(shown)),
     iconButton("edit", "Change the question", () => edit(shown)),
   );
   const copy = iconButton("copy", "Copy the answer", () => copyText(shown.answer.text));
+  const again = iconButton("play", "Hear the answer", () => play(shown, "server"));
   const foot = make("div", "foot");
   const note = make("p", "note");
   const line = make("p", "words");
   line.append(settled, interim);
   you.append(hiddenLabel("You: "), images, line);
-  foot.append(note, copy);
+  foot.append(note, again, copy);
   const dots = make("span", "dots");
   dots.setAttribute("aria-hidden", "true");
   dots.append(make("i"), make("i"), make("i"));
   server.append(hiddenLabel("Server: "), words, dots, calls, sources, foot);
   turn.append(you, tools, server);
-  return { turn, you, server, settled, interim, images, words, calls, sources, note, tools, replay, copy };
+  return { turn, you, server, settled, interim, images, words, calls, sources, note, tools, replay, again, copy };
 }
 
-function makeImage(url) {
+export function makeImage(url) {
   const image = make("img");
   image.src = url;
   image.alt = "a picture that was sent";

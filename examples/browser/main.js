@@ -1,24 +1,28 @@
 /* The page: joins the microphone, the session, the speaker and what is shown of them. */
 
 import { VoiceClient } from "../client.js";
+import { Orb } from "../widget/orb.js";
 import { Attachments } from "./attachments.js";
 import { Coming } from "./coming.js";
 import { bindKeyboard, bindTalkButton } from "./controls.js";
 import { ConversationView } from "./conversation-view.js";
 import { Developer } from "./developer.js";
+import { watchMicrophones } from "./devices.js";
 import { Figures } from "./figures.js";
 import { InputMeter } from "./input-meter.js";
-import { Orb } from "../widget/orb.js";
+import { LiveView } from "./live-view.js";
 import { announce, bindDialog, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";
 import { Replay } from "./replay.js";
 import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
 import { SettingsDrawer } from "./settings-drawer.js";
+import { bandsOf } from "../widget/spectrum.js";
 import { showTheme } from "./theme.js";
 import { ThinkingSound } from "./thinking-sound.js";
 import { chosenTools } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
+import { showSuggestions } from "./welcome.js";
 import { isHere, seen, waitedFor } from "./who.js";
 
 const NEXT_DOWNLOAD_MS = 500;
@@ -39,14 +43,15 @@ const client = new Client({
   url: document.baseURI,
   key: currentKey,
   mode: settings.mode,
-  config: (capabilities) => sessionConfig(settings, capabilities),
+  config: (capabilities) => ({ ...sessionConfig(settings, capabilities), ...greetingFor(capabilities) }),
   tools: chosenTools(settings),
 });
 const { session, conversation, sound, microphone, speaker, talk } = client;
-const view = new ConversationView(element("log"), element("welcome"), {
+const live = new LiveView(element("live"), conversation);
+const view = new ConversationView(element("log"), {
   copy: (text) => copy(text, "The answer was copied."),
   retry: (turn) => askAgain(turn, turn.user.text),
-  replay: (turn) => replay.play(turn),
+  replay: (turn, side) => replay.play(turn, side),
   edit: (turn) => {
     edited = turn;
     element("text").value = turn.user.text;
@@ -65,7 +70,7 @@ const figures = new Figures();
 const meter = new InputMeter(element("input-level"), element("settings"), client);
 const replay = new Replay(client, { quiet: keepQuiet });
 const drawer = new SettingsDrawer(settings, { changed: applySettings, opened: () => hears() && meter.listen() });
-const preview = new VoicePreview(element("preview"), new URL("v1/audio/speech", document.baseURI), {
+const preview = new VoicePreview([element("preview"), element("hear-voice")], new URL("v1/audio/speech", document.baseURI), {
   choice: () => {
     const { voices = [], voice_languages: languages = {} } = client.capabilities ?? {};
     const voice = voices.includes(settings.voice) ? settings.voice : voices[0];
@@ -145,7 +150,8 @@ function showRecorded({ recorded, session_id: id }) {
 async function showServer(detail) {
   attachments.allow(seen(detail));
   created = detail;
-  view.transcripts = detail.capabilities.transcripts;
+  view.transcripts = live.transcripts = detail.capabilities.transcripts;
+  showSuggestions(element("suggestions"), detail, { ask: write, press: (id) => element(id).click() });
   figures.server(detail, calls ? "WebRTC" : "WebSocket");
   coming.look();
   models = await servedModels();
@@ -253,6 +259,7 @@ async function copy(text, done) {
 
 element("new").onclick = () => {
   leaveEdit();
+  begins = false;
   client.startAnew();
 };
 
@@ -260,17 +267,35 @@ element("new").onclick = () => {
 
 client.addEventListener("firstsound", ({ detail: { ms } }) => figures.firstSound(ms));
 speaker.addEventListener("level", ({ detail }) => {
-  orb.add("server", detail.peak);
-  view.speak(speaker.playing ? conversation.turns[detail.id] : null, speaker.playedMs);
+  const turn = speaker.playing ? conversation.turns[detail.id] : null;
+  orb.add("server", detail.peak, turn && spectrumOf(turn, speaker.playedMs));
+  showSpoken(turn, speaker.playedMs);
   figures.playing(detail);
 });
+
+function showSpoken(turn, ms) {
+  live.speak(turn, ms);
+  if (!element("history").hidden) view.speak(turn, ms);
+}
+
+/* Of the sound of an answer that is heard now; null where it is not kept. */
+const SPECTRUM_MS = 32;
+function spectrumOf({ sound: { server } }, ms) {
+  const [from, to] = [ms - SPECTRUM_MS, ms].map((at) => Math.max(0, Math.round((at / 1000) * sound.rate)));
+  let place = 0;
+  for (const piece of server) {
+    if (from < place + piece.length) return bandsOf(piece.subarray(Math.max(0, from - place), Math.max(0, to - place)), sound.rate);
+    place += piece.length;
+  }
+  return null;
+}
 speaker.addEventListener("flushed", () => {
   orb.interrupt();
   interruptedAt = performance.now();
   showState();
   setTimeout(showState, INTERRUPTED_MS);
 });
-for (const end of ["ended", "flushed"]) speaker.addEventListener(end, () => view.speak(null));
+for (const end of ["ended", "flushed"]) speaker.addEventListener(end, () => showSpoken(null));
 client.addEventListener("locked", showLocked);
 const thinkingSound = new ThinkingSound(client, { wanted: () => settings.thinkingSound && settings.answerWith === "voice" });
 sound.addEventListener("change", () => {
@@ -286,14 +311,16 @@ function showLocked() {
 
 // --- the microphone
 
-talk.addEventListener("level", ({ detail: { peak } }) => {
-  orb.add("you", peak);
-});
+talk.addEventListener("level", ({ detail: { peak } }) => orb.add("you", peak, peak > 0 ? heardBands : null));
+let heardBands = null;
+microphone.addEventListener("chunk", ({ detail: { samples } }) => (heardBands = bandsOf(samples, sound.rate)));
 talk.addEventListener("change", () => {
   if (talk.phase !== "opening") messages.hide("microphone");
   if (!talk.opening) messages.hide("silent");
-  if (talk.phase === "listening") keepAwake();
-  else letSleep();
+  if (talk.phase === "listening") {
+    keepAwake();
+    microphones.then((look) => look?.());
+  } else letSleep();
   tellEcho();
 });
 talk.addEventListener("silent", () => {
@@ -306,6 +333,20 @@ talk.addEventListener("network", ({ detail: { state } }) => {
     paused: "The network does not keep up: what you say now is not sent.",
   }[state];
   messages.show("network", text, { kind: "busy" });
+});
+
+const microphones = watchMicrophones(({ deviceId, label }) => {
+  messages.show("device", `A microphone was plugged in: ${label}.`, {
+    kind: "plain",
+    label: "Use it",
+    seconds: 15,
+    action: () => {
+      messages.hide("device");
+      settings.microphone = deviceId;
+      drawer.listDevices();
+      applySettings(["microphone"]);
+    },
+  });
 });
 
 /* An open microphone hears the answers, too, unless they are taken out. Said once: it can be dismissed. */
@@ -372,10 +413,46 @@ for (const radio of document.querySelectorAll("input[name=mode]")) {
 
 client.addEventListener("turn", ({ detail: { turn } }) => {
   view.show(turn);
+  live.show();
   const empty = !conversation.turns.some(({ dropped }) => !dropped);
-  document.body.toggleAttribute("data-empty", empty);
+  element("welcome").hidden = !empty;
+  element("live").hidden = empty;
+  element("nothing-said").hidden = !empty;
   element("save").disabled = element("new").disabled = empty;
 });
+
+function showLog(open) {
+  element("history").hidden = !open;
+  live.whole = !open;
+  live.show();
+  document.body.toggleAttribute("data-log", open);
+  element("open-log").setAttribute("aria-pressed", String(open));
+}
+
+function toggleLog() {
+  settings.log = !settings.log;
+  saveSettings(settings);
+  showLog(settings.log);
+}
+element("open-log").onclick = toggleLog;
+showLog(settings.log);
+
+/* What the server says of itself before anybody has asked: once, when somebody begins to talk. It is written for the voice
+   that speaks it. */
+let begins = false;
+function greetingFor({ tasks, output_modalities: gives, voices, voice_languages: languages = {} }) {
+  const fresh = !conversation.turns.some(({ dropped }) => !dropped);
+  if (!begins || !fresh || calls || !settings.greeting || settings.answerWith === "text") return {};
+  if (!gives.includes("audio") || !tasks.includes("speech") || settings.task !== "chat") return {};
+  const voice = voices.includes(settings.voice) ? settings.voice : voices[0];
+  return { greeting: plainWords.greeting(languages[voice]) };
+}
+
+function greet() {
+  if (begins || talk.mode !== "open") return;
+  begins = true;
+  sound.wake().then(() => client.configure(), () => {});
+}
 
 /* What the page calls a state of the client, and the words for it. */
 const STATES = {
@@ -384,7 +461,7 @@ const STATES = {
   refused: ["away", "A key is needed"],
   ended: ["away", "Closed"],
   starting: ["busy", "Starting"],
-  opening: ["busy", "Opening the microphone"],
+  opening: ["opening", "Opening the microphone"],
   hearing: ["hearing", "Hearing you"],
   speaking: ["speaking", "Speaking"],
   ducked: ["ducked", "Speaking"],
@@ -454,6 +531,7 @@ function showState() {
   element("talk").setAttribute("aria-label", open || active ? label : "Talk: hold, or press once to begin and once to send");
   element("talk-label").textContent = label;
   element("stop").disabled = !speaker.playing && !conversation.current;
+  element("talk").querySelector("use").setAttribute("href", open && active ? "#i-close" : "#i-microphone");
   for (const id of ["talk", "mute", "modes", "keys-of-talk"]) element(id).hidden = !hears();
   element("no-ears").hidden = hears();
   element("text").placeholder = hears() ? "Or write" : "Write";
@@ -462,7 +540,6 @@ function showState() {
   element("invitation").textContent = hears() ? invitation : "Write something.";
   element("mute").disabled = !canMute();
   element("mute").setAttribute("aria-pressed", String(talk.muted));
-  element("mute").querySelector("use").setAttribute("href", talk.muted ? "#i-mute" : "#i-microphone");
   element("mode-open").disabled = !canOpen;
   element("mode-open").parentElement.title = canOpen ? "" : "This server does not detect turns";
   element(`mode-${talk.mode}`).checked = true;
@@ -480,6 +557,7 @@ const hands = {
     if (!hears()) return;
     wantSession();
     if (session.state === "refused") return; // the question for the key lies over it all
+    greet();
     talk.press(at);
   },
   release: (at) => talk.release(at),
@@ -494,6 +572,7 @@ bindKeyboard({
   },
   mute: () => canMute() && talk.mute(!talk.muted),
   write: () => element("text").focus(),
+  log: toggleLog,
 });
 
 element("stop").onclick = () => client.interrupt();
@@ -505,8 +584,6 @@ element("write").addEventListener("submit", (event) => {
   element("text").value = "";
   write(text);
 });
-for (const example of document.querySelectorAll("[data-say]")) example.onclick = () => write(example.dataset.say);
-
 element("save-text").onclick = () => save({ text: true });
 element("save-sound").onclick = () => save({ recording: true });
 element("save-all").onclick = () => save({ everything: true, recording: true });

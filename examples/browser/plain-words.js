@@ -78,3 +78,19 @@ export function ofAnswer(code, reason) {
   if (code === FAILED) return isHere(location.hostname) ? `The server could not work this out: ${reason}` : said;
   return OF_OTHERS.includes(code) ? `${said} It says: ${reason}` : said;
 }
+
+/* What is said first, in the language of a voice (RFC 5646), where there are words in it here. */
+const GREETINGS = {
+  de: "Hallo. Was kann ich für Sie tun?",
+  en: "Hello. What can I do for you?",
+  es: "Hola. ¿En qué puedo ayudarle?",
+  fr: "Bonjour. Que puis-je faire pour vous ?",
+  it: "Buongiorno. Che cosa posso fare per lei?",
+  nl: "Hallo. Wat kan ik voor u doen?",
+  pl: "Dzień dobry. W czym mogę pomóc?",
+  pt: "Olá. O que posso fazer por você?",
+};
+
+export function greeting(language = "en") {
+  return GREETINGS[language.split("-")[0]] ?? GREETINGS.en;
+}

@@ -77,7 +77,8 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-function cut(pieces, samples) {
+/* The first samples of the pieces. */
+export function cut(pieces, samples) {
   const kept = [];
   for (const piece of pieces) {
     if (samples <= 0) break;

@@ -1,4 +1,6 @@
-/* Plays again what was said in a turn. */
+/* Plays again what was said in a turn, or what was heard of its answer. */
+
+import { cut } from "./recording.js";
 
 export class Replay {
   #source = null;
@@ -9,17 +11,19 @@ export class Replay {
     client.addEventListener("turnstart", () => this.stop());
   }
 
-  /* A turn's own voice; once more, or another turn, while it plays: stops. */
-  async play({ sound: { user } }) {
+  /* `side` is "user" or "server"; once more, or another one, while it plays: stops. */
+  async play({ sound, heardMs }, side) {
     const again = this.#source === null;
     this.stop();
     if (!again) return;
     const context = await this.sound.wake();
-    const length = user.reduce((sum, piece) => sum + piece.length, 0);
+    const heard = side === "user" || heardMs === null ? Infinity : Math.round((heardMs / 1000) * context.sampleRate);
+    const pieces = cut(sound[side], heard);
+    const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
     if (length === 0) return; // the page keeps only so much
     const buffer = new AudioBuffer({ length, sampleRate: context.sampleRate });
     let place = 0;
-    for (const piece of user) {
+    for (const piece of pieces) {
       buffer.copyToChannel(Float32Array.from(piece, (sample) => sample / 32768), 0, place);
       place += piece.length;
     }

@@ -1,5 +1,5 @@
-/* The drawer: everything that one sets once, and the figures of the connection. Each field of the form has the name of
-   its setting. */
+/* The drawer: everything that one sets once, in groups, and the figures of the connection. Each field of the form has the
+   name of its setting. */
 
 import { bindDialog, element } from "./page.js";
 import { duration, languageName, voiceName } from "./plain-words.js";
@@ -11,6 +11,7 @@ const MICROPHONE = ["microphone", "echoCancellation", "noiseSuppression", "autoG
 
 export class SettingsDrawer {
   #form = element("settings-form");
+  #twins = [...document.querySelectorAll("[data-setting]")]; // choices that stand elsewhere, too
   #capabilities = null;
 
   /* Calls `changed(names)` with the settings whose values changed, and `opened()` when the drawer opens. */
@@ -25,12 +26,14 @@ export class SettingsDrawer {
       },
     });
     this.#form.addEventListener("submit", (event) => event.preventDefault());
-    this.#form.addEventListener("change", ({ target }) => {
-      settings[target.name] = valueOf(target);
-      this.#showNumbers();
+    const choose = (name, value) => {
+      settings[name] = value;
+      this.#fill();
       this.#showTurns();
-      changed([target.name]);
-    });
+      changed([name]);
+    };
+    this.#form.addEventListener("change", ({ target }) => choose(target.name, valueOf(target)));
+    for (const twin of this.#twins) twin.addEventListener("change", () => choose(twin.dataset.setting, twin.value));
     navigator.mediaDevices?.addEventListener("devicechange", () => this.listDevices());
     element("tools").append(...Object.entries(TOOLS).map(([name, { label }]) => makeSwitch(settingOf(name), label)));
     this.#fill();
@@ -51,6 +54,9 @@ export class SettingsDrawer {
     const does = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
     this.#choices("task", tasks.map((task) => [task, does[task] ?? task]));
     this.#form.elements.voice.closest(".with-button").hidden = voices.length === 0;
+    element("voice-choice").hidden = voices.length < 2;
+    element("hear-voice").hidden = voices.length === 0;
+    element("language-choice").hidden = heard.length < 2;
     this.#row("model", models.length > 1 && !calls);
     this.#row("language", heard.length > 1);
     this.#row("task", tasks.length > 1);
@@ -93,8 +99,9 @@ export class SettingsDrawer {
   }
 
   #choices(name, options) {
-    const select = this.#form.elements[name];
-    select.replaceChildren(...options.map(([value, label]) => new Option(label, value)));
+    for (const select of [this.#form.elements[name], ...this.#twins.filter(({ dataset }) => dataset.setting === name)]) {
+      select.replaceChildren(...options.map(([value, label]) => new Option(label, value)));
+    }
   }
 
   #row(name, shown) {
@@ -109,6 +116,7 @@ export class SettingsDrawer {
       else field.value = value;
       if (field.tagName === "SELECT" && field.selectedIndex < 0) field.selectedIndex = 0;
     }
+    for (const twin of this.#twins) twin.value = this.#form.elements[twin.dataset.setting].value;
     this.#showNumbers();
   }
 

@@ -8,6 +8,8 @@ const KEY_STORE = "omni_ws.key";
 export const DEFAULTS = {
   mode: "open",
   theme: "system",
+  log: false, // the log is open
+  greeting: true, // it says hello when somebody begins to talk
   connection: "websocket",
   microphone: "",
   speaker: "",

@@ -1,4 +1,4 @@
-/* The button beside the voices: says a sentence with the chosen one, by way of `/v1/audio/speech`. */
+/* The buttons beside the voices: say a sentence with the chosen one, by way of `/v1/audio/speech`. */
 
 import { currentKey } from "./settings.js";
 
@@ -20,16 +20,26 @@ export class VoicePreview {
 
   /* `choice()` tells the voice and its language; `quiet(on)` keeps an open microphone from hearing it; `complain(error)` is
      given the server's error, or one of the browser. */
-  constructor(button, url, { choice, quiet, speaker, complain }) {
-    Object.assign(this, { button, url, choice, quiet, speaker, complain });
-    button.onclick = () => (this.#asked ? this.stop() : this.play());
+  constructor(buttons, url, { choice, quiet, speaker, complain }) {
+    Object.assign(this, { buttons, url, choice, quiet, speaker, complain });
+    for (const button of buttons) button.onclick = () => (this.#asked ? this.stop() : this.play());
+  }
+
+  /* A button says it with a word or with a picture. */
+  #show(plays) {
+    for (const button of this.buttons) {
+      const picture = button.querySelector("use");
+      if (picture) picture.setAttribute("href", plays ? "#i-stop" : "#i-play");
+      else button.textContent = plays ? "Stop" : "Listen";
+      button.setAttribute("aria-pressed", String(plays));
+    }
   }
 
   async play() {
     const { voice, language = "en" } = this.choice();
     const asked = new AbortController();
     this.#asked = asked;
-    this.button.textContent = "Stop";
+    this.#show(true);
     this.quiet(true);
     const ended = () => asked === this.#asked && this.stop();
     try {
@@ -55,7 +65,7 @@ export class VoicePreview {
       URL.revokeObjectURL(this.#audio.src);
       this.#audio = null;
     }
-    this.button.textContent = "Listen";
+    this.#show(false);
     this.quiet(false);
   }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +29,7 @@ def _tap_at_the_speaker() -> Iterator[None]:
     files = dict(pages.page_files())
     worklet = files["client/playback-worklet.js"]
     content = worklet.content + TAP_PROCESSOR.encode()
-    files["client/playback-worklet.js"] = replace(worklet, content=content, entity_tag='"tapped"')
+    files["client/playback-worklet.js"] = pages.PageFile.of(content, worklet.media_type)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "page_files", lambda: files)
         yield

@@ -42,12 +42,18 @@ async def states(demo: DemoPage) -> AsyncIterator[str]:
     await demo.answered()
     await demo.in_state("ready")
     yield "conversation"
+    await page.locator("#open-log").click()
+    yield "the words of the moment"
+    await page.locator("#open-log").click()
     await page.get_by_role("button", name="Change the question").click()
     await demo.message("Change the question")
     yield "a message"
     await page.get_by_role("button", name="Leave it").click()
     for opener, dialog in (("open-settings", "settings"), ("open-who", "who-dialog"), ("save", "save-dialog")):
-        await page.locator(f"#{opener}").click()
+        if opener == "open-settings":
+            await demo.open_settings()
+        else:
+            await page.locator(f"#{opener}").click()
         yield dialog
         await page.keyboard.press("Escape")
     await page.evaluate("document.querySelector('#key-dialog').showModal()")

@@ -93,7 +93,7 @@ async def test_a_spoken_turn(server: LiveServer) -> None:
 
 async def test_the_level_in_the_settings_is_not_sent(server: LiveServer) -> None:
     async with calling_page(server, CALL | {"mode": "open"}) as demo:
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.say(clip_bytes("goforward"))
         await demo.until("() => document.querySelector('#input-level').value > 0.1")
         await demo.said()
@@ -211,7 +211,7 @@ async def test_a_network_without_udp(server: LiveServer, monkeypatch: pytest.Mon
         await demo.page.route("**/v1/realtime/calls", without_ways)
         await choose_call(demo, server)
         await demo.message("No packets get through by WebRTC. Choose the WebSocket in the settings. Trying again.")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.locator("select[name=connection]").select_option("websocket")
         await demo.in_state("ready")
         assert await connected_by(demo) == "WebSocket"
@@ -262,7 +262,7 @@ async def test_the_way_is_chosen_in_the_settings(server: LiveServer) -> None:
     async with demo_page() as demo:
         await demo.open(url(server))
         assert await connected_by(demo) == "WebSocket"
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.locator("select[name=connection]").select_option("webrtc")
         await demo.page.locator("#figure-connection", has_text="WebRTC").wait_for(state="attached")
         await demo.in_state("ready")
@@ -274,7 +274,7 @@ async def test_a_server_that_takes_no_calls() -> None:
         await choose_call(demo, server)
         await demo.in_state("ready")
         assert await connected_by(demo) == "WebSocket"
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         assert not await demo.page.locator("select[name=connection]").is_visible()
 
 
@@ -283,7 +283,7 @@ async def test_words_to_expect_are_told_in_a_call() -> None:
     async with live_server(engine) as running:
         settings = CALL | {"keywords": "Siobhan Ng\nZyntrix", "lexicon": "nginx = engine x"}
         async with calling_page(running, settings) as demo:
-            await demo.page.locator("#open-settings").click()
+            await demo.open_settings()
             assert await demo.page.get_by_label("Words to expect").is_visible()
             assert not await demo.page.get_by_label("How to say words").is_visible()  # calls have no place for it
             await demo.page.locator("#close-settings").click()

@@ -114,7 +114,7 @@ async def test_short_words_stop_an_answer_where_that_is_wanted() -> None:
             return turns is not None and turns.duck
 
         await server.until(ducks, "the page's own choice")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         choice = demo.page.get_by_label("Don't stop for short words")
         assert await choice.is_checked()
         await choice.uncheck()

@@ -96,17 +96,22 @@ async def test_how_to_talk_can_be_chosen_on_every_screen() -> None:
 
 
 async def test_a_welcome_is_read_from_its_beginning_and_an_answer_to_its_end() -> None:
-    async with live_server() as server, demo_page(viewport=LEAST_PHONE) as demo:
+    """In the words of the moment, and in the log that takes their place on a phone."""
+    async with live_server() as server, demo_page(viewport=LEAST_PHONE, settings={"log": False}) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        log = demo.page.locator("#log")
-        assert await log.evaluate("(log) => log.scrollHeight > log.clientHeight")
+        welcome = demo.page.locator("#welcome")
+        assert await welcome.evaluate("(welcome) => welcome.scrollHeight > welcome.clientHeight")
         for size in (SMALL[1], LEAST_PHONE):
             await demo.page.set_viewport_size(size)
             assert not await out_of_reach(demo, "#invitation"), size
-        await log.evaluate("(log) => (log.scrollTop = 20)")
+        await welcome.evaluate("(welcome) => (welcome.scrollTop = 20)")
         await demo.write("word " * 200)
+        at_end = "(box) => box.clientHeight > 0 && box.scrollHeight - box.scrollTop - box.clientHeight < 2"
+        await demo.until(at_end, await demo.page.locator("#live").element_handle())
+        await demo.page.keyboard.press("Escape")
+        await demo.page.locator("#open-log").click()
         await demo.answered("word")
-        await demo.until("(log) => log.scrollHeight - log.scrollTop - log.clientHeight < 2", await log.element_handle())
+        await demo.until(at_end, await demo.page.locator("#log").element_handle())
 
 
 async def test_what_is_written_has_room_on_a_phone() -> None:
@@ -218,8 +223,9 @@ async def test_a_click_beside_a_dialog_closes_it_and_one_within_does_not() -> No
 async def test_the_centre_that_stands_still_tells_hearing_from_listening() -> None:
     """By what is drawn strongly, farthest from the middle."""
     reach = """(state) => new Promise((done) => {
-      const canvas = document.querySelector("#orb");
-      canvas.orb.show(state);
+      const orb = document.querySelector("#orb");
+      const canvas = orb.querySelector("canvas:last-of-type");
+      orb.orb.show(state);
       requestAnimationFrame(() => requestAnimationFrame(() => {
         const { width, height } = canvas;
         const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
@@ -263,7 +269,7 @@ async def test_wide_things_stay_in_their_place() -> None:
         assert right <= 360
         await box.focus()
         await demo.page.keyboard.press("ArrowRight")
-        await demo.until("() => document.querySelector('.table').scrollLeft > 0")
+        await demo.until("() => document.querySelector('#log .table').scrollLeft > 0")
         assert await demo.page.evaluate("document.documentElement.scrollWidth") == 360
     engine = ComposedEngine(ToolCallingEngine("One moment."), tts=ReadingEngine())
     async with live_server(engine, still_answers=False) as server, demo_page(viewport=PHONE) as demo:

@@ -76,9 +76,10 @@ async def test_a_fresh_page() -> None:
         assert await demo.page.locator("#who").inner_text() == "Heard and answered and spoken by fake."
         assert not await demo.page.locator("#advice").is_visible()
         assert not await demo.page.locator("#lacks").is_visible()
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         nameless = await demo.page.evaluate(
             """[...document.querySelectorAll("button, input:not([hidden]), select, textarea, canvas, video")]
+              .filter((one) => !one.closest("[aria-hidden=true]"))
               .filter((one) => !one.getAttribute("aria-label") && !one.textContent.trim())
               .filter((one) => !one.labels?.[0]?.textContent.trim())
               .map((one) => one.outerHTML)"""
@@ -91,7 +92,7 @@ async def test_a_narrow_screen_needs_no_scrolling_sideways_and_the_newest_line_s
     async with live_server() as server, demo_page(viewport={"width": 360, "height": 640}) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         assert max(await demo.page.evaluate(_WIDTHS)) <= 360
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         assert max(await demo.page.evaluate(_WIDTHS)) <= 360
         await conversation(demo, server.port)
         assert max(await demo.page.evaluate(_WIDTHS)) <= 360
@@ -317,7 +318,7 @@ async def test_settings_are_remembered_and_told() -> None:
     engine = ScriptedEngine([TextOutput("yes")])
     async with live_server(engine) as server, demo_page() as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.locator("select[name=task]").select_option("speech")
         await demo.page.locator("textarea[name=instructions]").fill("Be brief.")
         await demo.page.locator("#close-settings").click()
@@ -359,7 +360,7 @@ async def test_who_listens_answers_and_speaks_is_told() -> None:
         assert "It can hear you." in told
         await demo.page.keyboard.press("Escape")
         assert await demo.page.locator("#advice").inner_text() == "There is a better one."
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         figures = [demo.page.locator(f"#figure-{verb}") for verb in ("heard", "answered", "spoken")]
         assert [await figure.inner_text() for figure in figures] == ["words", "retort", "tone"]
         # Whoever wrote or said something sees the conversation.
@@ -437,7 +438,7 @@ async def test_a_theme_is_chosen_and_kept() -> None:
     async with live_server() as server, demo_page(color_scheme="light") as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         light = await demo.page.evaluate(_PAPER)
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         theme = demo.page.get_by_label("Theme")
         await theme.select_option("Dark")
         await demo.until(f"(light) => {_PAPER} !== light", light)
@@ -448,7 +449,7 @@ async def test_a_theme_is_chosen_and_kept() -> None:
         await demo.page.reload()
         await demo.in_state("ready")
         assert await demo.page.evaluate(_PAPER) == dark
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         assert await theme.input_value() == "dark"
         await theme.select_option("System default")
         await demo.until(f"(light) => {_PAPER} === light", light)

@@ -32,13 +32,13 @@ async def test_the_settings_show_the_level_of_the_microphone() -> None:
     async with live_server() as server, demo_page(device=True) as demo:
         await demo.page.add_init_script(_KEEP_TRACKS)
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.until("() => document.querySelector('#input-level').value > 0.1")  # Chromium's own device beeps
         await demo.page.locator("#close-settings").click()
         await demo.until("() => tracks.length === 1 && tracks[0].readyState === 'ended'")
         assert await demo.page.evaluate("document.querySelector('#input-level').value") == 0
         # Who talks by then goes on talking.
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.until("() => document.querySelector('#input-level').value > 0.1")
         await demo.page.evaluate("document.querySelector('#talk').click()")
         await demo.in_state("hearing", "listening")
@@ -78,7 +78,7 @@ async def test_a_tool_is_switched_off() -> None:
     llm = ToolCallingEngine()
     async with live_server(llm, still_answers=False) as server, demo_page() as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.get_by_role("checkbox", name="Look at the clock").uncheck()
         await demo.page.locator("#close-settings").click()
         await demo.write("What time is it?")
@@ -96,7 +96,7 @@ async def test_words_to_expect_and_how_to_say_words_are_told() -> None:
     )
     async with live_server(engine) as server, demo_page() as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         too_long = "a" * 65
         await demo.page.get_by_label("Words to expect").fill(f"Siobhan Ng\n\n Zyntrix \nZyntrix\n{too_long}\n")
         await demo.page.get_by_label("How to say words").fill(
@@ -105,7 +105,7 @@ async def test_words_to_expect_and_how_to_say_words_are_told() -> None:
         await demo.page.locator("#close-settings").click()
         await demo.write("one")
         await demo.answered("yes")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.get_by_label("How to say words").fill("nginx = engine ecks")
         await demo.page.get_by_label("Words to expect").fill("")
         await demo.page.locator("#close-settings").click()
@@ -125,7 +125,7 @@ async def test_words_to_expect_and_how_to_say_words_are_told() -> None:
 async def test_what_the_server_takes_no_words_for_is_not_offered() -> None:
     async with live_server(CapableEngine(keywords=False, lexicon=False)) as server, demo_page() as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.get_by_label("Instructions").wait_for()
         for label in ("Words to expect", "How to say words"):
             assert not await demo.page.get_by_label(label).is_visible()

@@ -68,7 +68,7 @@ async def test_it_can_be_switched_off_while_it_sounds() -> None:
     async with listened_page() as (demo, answers):
         await demo.write("Where is it?")
         await demo.until("() => notes.length >= 2")
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.get_by_label("A soft sound while it thinks").uncheck()
         await no_further_note_begins(demo)
         answers.set()

@@ -104,7 +104,7 @@ async def test_the_browser_takes_the_echo_out() -> None:
         await demo.page.locator("#talk").press("Enter")
         await demo.in_state("listening")
         assert await echo.text_content() == "taken out"
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         await demo.page.locator("input[name=echoCancellation]").uncheck()
         await demo.page.locator("#figure-echo", has_text="not taken out").wait_for()
         assert await demo.page.locator(".message").count() == 0  # as the person wants it
@@ -371,7 +371,7 @@ async def test_what_an_engine_cannot_take_is_not_offered() -> None:
         assert await demo.answered() == "fine"
         assert not await demo.page.locator("#image").is_visible()
         assert not await demo.page.locator("#camera").is_visible()
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         assert not await demo.page.locator("select[name=voice]").is_visible()
 
 

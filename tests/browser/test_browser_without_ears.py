@@ -33,7 +33,7 @@ async def test_text_is_taken_and_no_microphone_is_offered() -> None:
         assert await page.locator("#invitation").inner_text() == "Write something."
         await page.keyboard.press("Space")
         await page.keyboard.press("m")
-        await page.locator("#open-settings").click()
+        await demo.open_settings()
         assert not await page.locator("[name=microphone]").is_visible()
         assert not await page.locator("#input-level").is_visible()
         await page.locator("#close-settings").click()

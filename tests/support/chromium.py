@@ -264,6 +264,12 @@ class DemoPage:
         await self.in_state("listening")
         assert "stopped after" in await self.note(turn=0)
 
+    async def open_settings(self) -> None:
+        """Opens the settings and each of their groups."""
+        await self.page.locator("#open-settings").click()
+        for group in await self.page.locator("#settings-form details:not([open]) > summary").all():
+            await group.click()
+
     async def say(self, speech: bytes) -> None:
         """Begins to speak (pcm16, 16 kHz) into the microphone, once that is open."""
         said = base64.b64encode(speech).decode()
@@ -428,7 +434,9 @@ async def demo_page(
         if tapped:
             await page.add_init_script(_TAP)
         # On a busy machine, a page that thinks for long would play more than what the server says.
-        stored = json.dumps(json.dumps({"thinkingSound": False, **(settings or {})}))
+        # The log shows every turn, and nothing is said that a test did not ask for.
+        usual = {"thinkingSound": False, "greeting": False, "log": True}
+        stored = json.dumps(json.dumps({**usual, **(settings or {})}))
         keep = "" if settings is not None else "localStorage.getItem('omni_ws.settings') ?? "
         await page.add_init_script(f"try {{ localStorage.setItem('omni_ws.settings', {keep}{stored}) }} catch {{}}")
         demo = DemoPage(page)

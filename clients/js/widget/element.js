@@ -25,7 +25,7 @@ const STATES = {
   refused: ["away", "Not admitted"],
   ended: ["ready", "Ready"],
   starting: ["busy", "The server is starting"],
-  opening: ["busy", "Opening the microphone"],
+  opening: ["opening", "Opening the microphone"],
   hearing: ["hearing", "Hearing you"],
   speaking: ["speaking", "Speaking"],
   ducked: ["ducked", "Speaking"],
@@ -48,8 +48,14 @@ const ERRORS = {
   replaced: "This conversation goes on in another window.",
 };
 /* The colours of the orb by their names here. */
-const COLOURS = { you: "--voice", server: "--answer", busy: "--work", rest: "--still", paper: "--paper", bad: "--wrong" };
-const FIXED = { "--orb-light": "#ffffff", "--orb-deep": "#0a2a3a" };
+const COLOURS = {
+  "--orb-you": "--voice",
+  "--orb-server": "--answer",
+  "--orb-work": "--work",
+  "--orb-rest": "--still",
+  "--paper": "--sheet",
+  "--bad": "--wrong",
+};
 /* The transcript follows its end where the reader is no further from it. */
 const NEAR_END = 40;
 const KEY_REFUSED =
@@ -71,7 +77,7 @@ export class VoiceChatElement extends Base {
   #wrong = ""; // why there is no conversation
   #told = "";
   #parts = makeParts();
-  #orb = new Orb(this.#parts.canvas);
+  #orb = new Orb(this.#parts.orb);
   #colours = "";
   /** @type {Map<string, HTMLElement>} */
   #lines = new Map();
@@ -252,7 +258,7 @@ export class VoiceChatElement extends Base {
     const { orb } = this.#parts;
     const colours = Object.entries(COLOURS).map(([name, property]) => {
       orb.style.color = `var(${property})`;
-      return [`--${name}`, hexOf(getComputedStyle(orb).color)];
+      return [name, hexOf(getComputedStyle(orb).color)];
     });
     const told = JSON.stringify(colours);
     if (told === this.#colours) return;
@@ -270,10 +276,6 @@ export class VoiceChatElement extends Base {
 function makeParts() {
   const orb = make("div", "orb");
   orb.setAttribute("aria-hidden", "true"); // `state` says it
-  const canvas = make("canvas", "");
-  orb.append(canvas);
-  for (const [name, colour] of Object.entries(FIXED)) orb.style.setProperty(name, colour);
-  for (const name of Object.keys(COLOURS)) orb.style.setProperty(`--${name}`, "#808080"); // until it is in a page
   const state = make("p", "state");
   state.setAttribute("role", "status");
   const error = make("p", "error");
@@ -293,7 +295,7 @@ function makeParts() {
   text.placeholder = "Or write";
   text.autocomplete = "off";
   form.append(text);
-  return { orb, canvas, state, error, log, announcement, talk, mute, form, text };
+  return { orb, state, error, log, announcement, talk, mute, form, text };
 }
 
 /** @param {ChatLine["who"]} who */

@@ -1,11 +1,11 @@
 /* What the widget uses of the orb. */
 
-export type Look = "away" | "ready" | "listening" | "hearing" | "busy" | "speaking" | "ducked" | "muted";
+export type Look = "away" | "ready" | "opening" | "listening" | "hearing" | "busy" | "speaking" | "ducked" | "muted";
 
-/* Its colours are the custom properties --you, --server, --busy, --rest, --orb-light, --orb-deep, --paper and --bad of the
-   canvas, as #rrggbb. */
+/* It fills an element. Its colours are the custom properties --orb-you, --orb-server, --orb-work, --orb-rest, --orb-light,
+   --orb-deep, --paper and --bad of that, as #rrggbb. */
 export class Orb {
-  constructor(canvas: HTMLCanvasElement);
+  constructor(host: HTMLElement);
   show(state: Look): void;
   interrupt(): void;
   add(side: "you" | "server", peak: number): void;

@@ -35,17 +35,25 @@ export function placesOf(words, text) {
   });
 }
 
-/* Mark what sounds at `ms` of an answer; `ms` undefined marks nothing. The range of the word, or null. */
+const spoken = new Map();
+
+/* Mark, in an element with the text of an answer, what sounds at `ms`; `ms` undefined marks nothing there. The range of the
+   word, or null. */
 export function markSpoken(node, words, ms) {
   if (!CAN) return null;
-  CSS.highlights.delete("spoken");
-  if (!node || ms === undefined) return null;
+  const range = ms === undefined ? null : wordAt(node, words, ms);
+  spoken.delete(node);
+  if (range) spoken.set(node, range);
+  if (spoken.size) CSS.highlights.set("spoken", new Highlight(...spoken.values()));
+  else CSS.highlights.delete("spoken");
+  return range;
+}
+
+function wordAt(node, words, ms) {
   const found = words.findLastIndex((word) => word.start_ms <= ms);
   if (found < 0 || words[found].end_ms + 250 < ms) return null;
   const place = placesOf(words.slice(0, found + 1), node.textContent).at(-1);
-  const range = place && rangeOf(node, ...place);
-  if (range) CSS.highlights.set("spoken", new Highlight(range));
-  return range;
+  return place ? rangeOf(node, ...place) : null;
 }
 
 const unheard = new Map();

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -49,6 +50,10 @@ _PAGE_HEADERS: Final = (
 )
 
 
+#: Media types of files that become smaller by compression.
+_COMPRESSED: Final = frozenset(MEDIA_TYPES[suffix] for suffix in ("html", "css", "js", "svg", "webmanifest"))
+
+
 @dataclass(frozen=True, slots=True)
 class PageFile:
     """One file of the page, with its headers."""
@@ -56,6 +61,20 @@ class PageFile:
     content: bytes
     media_type: str
     entity_tag: str
+    #: The same file by gzip, with an entity tag of its own; None if that is not smaller.
+    compressed: PageFile | None = None
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str) -> PageFile:
+        """Return a file of this content."""
+        tag = hashlib.sha256(content).hexdigest()[:32]
+        plain = cls(content, media_type, f'"{tag}"')
+        if media_type not in _COMPRESSED:
+            return plain
+        smaller = gzip.compress(content, mtime=0)
+        if len(smaller) >= len(content):
+            return plain
+        return replace(plain, compressed=cls(smaller, media_type, f'"{tag}-gzip"'))
 
 
 class DemoRoutes(FrontEnd):
@@ -98,18 +117,34 @@ async def send_page_file(exchange: HttpExchange, name: str, headers: Iterable[tu
     file = page_files().get(name)
     if file is None:
         raise NotFound(f"{shown_path(exchange.request.segments)} not found")
-    fields = [*_PAGE_HEADERS, *headers, ("ETag", file.entity_tag)]
+    fields = [*_PAGE_HEADERS, *headers]
+    encoding: list[tuple[str, str]] = []
+    if file.compressed is not None:
+        fields.append(("Vary", "Accept-Encoding"))
+        if _takes_gzip(exchange.request.headers.tokens("accept-encoding")):
+            file = file.compressed
+            encoding = [("Content-Encoding", "gzip")]
+    fields.append(("ETag", file.entity_tag))
     # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
     if file.entity_tag in known:
         await exchange.respond(304, fields)
     else:
-        await exchange.respond(200, [("Content-Type", file.media_type), *fields], file.content)
+        await exchange.respond(200, [("Content-Type", file.media_type), *encoding, *fields], file.content)
+
+
+def _takes_gzip(accepted: Iterable[str]) -> bool:
+    """Whether ``Accept-Encoding`` names gzip, and not with the weight 0 (RFC 9110, section 12.5.3)."""
+    for entry in accepted:
+        coding, _, weight = entry.partition(";")
+        if coding.strip().lower() == "gzip":
+            return weight.replace(" ", "").lower() not in {"q=0", "q=0.0", "q=0.00", "q=0.000"}
+    return False
 
 
 @cache
 def page_files() -> Mapping[str, PageFile]:
-    """Return all files of the pages, by path. Cached, because reading blocks the event loop."""
+    """Return all files of the pages, by path. Cached, because reading and compressing block the event loop."""
     page, library = folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
     entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}
@@ -118,10 +153,7 @@ def page_files() -> Mapping[str, PageFile]:
     entries["client.js"] = library.joinpath("client.js")
     contents = {path: entry.read_bytes() for path, entry in entries.items() if _suffix(path) in MEDIA_TYPES}
     contents["widget.js"] = one_file(library, "widget.js").encode()
-    return {
-        path: PageFile(content, MEDIA_TYPES[_suffix(path)], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-        for path, content in contents.items()
-    }
+    return {path: PageFile.of(content, MEDIA_TYPES[_suffix(path)]) for path, content in contents.items()}
 
 
 def _suffix(path: str) -> str:
