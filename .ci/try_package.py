@@ -59,7 +59,7 @@ def listening(server: subprocess.Popen[str]) -> str:
 
 def fetch_page(address: str) -> None:
     """Gets the page, what it names, and what its modules import. An answer other than 200 raises."""
-    waiting, seen = ["/", "/openapi.json", "/client.js", "/health"], set[str]()
+    waiting, seen = ["/", "/openapi.json", "/client.js", "/widget.js", "/health"], set[str]()
     while waiting:
         path = waiting.pop()
         if path in seen:
@@ -71,7 +71,7 @@ def fetch_page(address: str) -> None:
             waiting += ["/" + name for name in re.findall(r'(?:src|href)="((?:browser|client)[^"]+)"', content)]
         elif path.endswith(".js"):
             folder = path.rpartition("/")[0]
-            named = re.findall(r'(?:from|import) ?\(?"(\.{1,2}/[^"]+)"', content)
+            named = re.findall(r'(?:^(?:im|ex)port .*from |await import\()"(\.{1,2}/[^"]+)"', content, re.MULTILINE)
             waiting += [os.path.normpath(f"{folder}/{name}") for name in named]
     print(f"{len(seen)} files of the page")
 

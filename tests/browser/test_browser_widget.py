@@ -69,13 +69,20 @@ class Embedded:
 
 @asynccontextmanager
 async def embedded(
-    folder: Path, engine: HearingEngine, *, attributes: str = "", allowed: bool = True, **fields: Any
+    folder: Path,
+    engine: HearingEngine,
+    *,
+    attributes: str = "",
+    allowed: bool = True,
+    allow: tuple[str, ...] = ("microphone", "camera"),
+    **fields: Any,
 ) -> AsyncIterator[Embedded]:
+    """``allowed`` by the server's ``--allow-origin``; ``allow`` are the permissions of the page."""
     with page_server(folder) as site:
         fields["allow_origin"] = (site.origin,) if allowed else ()
         async with (
             live_server(engine, **fields) as server,
-            demo_page(expect_problems=not allowed or bool(attributes)) as demo,
+            demo_page(allow=allow, device=not allow, expect_problems=not allowed or bool(attributes)) as demo,
         ):
             text = EXAMPLE.read_text(encoding="utf-8").replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
             await asyncio.to_thread(
@@ -183,6 +190,17 @@ async def test_a_page_that_is_not_allowed_is_told(tmp_path: Path) -> None:
         await here.demo.page.get_by_role("button", name="Stop").click()  # it does not try for ever
         await here.shows("Ready")
         assert await here.demo.page.evaluate("document.querySelector('voice-chat').state") == "idle"
+
+
+async def test_who_refuses_the_microphone_can_write(tmp_path: Path) -> None:
+    async with embedded(tmp_path, HearingEngine(read_aloud("Yes.")), allow=()) as here:
+        await here.demo.page.get_by_role("button", name="Start talking").click()
+        await here.until_told("error", {"code": "NotAllowedError"})
+        await here.shows("does not let this page use the microphone")
+        await here.demo.page.get_by_label("Write").fill("Hello")
+        await here.demo.page.keyboard.press("Enter")
+        await here.until_told("answer", {"text": "Yes.", "final": True})
+        assert await here.demo.page.locator("voice-chat .error").is_hidden()
 
 
 async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@
    level    { side, peak }  20 ms of sound of "you" or "server" (0 to 1)
    error    { code, message }  what went wrong, also in `shown.error` until the next start */
 
-/** @import { Speaker, Telling, Turn } from "../client.js" */
+/** @import { Telling, Turn } from "../client.js" */
 /** @import { ChatError, ChatEvents, ChatLine, ChatOptions, Shown } from "../chat.js" */
 
 import { VoiceClient } from "../client/voice-client.js";
@@ -19,9 +19,9 @@ const PATH = /v1\/streaming_input\/?$/;
 const SECRET = /^ek_/;
 /* How long behind its end a word still counts as the one that sounds. */
 const LINGER_MS = 250;
-const NOT_A_SECRET =
-  "A key does not belong into a page. Have your server make a client secret (POST /v1/streaming_input/client_secrets), " +
-  "and give that as";
+const WANTS_SECRET =
+  "A key does not belong into a page, where everybody can read it. Have your server make a client secret " +
+  "(POST /v1/streaming_input/client_secrets), and give that as clientSecret.";
 
 export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) {
   /* How loud both sides are, from 0 to 1; it changes without an event. */
@@ -78,9 +78,8 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
     this.#tellError(null);
     this.#begins = true;
     this.#changed();
-    const { client } = this;
-    if (!this.#connect()) return client.sound.wake().then(() => {}, () => {}); // the gesture counts now; `listen` says what is wrong
-    await this.#listen();
+    if (this.#connect()) return this.#listen();
+    await this.client.sound.wake().catch(() => {}); // the gesture counts now; what is wrong is told when it listens
   }
 
   /* Close the microphone and stop the answer; a turn of a server that cannot hear where it ends is sent. */
@@ -288,9 +287,9 @@ export function serverOf(address) {
 
 /** @param {ChatOptions} options */
 function refuseKey(options) {
-  if ("key" in options) throw new TypeError(`key: ${NOT_A_SECRET} clientSecret.`);
+  if ("key" in options) throw new TypeError(`key: ${WANTS_SECRET}`);
   const { clientSecret } = options;
   if (typeof clientSecret === "string" && clientSecret && !SECRET.test(clientSecret)) {
-    throw new TypeError(`clientSecret: this is none, it does not begin with ek_. ${NOT_A_SECRET} clientSecret.`);
+    throw new TypeError(`clientSecret: this is none, it does not begin with ek_. ${WANTS_SECRET}`);
   }
 }

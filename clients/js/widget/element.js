@@ -58,9 +58,6 @@ const COLOURS = {
 };
 /* The transcript follows its end where the reader is no further from it. */
 const NEAR_END = 40;
-const KEY_REFUSED =
-  "key: a key does not belong into a page, where everybody can read it. Have your server make a client secret " +
-  "(POST /v1/streaming_input/client_secrets), and give that as client-secret.";
 
 /** @type {CSSStyleSheet | undefined} */
 let sheet;
@@ -158,7 +155,6 @@ export class VoiceChatElement extends Base {
   /* Have a conversation for what the attributes say, or say what is wrong with them. */
   #prepare() {
     try {
-      if (this.hasAttribute("key")) throw new TypeError(KEY_REFUSED);
       const options = this.#options;
       if (options.url !== this.#src) this.#leave();
       this.#src = `${options.url}`;
@@ -178,7 +174,8 @@ export class VoiceChatElement extends Base {
     const url = this.getAttribute("src");
     if (!url) throw new TypeError("src is missing: the address of the server, wss://host/v1/streaming_input");
     const [clientSecret, voice, language, instructions] = OPTIONS.map((name) => this.getAttribute(name) ?? "");
-    return { url, clientSecret, voice, language, instructions };
+    const key = this.hasAttribute("key") && { key: "" }; // is refused
+    return { url, clientSecret, voice, language, instructions, ...key };
   }
 
   /** @param {VoiceChat} chat */
