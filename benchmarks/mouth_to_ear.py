@@ -43,6 +43,8 @@ _PAUSE_SEC: Final = 1.5
 _LOUD: Final = 656
 #: What a recording is late by; it is stopped so much after the last answer.
 _TAIL_SEC: Final = 0.5
+#: Longer than a microphone takes to open.
+_RUSTLE_SEC: Final = 60
 
 #: Target for the medians: so much later by WebRTC, in milliseconds.
 MAX_MORE_BY_WEBRTC: Final = 60
@@ -147,7 +149,7 @@ async def _page(path: str, environment: Mapping[str, str], way: str) -> AsyncIte
     """A fresh page of the demo, not yet opened, that connects by ``way``."""
     from playwright.async_api import async_playwright
 
-    settings = json.dumps({"connection": way})
+    settings = json.dumps({"connection": way, "greeting": False, "log": True})
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=path,
@@ -166,8 +168,13 @@ async def _talk(page: Any, url: str, environment: Mapping[str, str], turns: int)
     """All turns but the first."""
     await page.goto(url)
     await page.locator("body[data-state=ready]").wait_for()
-    await page.locator("#talk").click()
-    await page.locator("body[data-state=listening]").wait_for()
+    # A microphone that gives nothing but zeros counts as switched off, and this room is silent.
+    async with _process(*_PLAY, f"--rate={_RATE}", environment=environment, stdin=asyncio.subprocess.PIPE) as rustle:
+        feeding = asyncio.create_task(rustle.communicate(_rustle()))
+        await page.locator("#talk").click()
+        await page.locator("body[data-state=listening]").wait_for()
+        rustle.terminate()
+        await feeding
     with wave.open(str(CLIP), "rb") as clip:
         speech, rate = clip.readframes(clip.getnframes()), clip.getframerate()
     voice = (*_PLAY, f"--rate={rate}")
@@ -194,6 +201,11 @@ async def _talk(page: Any, url: str, environment: Mapping[str, str], turns: int)
         for (known, before), (played, after) in itertools.pairwise(sums)
     ]
     return [Turn(*one) for one in zip(latencies, told, strict=True)][1:]
+
+
+def _rustle() -> bytes:
+    """Noise that is too faint to be heard as speech."""
+    return np.random.default_rng(1).normal(0, _LOUD / 8, _RATE * _RUSTLE_SEC).astype("<i2").tobytes()
 
 
 def _summed(url: str) -> tuple[int, float]:

@@ -274,8 +274,8 @@ speaker.addEventListener("level", ({ detail }) => {
 });
 
 function showSpoken(turn, ms) {
-  live.speak(turn, ms);
   if (!element("history").hidden) view.speak(turn, ms);
+  live.speak(turn, ms);
 }
 
 /* Of the sound of an answer that is heard now; null where it is not kept. */

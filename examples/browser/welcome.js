@@ -36,7 +36,7 @@ export function showSuggestions(place, created, { ask, press }) {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = label;
-      button.dataset.say = say ?? "";
+      if (say) button.dataset.say = say;
       button.onclick = () => (say ? ask(say) : press(id));
       return button;
     }),

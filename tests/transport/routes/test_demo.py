@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 from urllib.parse import urljoin
@@ -73,6 +74,32 @@ async def test_a_browser_that_has_a_file_is_told_so() -> None:
             again = await get(server, "/browser/main.js", f"If-None-Match: {known}")
             assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
         assert (await get(server, "/browser/main.js", 'If-None-Match: "other"')).status == 200
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "br, GZIP;q=0.5", "deflate, gzip"])
+async def test_text_is_compressed_for_whoever_takes_it(accepted: str) -> None:
+    async with live_server() as server:
+        plain = await get(server, "/browser/main.js")
+        small = await get(server, "/browser/main.js", f"Accept-Encoding: {accepted}")
+        assert (small.headers["content-encoding"], small.headers["vary"]) == ("gzip", "Accept-Encoding")
+        assert gzip.decompress(small.body) == plain.body
+        assert len(small.body) < len(plain.body) / 2
+        assert small.headers["etag"] != plain.headers["etag"]
+        known = f"If-None-Match: {small.headers['etag']}"
+        again = await get(server, "/browser/main.js", f"Accept-Encoding: {accepted}", known)
+        assert (again.status, again.headers["etag"]) == (304, small.headers["etag"])
+        assert (await get(server, "/browser/main.js", known)).status == 200  # that is another representation
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [("main.js", "br"), ("main.js", "gzip;q=0"), ("main.js", "gzip; q=0.0"), ("icon-512.png", "gzip")],
+)
+async def test_what_is_not_to_be_compressed_is_not(name: str, accepted: str) -> None:
+    async with live_server() as server:
+        plain = await get(server, f"/browser/{name}", f"Accept-Encoding: {accepted}")
+        assert "content-encoding" not in plain.headers
+        assert plain.body == (FOLDER / name).read_bytes()
 
 
 @pytest.mark.parametrize(
