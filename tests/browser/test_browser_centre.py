@@ -152,7 +152,7 @@ async def test_a_microphone_that_is_plugged_in_can_be_used(server: LiveServer) -
 async def test_the_edge_of_the_orb_is_the_spectrum_of_the_voice(server: LiveServer) -> None:
     """Of a tone, its own band is the highest; silence has none; without the samples the level moves all of them."""
     look = """async () => {
-      const { bandsOf } = await import("/browser/spectrum.js");
+      const { bandsOf } = await import("/widget/spectrum.js");
       const sample = (frequency, seconds) => 9000 * Math.sin(2 * Math.PI * frequency * seconds);
       const tone = (frequency, rate) =>
         bandsOf(Int16Array.from({ length: rate / 40 }, (_, place) => sample(frequency, place / rate)), rate);
