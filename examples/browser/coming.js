@@ -38,6 +38,8 @@ export class Coming {
     const bytes = moves && total ? ` ${inGigabytes(done)} of ${inGigabytes(total)} GB` : "";
     if (element("coming-how").textContent !== how + bytes) element("coming-how").textContent = how + bytes;
     element("coming-fetch").hidden = !offered || moves;
+    // Also while the first view is gone.
+    element("parts-coming").textContent = moves && total ? ` · model ${Math.floor((100 * done) / total)} %` : "";
     if (moves) this.#timer = setTimeout(() => this.look(), LOOK_MS);
   }
 

@@ -311,9 +311,13 @@ function showLocked() {
 
 // --- the microphone
 
-talk.addEventListener("level", ({ detail: { peak } }) => orb.add("you", peak, peak > 0 ? heardBands : null));
-let heardBands = null;
-microphone.addEventListener("chunk", ({ detail: { samples } }) => (heardBands = bandsOf(samples, sound.rate)));
+/* A quiet room is not worth a spectrum. */
+const QUIET_PEAK = 0.004;
+let heard = null; // the samples of the moment
+microphone.addEventListener("chunk", ({ detail: { samples } }) => (heard = samples));
+talk.addEventListener("level", ({ detail: { peak } }) => {
+  orb.add("you", peak, peak > QUIET_PEAK && heard ? bandsOf(heard, sound.rate) : null);
+});
 talk.addEventListener("change", () => {
   if (talk.phase !== "opening") messages.hide("microphone");
   if (!talk.opening) messages.hide("silent");

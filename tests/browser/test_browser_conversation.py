@@ -194,7 +194,7 @@ async def test_one_chooses_the_language_that_one_speaks() -> None:
     asr._able = replace(asr.capabilities, languages=frozenset({"de", "en", "es"}), keywords=True)
     async with live_server(ComposedEngine(llm, asr=asr), still_answers=False) as server, demo_page() as demo:
         await demo.open(url(server))
-        await demo.page.locator("#open-settings").click()
+        await demo.open_settings()
         chosen = demo.page.locator("select[name=language]")
         choices = await chosen.locator("option").all_inner_texts()
         assert choices == ["Any language: tell by the sound", "English", "German", "Spanish"]

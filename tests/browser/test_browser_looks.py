@@ -341,6 +341,7 @@ async def test_a_model_is_fetched_by_a_button_and_answers_on_the_same_page() -> 
         await page.locator("#who", has_text="Answered by rules.").wait_for()
         await page.locator("#coming-fetch").click()
         await page.locator("#coming-how", has_text="0.3 of 1.1 GB").wait_for()
+        await page.get_by_role("button", name="model 27 %").wait_for()
         assert not await page.locator("#coming-fetch").is_visible()
         mind.go_on.set()
         await page.locator("#who", has_text="Answered by a model.").wait_for()

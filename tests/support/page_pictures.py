@@ -1,4 +1,5 @@
-"""Makes the pictures of the documents: conversations with the real page, server and engine. One of them moves.
+"""Makes the pictures of the documents: conversations with the real page, server and engine. One of them moves: in it
+the person interrupts an answer, and the log beside the words has the time that was measured.
 
 `make picture` runs it. It needs Chromium and the weights of the embedded parts. The person has the voice of the server.
 """
@@ -24,8 +25,8 @@ from support.worker_server import server_process
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.tts.voice_process import VoiceProcess
 
-#: What is said, with the seconds of silence before it.
-SAID: Final = ((1.5, "What is three plus four?"), (6.5, "Tell me a joke."))
+#: What is said, with the seconds of silence before it; the last interrupts.
+SAID: Final = ((1.5, "What is three plus four?"), (6.5, "Count to twenty."), (4.5, "Tell me a joke."))
 #: The microphone's file ends in so much silence, since browsers play it over and over.
 REST_SEC: Final = 30.0
 #: After the last answer.
@@ -46,9 +47,7 @@ ASKED: Final = ("What is three plus four?", "Count to twenty.")
 SOUNDING: Final = "8"
 STILLS: Final = {"page-dark.png": (1440, 900), "page-phone.png": (360, 740)}
 RATE: Final = 24_000
-#: What is said in the recorded call, of which the last interrupts; the window of its page; which answer and word
-#: sound.
-CALLED: Final = ((1.5, "What is three plus four?"), (6.5, "Count to twenty."), (4.5, "Tell me a joke."))
+#: The window of the page of the recorded call; which answer and word sound.
 CALL_WINDOW: Final = (1360, 850)
 CALL_SOUNDING: Final = (1, 3)
 
@@ -60,10 +59,10 @@ async def spoken(voice: VoiceProcess, text: str) -> bytes:
     return b"".join(as_pcm16(np.asarray(piece.samples, np.float32)) for piece in pieces)
 
 
-async def microphone(folder: Path, said: tuple[tuple[float, str], ...] = SAID) -> Path:
+async def microphone(folder: Path) -> Path:
     voice = VoiceProcess(VoiceChoice.HIBARI)
     await voice.start()
-    pieces = [part for wait, text in said for part in (bytes(2 * round(wait * RATE)), await spoken(voice, text))]
+    pieces = [part for wait, text in SAID for part in (bytes(2 * round(wait * RATE)), await spoken(voice, text))]
     await voice.stop()
     return recording(folder / "microphone.wav", *pieces, bytes(2 * round(REST_SEC * RATE)), rate=RATE)
 
@@ -123,13 +122,16 @@ async def filmed(path: Path) -> None:
     with TemporaryDirectory() as folder:
         sound = await microphone(Path(folder))
         viewport = {"width": WINDOW[0], "height": WINDOW[1]}
-        async with served() as address, demo_page(microphone=sound, tapped=False, viewport=viewport) as demo:
+        async with (
+            served() as address,
+            demo_page(microphone=sound, tapped=False, viewport=viewport, reduced_motion="no-preference") as demo,
+        ):
             await demo.page.add_init_script(SLOWER_FRAMES)
             await demo.open(address)
             film = Film(await demo.page.context.new_cdp_session(demo.page))
             await film.begin()
             await demo.page.locator("#talk").click()
-            await demo.page.locator(".server[data-state=done]").nth(len(SAID) - 1).wait_for()
+            await demo.page.locator(".turn").nth(len(SAID) - 1).locator(".server[data-state=done]").wait_for()
             await demo.in_state("listening", "ready")
             await asyncio.sleep(REST_AT_END_SEC)
             await film.end()
@@ -139,11 +141,12 @@ async def filmed(path: Path) -> None:
 async def photographed(path: Path, width: int, height: int) -> None:
     """The page in the dark, in the middle of its second answer."""
     viewport = {"width": width, "height": height}
-    async with served() as address, demo_page(tapped=False, viewport=viewport, color_scheme="dark") as demo:
+    dark: Any = {"tapped": False, "viewport": viewport, "color_scheme": "dark", "reduced_motion": "no-preference"}
+    async with served() as address, demo_page(settings={"log": False}, **dark) as demo:
         await demo.open(address)
         for question in ASKED[:-1]:
             await demo.write(question)
-            await demo.answered()
+            await demo.in_state("speaking")
             await demo.in_state("ready")
         await demo.write(ASKED[-1])
         sounds = "(word) => [...(CSS.highlights.get('spoken') ?? [])].some((range) => String(range).startsWith(word))"
@@ -156,14 +159,14 @@ async def call_photographed(path: Path) -> None:
     """The page of a recorded call with an interruption, while a word of it sounds."""
     viewport = {"width": CALL_WINDOW[0], "height": CALL_WINDOW[1]}
     with TemporaryDirectory() as folder:
-        sound = await microphone(Path(folder), CALLED)
+        sound = await microphone(Path(folder))
         async with (
             served("--record", str(Path(folder, "calls"))) as address,
             demo_page(microphone=sound, tapped=False, viewport=viewport) as demo,
         ):
             await demo.open(address)
             await demo.page.locator("#talk").click()
-            last = demo.page.locator(".turn").nth(len(CALLED) - 1).locator(".server[data-state=done]")
+            last = demo.page.locator(".turn").nth(len(SAID) - 1).locator(".server[data-state=done]")
             await last.wait_for()
             await demo.in_state("listening", "ready")
             link = await demo.page.locator("#recorded").evaluate("(link) => link.href")

@@ -19,11 +19,12 @@ const BREAK_MS = 550;
 const STILL_BREAK_MS = 1200;
 const RING_MS = 1500;
 const RING_EVERY_MS = 420;
-/* Between two pictures: of a slow swell, and of anything where no graphics card draws. */
-const SLOW_FRAME_MS = 62;
+/* Between two pictures: of a slow swell, whose edge goes a fifth of a pixel meanwhile, and of anything where no graphics
+   card draws. */
+const SLOW_FRAME_MS = 160;
 const DRAWN_FRAME_MS = 30;
 /* The orb rests below this level of sound. */
-const QUIET = 0.02;
+const QUIET = 0.06;
 const STILL = new Set(["away", "muted", "ready"]);
 const RECENT_FRAMES = 60;
 const TURN = Math.PI * 2;
