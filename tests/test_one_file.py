@@ -11,8 +11,8 @@ from support.node import node_command, run
 from omni_ws.web import folders
 from omni_ws.web.one_file import one_file
 
-#: More is a sign that something came along which a page does not need. It is 33 KB compressed.
-MAX_WIDGET_BYTES = 115_000
+#: More is a sign that something came along which a page does not need. It is 37 KB compressed.
+MAX_WIDGET_BYTES = 128_000
 MODULES = {
     "entry.js": '/* Ours. */\nimport { twice } from "./parts/twice.js";\nimport { PLACE } from "./parts/place.js";\n\n'
     'const KEPT = "a // b  /* c */";\nexport { twice };\nexport const found = [twice(4), PLACE, KEPT];\n',

@@ -1,6 +1,7 @@
 /* The page: joins the microphone, the session, the speaker and what is shown of them. */
 
 import { VoiceClient } from "../client.js";
+import { Orb } from "../widget/orb.js";
 import { Attachments } from "./attachments.js";
 import { Coming } from "./coming.js";
 import { bindKeyboard, bindTalkButton } from "./controls.js";
@@ -10,7 +11,6 @@ import { watchMicrophones } from "./devices.js";
 import { Figures } from "./figures.js";
 import { InputMeter } from "./input-meter.js";
 import { LiveView } from "./live-view.js";
-import { Orb } from "../widget/orb.js";
 import { announce, bindDialog, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";

@@ -216,7 +216,9 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         await page.keyboard.press("Enter")
         await here.until_told("answer", {"final": True})
         orb = page.locator("voice-chat .orb")
-        colours = await orb.evaluate("(orb) => ['--orb-you', '--paper'].map((name) => orb.style.getPropertyValue(name))")
+        colours = await orb.evaluate(
+            "(orb) => ['--orb-you', '--paper'].map((name) => orb.style.getPropertyValue(name))"
+        )
         assert colours == ["#663399", "#0033ff"]
         await page.evaluate("document.body.append(document.querySelector('voice-chat'))")
         await page.get_by_label("Write").fill("Still there?")

@@ -273,7 +273,6 @@ export class VoiceChatElement extends Base {
 function makeParts() {
   const orb = make("div", "orb");
   orb.setAttribute("aria-hidden", "true"); // `state` says it
-  for (const name of Object.keys(COLOURS)) orb.style.setProperty(name, "#808080"); // until it is in a page
   const state = make("p", "state");
   state.setAttribute("role", "status");
   const error = make("p", "error");

@@ -2,8 +2,8 @@
 
 export type Look = "away" | "ready" | "opening" | "listening" | "hearing" | "busy" | "speaking" | "ducked" | "muted";
 
-/* Its colours are the custom properties --orb-you, --orb-server, --orb-work, --orb-rest, --orb-light, --orb-deep, --paper
-   and --bad of the element, as #rrggbb. */
+/* It fills an element. Its colours are the custom properties --orb-you, --orb-server, --orb-work, --orb-rest, --orb-light,
+   --orb-deep, --paper and --bad of that, as #rrggbb. */
 export class Orb {
   constructor(host: HTMLElement);
   show(state: Look): void;

@@ -8,11 +8,11 @@ export const STYLE = `
   --line: var(--voice-chat-line, light-dark(#e4e1db, #36414a));
   --voice: var(--voice-chat-you, light-dark(#0b7285, #4cc3d5));
   --voice-ink: var(--voice-chat-you-ink, light-dark(#fff, #04222a));
-  --answer: var(--voice-chat-server, light-dark(#c2571a, #f2a065));
-  --mark: var(--voice-chat-mark, light-dark(#f9d9c3, #6b4122));
-  --work: var(--voice-chat-busy, light-dark(#5f4fc4, #b0a4fa));
+  --answer: var(--voice-chat-server, light-dark(#5d5fe0, #8583ff));
+  --mark: var(--voice-chat-mark, light-dark(#d9d9fb, #3d3c7d));
+  --work: var(--voice-chat-busy, light-dark(#3f86dd, #5ea4f6));
   --wrong: var(--voice-chat-bad, light-dark(#b3261e, #ff9087));
-  --still: var(--voice-chat-rest, light-dark(#aab4ba, #5b6870));
+  --still: var(--voice-chat-rest, light-dark(#a3b4c8, #5a6b84));
   display: block; box-sizing: border-box; max-width: 26rem; padding: 1rem; border: 1px solid var(--line);
   border-radius: var(--voice-chat-radius, 16px); background: var(--sheet); color: var(--ink);
   font: var(--voice-chat-font, 1rem/1.45 system-ui, sans-serif);
