@@ -22,7 +22,15 @@ from omni_ws.core.chunks import (
 )
 from omni_ws.core.history import Message
 from omni_ws.core.json_values import primary_subtag
-from omni_ws.errors import InvalidRequest, InvalidValue, OmniError, SessionTimeout, UnknownType, UnsupportedParameter
+from omni_ws.errors import (
+    EngineOverloaded,
+    InvalidRequest,
+    InvalidValue,
+    OmniError,
+    SessionTimeout,
+    UnknownType,
+    UnsupportedParameter,
+)
 from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.factory import SessionFactory
@@ -69,6 +77,8 @@ LISTEN_MS: Final = 15_000
 PLAYED_MARGIN_SEC: Final = 1.0
 #: The lead of an answer over its playback: none that counts, as the peer has buffers of its own.
 _UNPACED_MS: Final = 3_600_000
+#: Begins the names of exchanges without a request.
+_EMPTY: Final = "empty "
 _WRITE_BATCH_MESSAGES: Final = 128
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
 _LAYOUTS: Final = {1: SampleLayout.U8, 2: SampleLayout.S16, 3: SampleLayout.S24, 4: SampleLayout.S32}
@@ -120,7 +130,7 @@ class WyomingConnection(SoleConnection):
         self._factory = factory
         self._talks = talks
         self._lasting = lasting
-        #: The exchanges whose answers are not complete, by the ids of their requests.
+        #: The exchanges whose answers are not complete, in their order, by the ids of their requests.
         self._exchanges: dict[str, Exchange] = {}
         #: Whether the error that ends the session was sent.
         self._reported = False
@@ -239,11 +249,24 @@ class WyomingConnection(SoleConnection):
             self._exchanges[request.request_id] = exchange
         return request is not None
 
+    def _finish_empty(self, exchange: Exchange) -> None:
+        """Answer what needs no request, as it has no content, once all before it is answered."""
+        if len(self._exchanges) > (may_wait := self._conversation.limits.max_pending_requests):
+            raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
+        if self._exchanges:
+            self._exchanges[f"{_EMPTY}{id(exchange)}"] = exchange
+        else:
+            self._write(exchange.finish())
+
+    def _check_streams(self) -> None:
+        """Raise InvalidValue where all input is that of a satellite."""
+        if self._is_satellite:
+            raise InvalidValue("this connection runs pipelines: stream to the services over another", param="type")
+
     # speech to text
 
     def _expect_speech(self, fields: TranscribeFields) -> None:
         check_recogniser(fields.name, self._factory.engine)
-        self._leave_pipeline()
         self._expect_sound()
         self._transcribe = fields
 
@@ -253,6 +276,7 @@ class WyomingConnection(SoleConnection):
 
     def _expect_sound(self) -> None:
         """Expect the sound of a new speech, instead of the rest of one that was not ended."""
+        self._check_streams()
         if self._reading is not None:
             raise InvalidValue("a text to synthesize is not complete: end it with synthesize-stop", param="type")
         if self._rate is not None:
@@ -283,7 +307,7 @@ class WyomingConnection(SoleConnection):
         if rate is not None:
             self._conversation.finish()
         elif expected:
-            self._write(SpeechToText(self._transcribe.language).finish())
+            self._finish_empty(SpeechToText(self._transcribe.language))
 
     # text to speech
 
@@ -313,10 +337,11 @@ class WyomingConnection(SoleConnection):
             text = InputChunk(Modality.TEXT, fields.text.encode())
             self._exchanges[self._conversation.respond([text], config, input_kept=False, answer_kept=False)] = exchange
         else:
-            self._write(exchange.finish())
+            self._finish_empty(exchange)
 
     def _begin_text(self, fields: SpeechFields) -> None:
-        if self._hears or self._reading is not None or self._turn is not None:
+        self._check_streams()
+        if self._hears or self._reading is not None:
             raise InvalidValue("synthesize-start came within another stream", param="type")
         self._conversation.configure(self._speech(fields))
         self._reading, self._reads = TextToSpeech(streamed=True), False
@@ -338,7 +363,7 @@ class WyomingConnection(SoleConnection):
         if self._reads:
             self._conversation.finish()
         else:
-            self._write(reading.finish())
+            self._finish_empty(reading)
 
     # texts to answer
 
@@ -352,7 +377,7 @@ class WyomingConnection(SoleConnection):
 
         exchange = TextAnswered(fields.context, answered)
         if not fields.text.strip():
-            self._write(exchange.finish())
+            self._finish_empty(exchange)
             return
         config = self._factory.config
         # Home Assistant reads the answer aloud.
@@ -379,17 +404,17 @@ class WyomingConnection(SoleConnection):
             raise UnsupportedParameter("this server recognises no intents, see info", param="end_stage")
         if self._hears or self._reading is not None:
             raise InvalidValue("run-pipeline came within another stream", param="type")
-        if self._turn is not None:
-            self._conversation.cancel()
-        self._end_pause()
-        self._rate, self._turn = None, SatelliteTurn(pipeline)
+        self._leave_turn()
+        self._turn = SatelliteTurn(pipeline)
         self._write([encode_event("transcribe")])
 
-    def _leave_pipeline(self) -> None:
+    def _leave_turn(self) -> None:
+        """Leave a turn, if one is not complete. The sound of the next one does not follow on that of the last."""
         if self._turn is not None:
             self._conversation.cancel()
+        self._conversation.configure({"turn_detection": None})
         self._end_pause()
-        self._is_satellite, self._turn, self._rate = False, None, None
+        self._turn, self._rate = None, None
 
     def _hear_satellite(self, turn: SatelliteTurn, sound: bytes, rate: int) -> None:
         if self._rate is None:
@@ -479,7 +504,7 @@ class WyomingConnection(SoleConnection):
                 yield error_event(error)
             case SpeechStartedFrame() if self._turn is not None and self._turn.request_id is None:
                 yield from self._turn.speech_started(message)
-            case SpeechStoppedFrame() if self._turn is not None:
+            case SpeechStoppedFrame(turn_id=turn_id) if self._turn is not None and self._turn.turn_id == turn_id:
                 yield from self._turn.speech_stopped(message)
             case InputHeard() if self._turn is not None:
                 self._conversation.finish()
@@ -505,6 +530,8 @@ class WyomingConnection(SoleConnection):
             exchange = self._turn  # which was refused as it opened
         if exchange is not None and not failed and final.finish_reason is not FinishReason.CANCELLED:
             yield from exchange.finish()
+        while self._exchanges and (first := next(iter(self._exchanges))).startswith(_EMPTY):
+            yield from self._exchanges.pop(first).finish()
         if exchange is not None and exchange is self._turn:
             self._end_turn()
         elif failed and (exchange is None or exchange.ends_in_error):

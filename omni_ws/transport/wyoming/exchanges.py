@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from msgspec import UNSET, UnsetType
+
 from omni_ws.core.chunks import AudioFormat, OutputChunk, OutputModality, heard_language
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
@@ -150,8 +152,9 @@ class SatelliteTurn(Exchange):
         self.pipeline = pipeline
         #: Whether sound is still taken: until the user has stopped speaking.
         self.listening = True
-        #: The request of the turn, once somebody speaks.
+        #: The request of the turn, once somebody speaks, and the id of the speech.
         self.request_id: str | None = None
+        self.turn_id: str | UnsetType = UNSET
         #: Milliseconds of sound so far.
         self.heard_ms = 0.0
         self.sound = _Sounding()
@@ -161,7 +164,7 @@ class SatelliteTurn(Exchange):
 
     def speech_started(self, frame: SpeechStartedFrame) -> Iterator[bytes]:
         """Render the beginning of the speech."""
-        self.request_id = frame.request_id or self.request_id
+        self.request_id, self.turn_id = frame.request_id, frame.turn_id
         yield encode_event("voice-started", {"timestamp": frame.audio_ms})
 
     def speech_stopped(self, frame: SpeechStoppedFrame) -> Iterator[bytes]:
