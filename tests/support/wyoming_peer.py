@@ -104,10 +104,15 @@ async def peer(server: LiveServer) -> AsyncIterator[WyomingPeer]:
     """A client that is connected to the port for Wyoming."""
     port = front_end(server).port
     assert port is not None
-    async with AsyncTcpClient("127.0.0.1", port) as client:
-        assert client._reader is not None
-        assert client._writer is not None
+    client = AsyncTcpClient("127.0.0.1", port)
+    await client.connect()
+    assert client._reader is not None
+    assert client._writer is not None
+    try:
         yield WyomingPeer(client._reader, client._writer)
+    finally:
+        with contextlib.suppress(ConnectionError):  # the server may have aborted it
+            await client.disconnect()
 
 
 class WyomingSatellite:

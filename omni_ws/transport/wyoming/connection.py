@@ -38,13 +38,13 @@ from omni_ws.service.sessions.session import Session
 from omni_ws.transport.native.connection import SoleConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.telling import record_message
-from omni_ws.transport.wyoming.exchanges import (
+from omni_ws.transport.wyoming.answers import (
     SOUND,
-    Exchange,
     SatelliteTurn,
     SpeechToText,
     TextAnswered,
     TextToSpeech,
+    WyomingAnswer,
 )
 from omni_ws.transport.wyoming.info import check_program, check_recogniser, describe_services, voice_of
 from omni_ws.transport.wyoming.link import WyomingLink
@@ -77,7 +77,7 @@ LISTEN_MS: Final = 15_000
 PLAYED_MARGIN_SEC: Final = 1.0
 #: The lead of an answer over its playback: none that counts, as the peer has buffers of its own.
 _UNPACED_MS: Final = 3_600_000
-#: Begins the names of exchanges without a request.
+#: Begins the names of answers to what needs no request.
 _EMPTY: Final = "empty "
 _WRITE_BATCH_MESSAGES: Final = 128
 _NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
@@ -130,8 +130,8 @@ class WyomingConnection(SoleConnection):
         self._factory = factory
         self._talks = talks
         self._lasting = lasting
-        #: The exchanges whose answers are not complete, in their order, by the ids of their requests.
-        self._exchanges: dict[str, Exchange] = {}
+        #: The answers that are not complete, in their order, by the ids of their requests.
+        self._answers: dict[str, WyomingAnswer] = {}
         #: Whether the error that ends the session was sent.
         self._reported = False
         # speech to text: how the next speech is to be written down, whether some is expected, and its rate once it came
@@ -242,21 +242,21 @@ class WyomingConnection(SoleConnection):
         else:
             self._take(InputChunk(Modality.AUDIO, sound))
 
-    def _opened(self, exchange: Exchange) -> bool:
-        """Note the exchange of the request whose input is open. Returns False if it was refused as it opened."""
+    def _opened(self, answer: WyomingAnswer) -> bool:
+        """Note the answer to the request whose input is open. Returns False if it was refused as it opened."""
         request = self._conversation.receiving
         if request is not None:
-            self._exchanges[request.request_id] = exchange
+            self._answers[request.request_id] = answer
         return request is not None
 
-    def _finish_empty(self, exchange: Exchange) -> None:
+    def _finish_empty(self, answer: WyomingAnswer) -> None:
         """Answer what needs no request, as it has no content, once all before it is answered."""
-        if len(self._exchanges) > (may_wait := self._conversation.limits.max_pending_requests):
+        if len(self._answers) > (may_wait := self._conversation.limits.max_pending_requests):
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
-        if self._exchanges:
-            self._exchanges[f"{_EMPTY}{id(exchange)}"] = exchange
+        if self._answers:
+            self._answers[f"{_EMPTY}{id(answer)}"] = answer
         else:
-            self._write(exchange.finish())
+            self._write(answer.finish())
 
     def _check_streams(self) -> None:
         """Raise InvalidValue where all input is that of a satellite."""
@@ -279,8 +279,8 @@ class WyomingConnection(SoleConnection):
         self._check_streams()
         if self._reading is not None:
             raise InvalidValue("a text to synthesize is not complete: end it with synthesize-stop", param="type")
-        if self._rate is not None:
-            self._conversation.cancel()
+        if self._rate is not None and (given_up := self._conversation.receiving) is not None:
+            self._conversation.cancel(given_up.request_id)
         self._hears, self._rate = True, None
 
     def _begin_speech(self, sound: bytes, rate: int) -> None:
@@ -297,11 +297,15 @@ class WyomingConnection(SoleConnection):
 
     def _end_sound(self, fields: NoFields) -> None:
         """End the speech to write down, or that of a satellite, which is heard to its end first."""
-        turn = self._turn
-        if turn is not None:
-            if turn.listening and self._conversation.listener is not None:
-                turn.listening = False
-                self._conversation.listener.mark()
+        turn, listener = self._turn, self._conversation.listener
+        if turn is not None and turn.listening:
+            turn.listening = False
+            if turn.heard_ms and listener is not None:
+                listener.mark()
+            else:
+                self._write(turn.finish())
+                self._end_turn()
+        if self._is_satellite:
             return
         expected, rate, self._hears, self._rate = self._hears, self._rate, False, None
         if rate is not None:
@@ -332,12 +336,12 @@ class WyomingConnection(SoleConnection):
         if self._reading is not None:
             return  # the same text again, for servers that do not take pieces
         config = self._conversation.configuration.with_patch(self._speech(fields))
-        exchange = TextToSpeech(streamed=False)
+        answer = TextToSpeech(streamed=False)
         if fields.text.strip():
             text = InputChunk(Modality.TEXT, fields.text.encode())
-            self._exchanges[self._conversation.respond([text], config, input_kept=False, answer_kept=False)] = exchange
+            self._answers[self._conversation.respond([text], config, input_kept=False, answer_kept=False)] = answer
         else:
-            self._finish_empty(exchange)
+            self._finish_empty(answer)
 
     def _begin_text(self, fields: SpeechFields) -> None:
         self._check_streams()
@@ -367,7 +371,7 @@ class WyomingConnection(SoleConnection):
 
     # texts to answer
 
-    def _answer(self, fields: TextToHandle) -> None:
+    def _handle(self, fields: TextToHandle) -> None:
         conversation, now = self._conversation, self._loop.time()
         name = fields.conversation_id or self._session.session_id
         said = Message("user", fields.text)
@@ -375,9 +379,9 @@ class WyomingConnection(SoleConnection):
         def answered(text: str) -> None:
             self._talks.add(name, (said, Message("assistant", text)), now=self._loop.time())
 
-        exchange = TextAnswered(fields.context, answered)
+        answer = TextAnswered(fields.context, answered)
         if not fields.text.strip():
-            self._finish_empty(exchange)
+            self._finish_empty(answer)
             return
         config = self._factory.config
         # Home Assistant reads the answer aloud.
@@ -390,7 +394,7 @@ class WyomingConnection(SoleConnection):
             answer_kept=False,
             context=self._talks.messages(name, now=now),
         )
-        self._exchanges[request_id] = exchange
+        self._answers[request_id] = answer
 
     # turns of satellites
 
@@ -489,17 +493,17 @@ class WyomingConnection(SoleConnection):
     def _render(self, message: ServerMessage) -> Iterator[bytes]:
         match message:
             case OutputChunk(request_id=request_id):
-                if (exchange := self._exchange(request_id)) is not None:
+                if (answer := self._answer_to(request_id)) is not None:
                     self._record(message)
-                    yield from exchange.render(message)
+                    yield from answer.render(message)
             case FinalChunk():
                 yield from self._finished(message)
             case OmniError(request_id=None):
                 self._reported = True
                 yield error_event(message)
             case OmniError(request_id=str(request_id)):
-                exchange = self._exchange(request_id)
-                yield from [error_event(message)] if exchange is None else exchange.fail(message)
+                answer = self._answer_to(request_id)
+                yield from [error_event(message)] if answer is None else answer.fail(message)
             case RequestWarning(error=error):
                 yield error_event(error)
             case SpeechStartedFrame() if self._turn is not None and self._turn.request_id is None:
@@ -512,10 +516,10 @@ class WyomingConnection(SoleConnection):
                     yield from self._turn.finish()
                     self._end_turn()
 
-    def _exchange(self, request_id: str) -> Exchange | None:
+    def _answer_to(self, request_id: str) -> WyomingAnswer | None:
         if self._turn is not None and self._turn.request_id == request_id:
             return self._turn
-        return self._exchanges.get(request_id)
+        return self._answers.get(request_id)
 
     def _record(self, chunk: OutputChunk) -> None:
         if self._session.recording is not None and chunk.payload:
@@ -523,18 +527,18 @@ class WyomingConnection(SoleConnection):
 
     def _finished(self, final: FinalChunk) -> Iterator[bytes]:
         """Render the end of a request."""
-        exchange = self._exchange(final.request_id)
-        self._exchanges.pop(final.request_id, None)
+        answer = self._answer_to(final.request_id)
+        self._answers.pop(final.request_id, None)
         failed = final.finish_reason is FinishReason.ERROR
-        if exchange is None and failed:
-            exchange = self._turn  # which was refused as it opened
-        if exchange is not None and not failed and final.finish_reason is not FinishReason.CANCELLED:
-            yield from exchange.finish()
-        while self._exchanges and (first := next(iter(self._exchanges))).startswith(_EMPTY):
-            yield from self._exchanges.pop(first).finish()
-        if exchange is not None and exchange is self._turn:
+        if answer is None and failed:
+            answer = self._turn  # which was refused as it opened
+        if answer is not None and not failed and final.finish_reason is not FinishReason.CANCELLED:
+            yield from answer.finish()
+        while self._answers and (first := next(iter(self._answers))).startswith(_EMPTY):
+            yield from self._answers.pop(first).finish()
+        if answer is not None and answer is self._turn:
             self._end_turn()
-        elif failed and (exchange is None or exchange.ends_in_error):
+        elif failed and (answer is None or answer.ends_in_error):
             self._loop.call_soon(self._session.end, None)
 
 
@@ -547,7 +551,7 @@ _HANDLERS: Final[Mapping[str, tuple[type[Struct], Callable[[WyomingConnection, A
     "synthesize-start": (SpeechFields, WyomingConnection._begin_text),
     "synthesize-chunk": (TextPiece, WyomingConnection._read_on),
     "synthesize-stop": (NoFields, WyomingConnection._end_text),
-    "transcript": (TextToHandle, WyomingConnection._answer),
+    "transcript": (TextToHandle, WyomingConnection._handle),
     "run-pipeline": (PipelineFields, WyomingConnection._run),
     "played": (NoFields, WyomingConnection._played),
 }

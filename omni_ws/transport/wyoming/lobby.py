@@ -13,10 +13,10 @@ from omni_ws.transport.wyoming.connection import UNSERVED, answer_without_sessio
 from omni_ws.transport.wyoming.link import WyomingLink
 from omni_ws.wire.wyoming import decode_event
 
-#: Events that begin what needs a session. Others are passed over.
-_REQUESTS: Final = frozenset(
-    {"transcribe", "audio-start", "synthesize", "synthesize-start", "transcript", "run-pipeline", *UNSERVED}
-)
+#: Events that need a session, be it to be refused. Others are passed over.
+_OF_SESSIONS: Final = frozenset({"transcribe", "audio-start", "transcript", "run-pipeline", *UNSERVED}) | {
+    f"synthesize{step}" for step in ("", "-start", "-chunk", "-stop")
+}
 
 
 class Lobby:
@@ -57,7 +57,7 @@ class Lobby:
         self._heard_at = self._link.heard_at
         try:
             event = decode_event(bytes(data))
-            if not answer_without_session(event, self._link, self._factory) and event.type in _REQUESTS:
+            if not answer_without_session(event, self._link, self._factory) and event.type in _OF_SESSIONS:
                 self._link.pause_reading(Pause.EARLY)
                 self._first.set_result(bytes(data))
         except OmniError as error:

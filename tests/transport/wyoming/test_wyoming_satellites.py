@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from support.capable_engine import HearingEngine
 from support.inline_workers import inline, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.wyoming_peer import ON, AudioChunk, AudioStop, WyomingPeer, WyomingSatellite, peer
-from wyoming.pipeline import PipelineStage, RunPipeline
 from wyoming.ping import Ping, Pong
+from wyoming.pipeline import PipelineStage, RunPipeline
 from wyoming.snd import Played
 
 from omni_ws.core.chunks import Task
-from omni_ws.engine.base import AudioOutput, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, Engine, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed
 from omni_ws.transport.wyoming.connection import LISTEN_MS
 from omni_ws.transport.wyoming.front import PING_TIMEOUT_SEC
@@ -86,15 +87,16 @@ async def test_a_pipeline_ends_where_the_satellite_says(stage: PipelineStage, en
             assert satellite.seen[-1].data == {"text": "Done."}
 
 
-@pytest.mark.parametrize("speaks", [True, False])
-async def test_a_satellite_ends_the_sound_itself(speaks: bool) -> None:
+@pytest.mark.parametrize(
+    ("sound", "words"), [(quiet(96) + loud(640), "Turn on the light."), (quiet(99), ""), (b"", "")]
+)
+async def test_a_satellite_ends_the_sound_itself(sound: bytes, words: str) -> None:
     async with live_server(engine_that_hears(), **ON) as server, peer(inline(server)) as satellite:
         await satellite.send(RUN)
-        await satellite.speak(quiet(96) + (loud(640) if speaks else quiet(640)))
-        await satellite.send(AudioStop())
-        words = await satellite.until("transcript")
-        assert words.data["text"] == ("Turn on the light." if speaks else "")
-        if speaks:
+        await satellite.speak(sound)
+        await satellite.send(AudioStop(), AudioStop())
+        assert (await satellite.until("transcript")).data["text"] == words
+        if words:
             await satellite.until("audio-stop")
         assert server.engine.active_requests == 0
 
@@ -181,6 +183,10 @@ async def test_a_pipeline_that_cannot_run_is_refused_by_name(fields: dict[str, s
 # satellites that the server connects to
 
 
+def connected_to(satellite: WyomingSatellite, engine: Engine) -> AbstractAsyncContextManager[LiveServer]:
+    return live_server(engine, wyoming={"satellites": [f"127.0.0.1:{satellite.port}"]})
+
+
 async def talk(hub: WyomingPeer) -> None:
     await hub.send(RUN)
     await command(hub)
@@ -188,34 +194,30 @@ async def talk(hub: WyomingPeer) -> None:
 
 
 async def test_the_server_connects_to_satellites_and_stays_there() -> None:
-    satellite = WyomingSatellite()
-    engine = engine_that_hears()
-    async with satellite.listening():
-        async with live_server(engine, wyoming={"satellites": [f"127.0.0.1:{satellite.port}"]}) as server:
-            hub = await satellite.visited()
-            assert inline(server).sessions == 0
-            await talk(hub)
-            assert server.sessions == 1
-            while server.sessions:  # until the session has been silent for too long
-                await hub.until("ping")
-                await hub.send(Pong())
-            await talk(hub)
-            assert engine.requests[1].history == ()
-            await hub.until("ping")  # which nobody answers
-            began = server_time()
-            hub = await satellite.visited()
-            assert server_time() - began > PING_TIMEOUT_SEC
-            await talk(hub)
-            hub.writer.close()
-            hub = await satellite.visited()
-            await talk(hub)
+    satellite, engine = WyomingSatellite(), engine_that_hears()
+    async with satellite.listening(), connected_to(satellite, engine) as server:
+        hub = await satellite.visited()
+        assert inline(server).sessions == 0
+        await talk(hub)
+        assert server.sessions == 1
+        while server.sessions:  # until the session has been silent for too long
+            await hub.until("ping")
+            await hub.send(Pong())
+        await talk(hub)
+        assert engine.requests[1].history == ()
+        await hub.until("ping")  # which nobody answers
+        began = server_time()
+        hub = await satellite.visited()
+        assert server_time() - began > PING_TIMEOUT_SEC
+        await talk(hub)
+        hub.writer.close()
+        hub = await satellite.visited()
+        await talk(hub)
 
 
 async def test_a_satellite_that_is_away_is_sought_again() -> None:
     satellite = WyomingSatellite()
     async with satellite.listening():
         pass  # now its port is known, and closed
-    async with live_server(wyoming={"satellites": [f"127.0.0.1:{satellite.port}"]}) as server:
-        assert isinstance(server, LiveServer)
-        async with satellite.listening():
-            await satellite.visited()
+    async with connected_to(satellite, engine_that_hears()), satellite.listening():
+        await satellite.visited()

@@ -1,4 +1,4 @@
-"""The requests of a peer, and the events that answer each: transcripts, speech, answers, and turns of a satellite."""
+"""The answers to the requests of a peer, as events: transcripts, speech, texts, and turns of a satellite."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SOUND: Final = AudioFormat(sample_rate=24_000)
 _PCM: Final = {"rate": SOUND.sample_rate, "width": 2, "channels": 1}
 
 
-class Exchange(ABC):
-    """One request of a peer: renders its outputs as events."""
+class WyomingAnswer(ABC):
+    """The answer to one request of a peer: renders the outputs of a request as events."""
 
     #: Whether the connection ends with a failure: a client that waits for an answer passes over error events.
     ends_in_error = True
@@ -37,7 +37,7 @@ class Exchange(ABC):
         yield error_event(error)
 
 
-class SpeechToText(Exchange):
+class SpeechToText(WyomingAnswer):
     """Speech that is written down, piece by piece as its words are settled."""
 
     def __init__(self, language: str | None) -> None:
@@ -95,7 +95,7 @@ class _Sounding:
         yield encode_event("audio-stop", {"timestamp": round(self.ms)})
 
 
-class TextToSpeech(Exchange):
+class TextToSpeech(WyomingAnswer):
     """A text that is read aloud; ``streamed`` if it comes in pieces."""
 
     def __init__(self, *, streamed: bool) -> None:
@@ -112,7 +112,7 @@ class TextToSpeech(Exchange):
             yield encode_event("synthesize-stopped")
 
 
-class TextAnswered(Exchange):
+class TextAnswered(WyomingAnswer):
     """What a user said, as text, and its answer. ``answered`` is called with the whole answer."""
 
     ends_in_error = False
@@ -143,7 +143,7 @@ class TextAnswered(Exchange):
         yield encode_event("not-handled", {"text": error.message, **self._context})
 
 
-class SatelliteTurn(Exchange):
+class SatelliteTurn(WyomingAnswer):
     """A turn that a user speaks at a satellite, with its answer: the events that Home Assistant sends, in its order."""
 
     ends_in_error = False
