@@ -438,7 +438,10 @@ class WyomingConnection(SoleConnection):
             task,
             *modalities,
             input_audio={"format": "pcm16", "sample_rate": rate, "language": None, "keywords": None},
-            turn_detection={"type": "semantic_vad" if "semantic_vad" in known else "server_vad"},
+            # Commands are short: no turn ends later after the speech than Home Assistant's own do, by default.
+            turn_detection={"type": "semantic_vad", "eagerness": "high"}
+            if "semantic_vad" in known
+            else {"type": "server_vad"},
             history=True,
         )
 
