@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -68,8 +67,6 @@ from omni_ws.wire.wyoming import (
     encode_event,
     error_event,
 )
-
-logger = logging.getLogger(__name__)
 
 #: How long a satellite is heard without any speech, by its sound: Home Assistant's own time.
 LISTEN_MS: Final = 15_000
