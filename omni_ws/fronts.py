@@ -18,6 +18,7 @@ from omni_ws.transport.routes.pages import DemoRoutes
 from omni_ws.transport.telephony.audiosocket import AudioSocketCalls
 from omni_ws.transport.telephony.media_stream import TelephonyStreams
 from omni_ws.transport.webrtc.endpoint import WebrtcCalls
+from omni_ws.transport.wyoming.front import WyomingServices
 
 
 def mode_b_readers(app: App) -> FrontEnd:
@@ -54,6 +55,10 @@ def telephony(app: App) -> FrontEnd:
 
 def audiosocket(app: App) -> FrontEnd:
     return AudioSocketCalls(app.sessions, app.authenticator, app.recorder)
+
+
+def wyoming(app: App) -> FrontEnd:
+    return WyomingServices(app.sessions, app.authenticator, app.recorder)
 
 
 def mode_b(app: App) -> FrontEnd:

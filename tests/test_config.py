@@ -107,6 +107,7 @@ SAMPLE_OF_SETTING = {
     "fronts": "demo,chat",
     "languages": "en,es",
     "sessions.store": "redis://a.example:6379/0",
+    "wyoming.satellites": "a.example:10700,[::1]:10700",
     "tts.voices": '{"es": "kokoro:ef_dora"}',
     "plugins": '{"shout": {"volume": 3}}',
 }
@@ -399,6 +400,24 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
         check_exposure(ServerConfig(host=host))
     for argv in (["--api-key", "k"], ["--keys-file", "keys.toml"], ["--insecure-no-auth"]):
         check_exposure(load(["--host", host, *argv]).config)
+
+
+def test_the_port_of_wyoming_which_has_no_keys_is_opened_in_so_many_words() -> None:
+    beyond = ["--wyoming.host", "0.0.0.0", "--api-key", "k"]
+    check_exposure(load(beyond).config)  # it listens nowhere
+    check_exposure(load(["--wyoming-port", "10300"]).config)
+    beyond += ["--wyoming-port", "10300"]
+    line = r"with --wyoming-port 10300 --wyoming\.host 0\.0\.0\.0 --insecure-no-auth"
+    with pytest.raises(ConfigurationError, match=line):
+        check_exposure(load(beyond).config)
+    check_exposure(load([*beyond, "--insecure-no-auth"]).config)
+
+
+@pytest.mark.parametrize("satellite", ["kitchen", ":10700", "kitchen:0", "kitchen:65536", "kitchen:x"])
+def test_a_satellite_has_a_host_and_a_port(satellite: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is not an address such as kitchen\.local:10700"):
+        load(["--wyoming.satellites", satellite])
+    assert load(["--wyoming.satellites", "kitchen:65535"]).config.wyoming.satellites == ("kitchen:65535",)
 
 
 def test_the_port_of_audiosocket_is_held_to_the_same() -> None:

@@ -100,7 +100,8 @@ CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.
 WINGS = {
     "omni_ws.service": ("recording", "observing", "listening", "mcp", "store", "conversation", "sessions", "tokens"),
     "omni_ws.transport": (
-        *("http", "recording", "native", "realtime", "webrtc", "telephony", "routes", "mode_b", "grpc_salience"),
+        *("http", "recording", "native", "realtime", "webrtc", "telephony", "wyoming", "routes", "mode_b"),
+        "grpc_salience",
     ),
 }
 

@@ -30,7 +30,9 @@ from omni_ws.wire.recording import (
 _NAME: Final = re.compile(r"\d{8}T\d{6}_(?P<id>[A-Za-z0-9_-]+)\.ndjson")
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 #: The kinds of recordings that are calls: people speak and listen.
-CALL_KINDS: Final[frozenset[RecordingKind]] = frozenset({"websocket", "realtime", "live", "telephony", "webrtc"})
+CALL_KINDS: Final[frozenset[RecordingKind]] = frozenset(
+    {"websocket", "realtime", "live", "telephony", "webrtc", "wyoming"}
+)
 #: The longest first line of a recording.
 _HEADER_BYTES: Final = 64 * 1024
 #: The longest other line: a message of 16 MiB, which a recorder takes at most, with an escape for each character.

@@ -125,7 +125,7 @@ class CallReading:
                 return self._native_in, self._native_out
             case "telephony":
                 return self._gateway_in, self._gateway_out
-            case "webrtc":
+            case "webrtc" | "wyoming":
                 return _nothing, _nothing
         return self._realtime_in, self._realtime_out
 

@@ -509,6 +509,34 @@ class TelephonyConfig(Section):
     )
 
 
+class WyomingConfig(Section):
+    """Wyoming, the protocol of Home Assistant's voice services and satellites, which has no keys and no encryption."""
+
+    port: Port | None = setting(
+        "TCP port for Wyoming, by custom 10300; 0: any free one; unset: none.", short="--wyoming-port", often=True
+    )
+    host: Text = setting(
+        "Address to listen on for Wyoming. Beyond this machine it needs `auth.insecure_no_auth`, also with keys.",
+        "127.0.0.1",
+    )
+    satellites: tuple[Text, ...] = setting(
+        "Satellites to connect to, as `host:port`, whose users talk with this server.", ()
+    )
+    instructions: Text | None = setting(
+        "`instructions` of answers over Wyoming; unset: those of spoken answers, since they are read aloud."
+    )
+    key: Text | None = setting("Name of the API key by whose limits Wyoming's sessions are counted; unset: none.")
+
+    @field_validator("satellites")
+    @classmethod
+    def _satellites_have_ports(cls, satellites: tuple[str, ...]) -> tuple[str, ...]:
+        for satellite in satellites:
+            host, _, port = satellite.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+                raise ValueError(f"{satellite!r} is not an address such as kitchen.local:10700")
+        return satellites
+
+
 class LiveConfig(Section):
     """Sessions of OpenAI's Live API (`/v1/live/sessions`), which are served as `streaming_input.enabled` says."""
 
@@ -707,6 +735,7 @@ class ServerConfig(Section):
     vllm: VllmConfig = VllmConfig()
     remote: RemoteConfig = RemoteConfig()
     telephony: TelephonyConfig = TelephonyConfig()
+    wyoming: WyomingConfig = WyomingConfig()
     live: LiveConfig = LiveConfig()
     webrtc: WebrtcConfig = WebrtcConfig()
     realtime: RealtimeConfig = RealtimeConfig()

@@ -33,8 +33,8 @@ OWN: Final[Mapping[str, Mapping[str, str]]] = {
         name: f"omni_ws.fronts:{name}"
         for name in (
             *("mode_b_readers", "streaming_input", "realtime", "live", "client_secrets", "translations", "webrtc"),
-            *("telephony", "audiosocket", "mode_b", "chat", "speech", "completions", "transcriptions"),
-            *("operations", "profiling", "calls", "demo"),
+            *("telephony", "audiosocket", "wyoming", "mode_b", "chat", "speech", "completions"),
+            *("transcriptions", "operations", "profiling", "calls", "demo"),
         )
     },
 }

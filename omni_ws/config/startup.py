@@ -33,12 +33,12 @@ def check_exposure(config: ServerConfig) -> None:
 
     ``insecure_no_auth`` permits that.
     """
-    has_key = config.api_key is not None or config.auth.keys_file is not None
-    if has_key or config.auth.insecure_no_auth:
+    if config.auth.insecure_no_auth:
         return
-    telephony = config.telephony
-    addresses = {"host": config.host}
-    if telephony.audiosocket_port is not None:
+    has_key = config.api_key is not None or config.auth.keys_file is not None
+    telephony, wyoming = config.telephony, config.wyoming
+    addresses = {} if has_key else {"host": config.host}
+    if telephony.audiosocket_port is not None and not has_key:
         addresses["telephony.audiosocket-host"] = telephony.audiosocket_host
     problems = [
         f"refusing to listen on {host} without a key, where other machines could use the server: "
@@ -47,6 +47,12 @@ def check_exposure(config: ServerConfig) -> None:
         for flag, host in addresses.items()
         if not is_loopback(host)
     ]
+    if wyoming.port is not None and not is_loopback(wyoming.host):
+        problems.append(
+            f"refusing to listen on {wyoming.host} for Wyoming, which has no keys: other machines could use the "
+            "server. Listen on --wyoming.host 127.0.0.1, or, in a network that you trust, allow unauthenticated access "
+            f"with --wyoming-port {wyoming.port} --wyoming.host {wyoming.host} --insecure-no-auth"
+        )
     if problems:
         raise ConfigurationError(problems)
 
@@ -122,6 +128,11 @@ def _worker_problems(config: ServerConfig) -> Iterator[str]:
         yield (
             "workers above 1 cannot share the port of AudioSocket (telephony.audiosocket_port): serve Asterisk's calls "
             "with one worker, on ports of its own"
+        )
+    if config.wyoming.port is not None or config.wyoming.satellites:
+        yield (
+            "workers above 1 cannot share the port and the satellites of Wyoming (wyoming.port, wyoming.satellites): "
+            "serve them with one worker, on ports of its own"
         )
     if config.on_vllm:
         yield (

@@ -50,6 +50,12 @@ DEFAULT_URL: Final = "ws://127.0.0.1:8080"
 _OF_FORKS: Final = ("instructions", "voice", "llm", "serve_args", "save")
 #: The readers of WebSocket sessions, by the kind of the recording.
 _READERS: Final = {"websocket": NativeReader, "realtime": RealtimeReader}
+#: What the recordings of other kinds are of.
+_NOT_REPLAYED: Final = {
+    "telephony": "a telephone call",
+    "webrtc": "a call over WebRTC",
+    "wyoming": "a session over Wyoming",
+}
 #: The exit status that shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
@@ -242,8 +248,7 @@ def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
     header = _decoded(decode_header, path, 1, lines[0])
     if not header.payloads:
         raise RecordingError(path, 1, "recorded without payloads (record_payloads = false), so it cannot be replayed")
-    if header.kind in ("telephony", "webrtc"):
-        what = "a telephone call" if header.kind == "telephony" else "a call over WebRTC"
+    if (what := _NOT_REPLAYED.get(header.kind)) is not None:
         raise RecordingError(path, 1, f"{what}, which cannot be replayed")
     events: list[RecordedLine] = []
     connections = 0

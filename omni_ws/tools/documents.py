@@ -151,7 +151,7 @@ scrape_configs:
 
 - Label values come from short lists, never from a client (no model name, address, path or id). `origin` tells how a
   session was opened: `websocket`, `http` (one request), `sessions` (several requests),
-  `realtime`, `live`, `webrtc` or `telephony`.
+  `realtime`, `live`, `webrtc`, `telephony` or `wyoming`.
 - Input is counted at each acknowledgement, and completely at the end of its request or session; requests and their
   audio are counted at the final.
 - Times are measured by the event loop's clock, which has a resolution of one millisecond under uvloop.

@@ -20,7 +20,7 @@ VERSION: Final = 1
 #: Three years. No recording is longer: a line with a later time is broken.
 MAX_AT_MS: Final = 1e11
 
-RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime", "live", "webrtc"]
+RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime", "live", "webrtc", "wyoming"]
 Side: TypeAlias = Literal["client", "server", "lost"]
 
 
@@ -30,7 +30,7 @@ class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     recording: str
     version: int
     #: A native WebSocket session, one HTTP request, a session that spans several HTTP requests, a telephone call, a
-    #: session of the Realtime or the Live API over WebSocket, or one of either over WebRTC.
+    #: session of the Realtime or the Live API over WebSocket, one of either over WebRTC, or a session over Wyoming.
     kind: RecordingKind
     #: The ID of the session, or of the recording if there is no session.
     id: str

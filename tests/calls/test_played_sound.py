@@ -298,7 +298,7 @@ def test_a_backchannel_sounds_beside_an_answer(tmp_path: Path) -> None:
         '{"type":"input_audio_buffer.append","audio":{"a":1}}',
     ],
 )
-@pytest.mark.parametrize("kind", ["websocket", "realtime", "live", "telephony", "webrtc"])
+@pytest.mark.parametrize("kind", ["websocket", "realtime", "live", "telephony", "webrtc", "wyoming"])
 def test_messages_that_mean_nothing_are_passed_over(tmp_path: Path, kind: str, broken: str) -> None:
     lines = (SentLine(at=10, connection=0, text=broken), ReceivedLine(at=20, connection=0, text=broken))
     binary = (SentLine(at=30, connection=0, binary=b"x"), ReceivedLine(at=30, connection=0, bad_text=b"\xff"))

@@ -158,6 +158,8 @@ async def test_a_connection_that_cannot_be_sent_is_closed() -> None:
     [
         ({"engine": "fake", "ssl_certfile": Path("cert.pem")}, "terminate TLS in a proxy"),
         ({"engine": "fake", "telephony": {"audiosocket_port": 9092}}, "AudioSocket"),
+        ({"engine": "fake", "wyoming": {"port": 10300}}, "Wyoming"),
+        ({"engine": "fake", "wyoming": {"satellites": ("kitchen:10700",)}}, "Wyoming"),
         ({"engine": "vllm", "vllm": {"model": "m"}}, "--engine remote --remote.upstreams"),
         ({"llm": {"use": "vllm:m"}}, "--engine remote --remote.upstreams"),
     ],

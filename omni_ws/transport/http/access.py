@@ -36,6 +36,10 @@ class Authenticator:
         """Whether any keys are configured."""
         return bool(self._keys)
 
+    def named(self, name: str) -> ApiKey | None:
+        """Return the key of this name; None if there is none."""
+        return next((key for key in self._keys if key.name == name), None)
+
     def authenticate(self, request: HttpRequest) -> ApiKey | None:
         """Return the key of a request; None if no keys are configured.
 

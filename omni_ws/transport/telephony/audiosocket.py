@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Final, cast
+from typing import Final
 from uuid import UUID
 
 from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import AudioEncoding, AudioFormat
-from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionTimeout
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
@@ -24,10 +22,11 @@ from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up, notice_dead_networks
-from omni_ws.transport.native.connection import FrameReceiver, Pause, PausedReading
+from omni_ws.transport.http.hang_up import notice_dead_networks
+from omni_ws.transport.native.connection import Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
+from omni_ws.transport.native.tcp_link import TcpLink
 from omni_ws.transport.recording.recordings import begin_recording
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
 
@@ -209,10 +208,8 @@ HEADER_BYTES: Final = 3
 #: A frame of audio has 20 ms as a rule, and a second at most.
 MAX_AUDIO_BYTES: Final = 16_000
 _LENGTHS: Final = {IDENTIFIER: 16, KEY: 1}
-_FRAMES_PER_PASS: Final = 64
 #: Unsent bytes at which writing stops: a quarter of a second of audio.
 MAX_UNSENT_BYTES: Final = 4096
-CLOSE_TIMEOUT_SEC: Final = 5.0
 
 
 def encode_frame(kind: int, payload: bytes = b"") -> bytes:
@@ -220,44 +217,18 @@ def encode_frame(kind: int, payload: bytes = b"") -> bytes:
     return bytes((kind, *len(payload).to_bytes(2, "big"))) + payload
 
 
-class AudioSocketLink(PausedReading, asyncio.Protocol):
-    """A TCP connection that takes the place of a WebSocket (see SoleLink): hands whole frames to its receiver.
+class AudioSocketLink(TcpLink):
+    """A TcpLink with the frames of AudioSocket. Frames of unknown kinds are ignored.
 
-    Frames of unknown kinds are ignored. ``accepted`` is called once the link is connected. There are no pings: the
-    kernel notices dead networks.
+    ``accepted`` is called once the link is connected.
     """
 
-    _watch: Recheck
-
     def __init__(self, accepted: Callable[[AudioSocketLink], None]) -> None:
+        super().__init__(max_unsent=MAX_UNSENT_BYTES)
         self._accepted = accepted
-        self.loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._receiver: FrameReceiver | None = None
-        self._received = bytearray()
         #: Bytes still to come of a frame that is ignored.
         self._passed_over = 0
-        self._pauses = Pause.NONE
-        self._pass_scheduled = False
-        self._failed = False
         self._first: asyncio.Future[UUID | None] = self.loop.create_future()
-        self._lost: asyncio.Future[None] = self.loop.create_future()
-        self._watch = Recheck(self._check_hang_up)
-        self._pace_timer: asyncio.TimerHandle | None = None
-        self._input_pace: Callable[[int], float] | None = None
-        #: Whether the peer has yet to take what was written.
-        self.paused = False
-        self.heard_at = self.loop.time()
-
-    @property
-    def client(self) -> str:
-        """The address of the peer."""
-        peer = None if self._transport is None else self._transport.get_extra_info("peername")
-        return peer[0] if peer else ""
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
 
     async def identified(self, timeout: float) -> UUID | None:
         """Wait for the first frame, and return the UUID in it; None if the peer disconnects first.
@@ -275,138 +246,42 @@ class AudioSocketLink(PausedReading, asyncio.Protocol):
         if not self._first.done():
             self._first.set_exception(error)
 
-    def attach(self, receiver: FrameReceiver, account: ByteBudget | None = None) -> None:
-        """Hand frames to ``receiver`` from now on."""
-        self._receiver = receiver
-        self.heard_at = self.loop.time()
-        if not self.is_open:
-            receiver.connection_closing()
-        self.resume_reading(Pause.EARLY)
-
-    # writing
-
-    def write_message(self, data: bytes, *, is_text: bool) -> None:
-        """Send a whole frame without waiting."""
-        if self._transport is not None and self.is_open:
-            self._transport.write(data)
-
-    def write_ping(self) -> None:
-        """Do nothing: see the class."""
-
-    def fail(self, code: CloseCode, reason: str) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    async def close_in_time(self, code: int, reason: str) -> None:
-        """Hang up; abort the connection if that takes longer than CLOSE_TIMEOUT_SEC. Ignores code and reason."""
-        self._failed = True  # nothing more is taken
-        if self._transport is None:
-            return
+    def _write_farewell(self) -> None:
         self.write_message(encode_frame(HANG_UP), is_text=False)
-        self._transport.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
-                await asyncio.shield(self._lost)
-        if not self._lost.done():
-            self._transport.abort()
-            await self._lost
-
-    # what the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        super().connection_made(transport)
         self._accepted(self)
 
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        if self._receiver is not None:
-            self._receiver.resume_output()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._watch.stop()
-        self._end_pace()
-        self._received.clear()
         if not self._first.done():
             self._first.set_result(None)
-        if not self._lost.done():
-            self._lost.set_result(None)
-        if self._receiver is not None:
-            self._receiver.connection_closing()
-
-    def data_received(self, data: bytes) -> None:
-        self.heard_at = self.loop.time()
-        if self._failed:
-            return
-        self._received += data
-        if self._input_pace is not None:
-            self._keep_pace(self._input_pace(len(data)))
-        if not self._pauses:
-            self._take_frames()
-
-    # reading
-
-    def _stop_reading(self) -> None:
-        if self._transport is not None and self.is_open:
-            self._transport.pause_reading()
-
-    def _read_on(self) -> None:
-        if self._pauses or self._received:
-            self._schedule_pass()
-        elif self._transport is not None and self.is_open:
-            self._transport.resume_reading()
-
-    def _check_hang_up(self) -> None:
-        """Close the connection of a peer that has closed its sending side: it has hung up."""
-        if self._transport is not None and hang_up(self._transport) is not HangUp.UNKNOWN:
-            self._transport.abort()
-
-    def _next_pass(self) -> None:
-        self._pass_scheduled = False
-        if self._pauses == Pause.PASS:
-            self._pauses = Pause.NONE
-            self._take_frames()
-            if not self._pauses and self._transport is not None and self.is_open:
-                self._transport.resume_reading()
+        super().connection_lost(exc)
 
     # frames
 
-    def _take_frames(self) -> None:
-        """Hand over whole frames, at most _FRAMES_PER_PASS in one pass of the event loop."""
-        received, start = self._received, 0
-        try:
-            for _ in range(_FRAMES_PER_PASS):
-                skipped = min(self._passed_over, len(received) - start)
-                self._passed_over -= skipped
-                start += skipped
-                if self._failed or self._pauses or len(received) - start < HEADER_BYTES:
-                    return
-                kind, size = received[start], int.from_bytes(received[start + 1 : start + HEADER_BYTES], "big")
-                if not self._checked(kind, size):
-                    start += HEADER_BYTES
-                    self._passed_over = size
-                    continue
-                end = start + HEADER_BYTES + size
-                if end > len(received):
-                    return
-                frame, start = bytes(received[start:end]), end
-                self._give(frame)
-            self._schedule_pass()
-        except OmniError as error:
-            self._failed = True  # nothing more is taken
-            if self._receiver is None:
-                self.refuse(error)
-            else:
-                self._receiver.input_refused(error)
-        finally:
-            del received[:start]
+    def _take_frame(self, received: bytearray, start: int) -> int:
+        if self._passed_over:
+            skipped = min(self._passed_over, len(received) - start)
+            self._passed_over -= skipped
+            return start + skipped
+        if len(received) - start < HEADER_BYTES:
+            return start
+        kind, size = received[start], int.from_bytes(received[start + 1 : start + HEADER_BYTES], "big")
+        if not self._checked(kind, size):
+            self._passed_over = size
+            return start + HEADER_BYTES
+        end = start + HEADER_BYTES + size
+        if end > len(received):
+            return start
+        self._give(bytes(received[start:end]))
+        return end
+
+    def _frames_refused(self, error: OmniError) -> None:
+        if self._receiver is None:
+            self.refuse(error)
+        else:
+            super()._frames_refused(error)
 
     def _checked(self, kind: int, size: int) -> bool:
         """Return whether a frame with this header is used or ignored. Raises InvalidFrame or PayloadTooLarge."""

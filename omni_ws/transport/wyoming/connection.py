@@ -1,0 +1,557 @@
+"""WyomingConnection: the connection of one peer, a client of the services or a satellite, with its session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+from websockets.frames import CloseCode
+
+from omni_ws.audio.pcm import SampleLayout, mixed_down, pcm16_from_samples, samples_from_bytes
+from omni_ws.core.chunks import (
+    AudioFormat,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    Modality,
+    OutputChunk,
+    Task,
+)
+from omni_ws.core.history import Message
+from omni_ws.core.json_values import primary_subtag
+from omni_ws.errors import (
+    EngineOverloaded,
+    InvalidRequest,
+    InvalidValue,
+    OmniError,
+    SessionTimeout,
+    UnknownType,
+    UnsupportedParameter,
+)
+from omni_ws.service.conversation.messages import InputHeard, RequestWarning, ServerMessage
+from omni_ws.service.failure import unexpected
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Session
+from omni_ws.transport.native.connection import SoleConnection
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.telling import record_message
+from omni_ws.transport.wyoming.answers import (
+    SOUND,
+    SatelliteTurn,
+    SpeechToText,
+    TextAnswered,
+    TextToSpeech,
+    WyomingAnswer,
+)
+from omni_ws.transport.wyoming.info import check_program, check_recogniser, describe_services, voice_of
+from omni_ws.transport.wyoming.link import WyomingLink
+from omni_ws.transport.wyoming.talks import Talks
+from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.session_config import MAX_KEYWORDS, converted
+from omni_ws.wire.wyoming import (
+    NoFields,
+    PcmFields,
+    PingFields,
+    PipelineFields,
+    ProgramName,
+    SpeechFields,
+    TextPiece,
+    TextToHandle,
+    TextToSpeak,
+    TranscribeFields,
+    VoiceFields,
+    WyomingEvent,
+    decode_event,
+    encode_event,
+    error_event,
+)
+
+#: How long a satellite is heard without any speech, by its sound: Home Assistant's own time.
+LISTEN_MS: Final = 15_000
+#: How much longer than its sound an answer may take to be played, before a satellite is heard again.
+PLAYED_MARGIN_SEC: Final = 1.0
+#: The lead of an answer over its playback: none that counts, as the peer has buffers of its own.
+_UNPACED_MS: Final = 3_600_000
+#: Begins the names of answers to what needs no request.
+_EMPTY: Final = "empty "
+_WRITE_BATCH_MESSAGES: Final = 128
+_NO_PINGS: Final = KeepAliveSettings(ping_interval=None, ping_timeout=None)
+_LAYOUTS: Final = {1: SampleLayout.U8, 2: SampleLayout.S16, 3: SampleLayout.S24, 4: SampleLayout.S32}
+#: Events that ask for services that are not in ``info``.
+UNSERVED: Final = {"detect": "detection of wake words", "recognize": "recognition of intents"}
+
+
+def mono_pcm16(payload: bytes, pcm: PcmFields) -> bytes:
+    """Return the sound of an ``audio-chunk`` as pcm16, mono. Raises InvalidValue if it ends within a sample."""
+    if len(payload) % (pcm.width * pcm.channels):
+        raise InvalidValue("audio must be whole samples of all channels", param="payload_length")
+    if pcm.width == 2 and pcm.channels == 1:
+        return payload
+    samples = mixed_down(samples_from_bytes(payload, _LAYOUTS[pcm.width]), pcm.channels)
+    return pcm16_from_samples(samples).tobytes()
+
+
+def answer_without_session(event: WyomingEvent, link: WyomingLink, factory: SessionFactory) -> bool:
+    """Answer an event that needs no session, and return whether it was one.
+
+    Raises EngineOverloaded or EngineFailed while it is not known what can be served, and InvalidValue.
+    """
+    match event.type:
+        case "describe":
+            factory.check_ready()
+            link.write_message(encode_event("info", describe_services(factory.engine)), is_text=False)
+        case "ping":
+            text = converted(event.data, PingFields).text
+            link.write_message(encode_event("pong", {"text": text}), is_text=False)
+        case "select-program":
+            check_program(converted(event.data, ProgramName).name)
+        case _:
+            return False
+    return True
+
+
+class WyomingConnection(SoleConnection):
+    """The connection of one peer with its session: takes requests, and answers them in order.
+
+    A session ends with its connection, but a ``lasting`` connection may go on without a session that was silent for too
+    long. An error ends the connection, except for a turn of a satellite, and a text to answer.
+    """
+
+    def __init__(
+        self, link: WyomingLink, session: Session, factory: SessionFactory, talks: Talks, *, lasting: bool
+    ) -> None:
+        super().__init__(link, session, keep_alive=_NO_PINGS)
+        self._link = link
+        self._factory = factory
+        self._talks = talks
+        self._lasting = lasting
+        #: The answers that are not complete, in their order, by the ids of their requests.
+        self._answers: dict[str, WyomingAnswer] = {}
+        #: Whether the error that ends the session was sent.
+        self._reported = False
+        # speech to text: how the next speech is to be written down, whether some is expected, and its rate once it came
+        self._transcribe = TranscribeFields()
+        self._hears = False
+        self._rate: int | None = None
+        # text to speech: the text that comes in pieces, and whether any has come
+        self._reading: TextToSpeech | None = None
+        self._reads = False
+        # satellites
+        self._is_satellite = False
+        self._turn: SatelliteTurn | None = None
+        self._again: asyncio.TimerHandle | None = None
+
+    async def serve(self, first: bytes) -> bool:
+        """Serve the peer, whose ``first`` event was received before, to the end of the session.
+
+        Returns whether the connection goes on without it; else it is closed. ``session.attach`` must have been called
+        with this object.
+        """
+        try:
+            self.receive_message(first, is_text=False)
+            self._link.attach(self, self._conversation.account)
+            error = await self._over
+            self._flush()
+            if self._lasting and isinstance(error, SessionTimeout) and self._link.is_open:
+                return True
+            if error is not None and not self._reported:
+                self._write([error_event(error)])
+            await self._link.close_in_time(CloseCode.NORMAL_CLOSURE, "")
+            return False
+        finally:
+            self._end_pause()
+            self._session.detach(self)
+
+    def connection_closing(self) -> None:
+        self._session.end(None)
+
+    # input
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        if not self._listening:
+            return
+        try:
+            event = decode_event(bytes(data))
+            if not answer_without_session(event, self._link, self._factory) and event.type != "pong":
+                self._conversation.stream.touch(now=self._link.heard_at)
+                self._receive(event)
+        except InvalidRequest as error:
+            if not self._is_satellite:
+                self._session.end(error)
+                return
+            self._write([error_event(error)])
+            self._end_turn()
+        except OmniError as error:
+            self._session.end(error)
+        except Exception as error:
+            self._session.end(unexpected(error, where="the input of a Wyoming session"))
+        self._pause_if_blocked()
+
+    def _receive(self, event: WyomingEvent) -> None:
+        if event.type == "audio-chunk":
+            self._hear(event)
+        elif event.type in UNSERVED:
+            raise UnknownType(f"{UNSERVED[event.type]} is not served here, see info", param="type")
+        elif (found := _HANDLERS.get(event.type)) is not None:
+            kind, handle = found
+            handle(self, converted(event.data, kind))
+
+    def _fields(self, task: Task, *modalities: str, **given: Any) -> Mapping[str, Any]:
+        """Return the fields of ``session_config`` for requests of one kind: all that any kind sets."""
+        return {
+            "task": task.value,
+            "modalities": list(modalities),
+            "input_audio": {"format": "pcm16", "sample_rate": SOUND.sample_rate, "language": None, "keywords": None},
+            "output_audio": {"format": "pcm16", "sample_rate": SOUND.sample_rate},
+            "turn_detection": None,
+            "voice": None,
+            "overlap": "wait",
+            "history": False,
+            "max_lead_ms": _UNPACED_MS,
+            "idle_prompt": {"after_sec": 0},
+            "instructions": self._factory.config.wyoming.instructions,
+            **given,
+        }
+
+    def _take(self, chunk: InputChunk) -> None:
+        self._conversation.configuration.check_chunk(chunk)
+        self._conversation.receive_chunk(chunk, now=self._link.heard_at)
+        self._conversation.take_ack()  # the metrics count input by them
+
+    def _hear(self, event: WyomingEvent) -> None:
+        """Take sound: of a satellite, or to be written down. Sound that nobody asked for is passed over."""
+        turn = self._turn
+        if not (turn.listening if turn is not None else self._hears):
+            return
+        pcm = converted(event.data, PcmFields)
+        if not (sound := mono_pcm16(event.payload, pcm)):
+            return
+        if self._rate not in (None, pcm.rate):
+            raise InvalidValue(f"the rate of a stream must not change, here from {self._rate}", param="rate")
+        if self._session.recording is not None:
+            self._session.recording.sound(sound, AudioFormat(sample_rate=pcm.rate), by_user=True)
+        if turn is not None:
+            self._hear_satellite(turn, sound, pcm.rate)
+        elif self._rate is None:
+            self._begin_speech(sound, pcm.rate)
+        else:
+            self._take(InputChunk(Modality.AUDIO, sound))
+
+    def _opened(self, answer: WyomingAnswer) -> bool:
+        """Note the answer to the request whose input is open. Returns False if it was refused as it opened."""
+        request = self._conversation.receiving
+        if request is not None:
+            self._answers[request.request_id] = answer
+        return request is not None
+
+    def _finish_empty(self, answer: WyomingAnswer) -> None:
+        """Answer what needs no request, as it has no content, once all before it is answered."""
+        if len(self._answers) > (may_wait := self._conversation.limits.max_pending_requests):
+            raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
+        if self._answers:
+            self._answers[f"{_EMPTY}{id(answer)}"] = answer
+        else:
+            self._write(answer.finish())
+
+    def _check_streams(self) -> None:
+        """Raise InvalidValue where all input is that of a satellite."""
+        if self._is_satellite:
+            raise InvalidValue("this connection runs pipelines: stream to the services over another", param="type")
+
+    # speech to text
+
+    def _expect_speech(self, fields: TranscribeFields) -> None:
+        check_recogniser(fields.name, self._factory.engine)
+        self._expect_sound()
+        self._transcribe = fields
+
+    def _begin_sound(self, fields: PcmFields) -> None:
+        if not self._is_satellite:
+            self._expect_sound()
+
+    def _expect_sound(self) -> None:
+        """Expect the sound of a new speech, instead of the rest of one that was not ended."""
+        self._check_streams()
+        if self._reading is not None:
+            raise InvalidValue("a text to synthesize is not complete: end it with synthesize-stop", param="type")
+        if self._rate is not None and (given_up := self._conversation.receiving) is not None:
+            self._conversation.cancel(given_up.request_id)
+        self._hears, self._rate = True, None
+
+    def _begin_speech(self, sound: bytes, rate: int) -> None:
+        fields = self._transcribe
+        language = None if fields.language is None else fields.language.replace("_", "-")
+        names = [*(fields.transcript_names or ()), *(fields.transcript_terms or ())]
+        able = self._factory.engine.capabilities
+        keywords = [name for name in names if name.strip() and len(name) <= 64][:MAX_KEYWORDS] if able.keywords else []
+        audio = {"format": "pcm16", "sample_rate": rate, "language": language, "keywords": keywords or None}
+        self._conversation.configure(self._fields(Task.TRANSCRIBE, "text", input_audio=audio))
+        self._rate = rate
+        self._take(InputChunk(Modality.AUDIO, sound))
+        self._hears = self._opened(SpeechToText(language))
+
+    def _end_sound(self, fields: NoFields) -> None:
+        """End the speech to write down, or that of a satellite, which is heard to its end first."""
+        turn, listener = self._turn, self._conversation.listener
+        if turn is not None and turn.listening:
+            turn.listening = False
+            if turn.heard_ms and listener is not None:
+                listener.mark()
+            else:
+                self._write(turn.finish())
+                self._end_turn()
+        if self._is_satellite:
+            return
+        expected, rate, self._hears, self._rate = self._hears, self._rate, False, None
+        if rate is not None:
+            self._conversation.finish()
+        elif expected:
+            self._finish_empty(SpeechToText(self._transcribe.language))
+
+    # text to speech
+
+    def _speech(self, fields: SpeechFields) -> Mapping[str, Any]:
+        """Return the configuration that reads a text aloud. Raises InvalidValue or UnsupportedParameter."""
+        if fields.text_format not in (None, "text"):
+            raise UnsupportedParameter("text to synthesize must be plain", param="text_format")
+        wanted = fields.voice or VoiceFields()
+        if wanted.speaker is not None:
+            raise UnsupportedParameter("voices have no speakers here, see info", param="voice.speaker")
+        voice, audio = wanted.name, dict[str, Any]()
+        able = self._factory.engine.capabilities
+        if voice is None and wanted.language is not None:
+            voice, spoken = voice_of(wanted.language, able), primary_subtag(wanted.language.replace("_", "-"))
+            if voice is None and spoken in able.speech_languages & able.languages:
+                audio = {"language": spoken}
+            elif voice is None and able.voice_languages:
+                raise InvalidValue(f"no voice speaks {wanted.language!r}, see info", param="voice.language")
+        return self._fields(Task.SPEECH, "audio", voice=voice, input_audio=audio)
+
+    def _read(self, fields: TextToSpeak) -> None:
+        if self._reading is not None:
+            return  # the same text again, for servers that do not take pieces
+        config = self._conversation.configuration.with_patch(self._speech(fields))
+        answer = TextToSpeech(streamed=False)
+        if fields.text.strip():
+            text = InputChunk(Modality.TEXT, fields.text.encode())
+            self._answers[self._conversation.respond([text], config, input_kept=False, answer_kept=False)] = answer
+        else:
+            self._finish_empty(answer)
+
+    def _begin_text(self, fields: SpeechFields) -> None:
+        self._check_streams()
+        if self._hears or self._reading is not None:
+            raise InvalidValue("synthesize-start came within another stream", param="type")
+        self._conversation.configure(self._speech(fields))
+        self._reading, self._reads = TextToSpeech(streamed=True), False
+
+    def _read_on(self, fields: TextPiece) -> None:
+        if self._reading is None:
+            raise InvalidValue("synthesize-chunk must follow synthesize-start", param="type")
+        if not fields.text or (not self._reads and not fields.text.strip()):
+            return
+        self._take(InputChunk(Modality.TEXT, fields.text.encode()))
+        if not self._reads:
+            self._reads = True
+            self._opened(self._reading)
+
+    def _end_text(self, fields: NoFields) -> None:
+        reading, self._reading = self._reading, None
+        if reading is None:
+            raise InvalidValue("synthesize-stop must follow synthesize-start", param="type")
+        if self._reads:
+            self._conversation.finish()
+        else:
+            self._finish_empty(reading)
+
+    # texts to answer
+
+    def _handle(self, fields: TextToHandle) -> None:
+        conversation, now = self._conversation, self._loop.time()
+        name = fields.conversation_id or self._session.session_id
+        said = Message("user", fields.text)
+
+        def answered(text: str) -> None:
+            self._talks.add(name, (said, Message("assistant", text)), now=self._loop.time())
+
+        answer = TextAnswered(fields.context, answered)
+        if not fields.text.strip():
+            self._finish_empty(answer)
+            return
+        config = self._factory.config
+        # Home Assistant reads the answer aloud.
+        instructions = config.wyoming.instructions or config.spoken_instructions
+        patch = self._fields(Task.CHAT, "text", instructions=instructions)
+        request_id = conversation.respond(
+            [InputChunk(Modality.TEXT, fields.text.encode())],
+            conversation.configuration.with_patch(patch),
+            input_kept=False,
+            answer_kept=False,
+            context=self._talks.messages(name, now=now),
+        )
+        self._answers[request_id] = answer
+
+    # turns of satellites
+
+    def _run(self, pipeline: PipelineFields) -> None:
+        """Run a pipeline, instead of the one that runs."""
+        self._is_satellite = True
+        if pipeline.start_stage != "asr":
+            what = "detects no wake words" if pipeline.start_stage == "wake" else "hears satellites"
+            raise UnsupportedParameter(f"this server {what}: a pipeline must start with asr", param="start_stage")
+        if pipeline.end_stage == "intent":
+            raise UnsupportedParameter("this server recognises no intents, see info", param="end_stage")
+        if self._hears or self._reading is not None:
+            raise InvalidValue("run-pipeline came within another stream", param="type")
+        self._leave_turn()
+        self._turn = SatelliteTurn(pipeline)
+        self._write([encode_event("transcribe")])
+
+    def _leave_turn(self) -> None:
+        """Leave a turn, if one is not complete. The sound of the next one does not follow on that of the last."""
+        if self._turn is not None:
+            self._conversation.cancel()
+        self._conversation.configure({"turn_detection": None})
+        self._end_pause()
+        self._turn, self._rate = None, None
+
+    def _hear_satellite(self, turn: SatelliteTurn, sound: bytes, rate: int) -> None:
+        if self._rate is None:
+            self._conversation.configure(self._turn_settings(turn.pipeline, rate))
+            self._rate = rate
+        self._take(InputChunk(Modality.AUDIO, sound))
+        turn.heard_ms += AudioFormat(sample_rate=rate).duration_ms(len(sound))
+        if turn.heard_ms > LISTEN_MS and turn.request_id is None:
+            self._write(turn.finish())
+            self._end_turn()
+
+    def _turn_settings(self, pipeline: PipelineFields, rate: int) -> Mapping[str, Any]:
+        known = self._factory.speech_workers.turn_detection_types
+        task = Task.TRANSCRIBE if pipeline.end_stage == "asr" else Task.CHAT
+        modalities = ("text", "audio") if pipeline.end_stage == "tts" else ("text",)
+        return self._fields(
+            task,
+            *modalities,
+            input_audio={"format": "pcm16", "sample_rate": rate, "language": None, "keywords": None},
+            # Commands are short: no turn ends later after the speech than Home Assistant's own do, by default.
+            turn_detection={"type": "semantic_vad", "eagerness": "high"}
+            if "semantic_vad" in known
+            else {"type": "server_vad"},
+            history=True,
+        )
+
+    def _end_turn(self) -> None:
+        """End the turn, and expect the next one if the satellite wants that: once its user has heard the answer."""
+        turn, self._turn = self._turn, None
+        if turn is None or not turn.pipeline.restart_on_end:
+            return
+        self._turn = turn
+        turn.listening = False
+        seconds = turn.sound.ms / 1000 + PLAYED_MARGIN_SEC if turn.sound.begun else 0.0
+        self._again = self._loop.call_later(seconds, self._run_again)
+
+    def _played(self, fields: NoFields) -> None:
+        if self._again is not None:
+            self._run_again()
+
+    def _run_again(self) -> None:
+        self._end_pause()
+        turn, self._turn = self._turn, None
+        if turn is not None and self._listening:
+            self._run(turn.pipeline)
+
+    def _end_pause(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+
+    # output
+
+    def resume_output(self) -> None:
+        self.output_ready()
+
+    def _write(self, events: Iterable[bytes]) -> None:
+        for event in events:
+            self._link.write_message(event, is_text=False)
+
+    def _flush(self) -> None:
+        """Write a batch of the messages in the outbox, as long as the socket takes them."""
+        self._flush_scheduled = False
+        for _ in range(_WRITE_BATCH_MESSAGES):
+            if not self._link.is_open or self._link.paused or (message := self._outbox.take()) is None:
+                return
+            record_message(self._session.recording, message)
+            try:
+                self._write(self._render(message))
+            except Exception as error:
+                self._loop.call_soon(self._session.end, unexpected(error, where="the output of a Wyoming session"))
+                return
+        self.output_ready()
+
+    def _render(self, message: ServerMessage) -> Iterator[bytes]:
+        match message:
+            case OutputChunk(request_id=request_id):
+                if (answer := self._answer_to(request_id)) is not None:
+                    self._record(message)
+                    yield from answer.render(message)
+            case FinalChunk():
+                yield from self._finished(message)
+            case OmniError(request_id=None):
+                self._reported = True
+                yield error_event(message)
+            case OmniError(request_id=str(request_id)):
+                answer = self._answer_to(request_id)
+                yield from [error_event(message)] if answer is None else answer.fail(message)
+            case RequestWarning(error=error):
+                yield error_event(error)
+            case SpeechStartedFrame() if self._turn is not None and self._turn.request_id is None:
+                yield from self._turn.speech_started(message)
+            case SpeechStoppedFrame(turn_id=turn_id) if self._turn is not None and self._turn.turn_id == turn_id:
+                yield from self._turn.speech_stopped(message)
+            case InputHeard() if self._turn is not None:
+                self._conversation.finish()
+                if self._turn.request_id is None:
+                    yield from self._turn.finish()
+                    self._end_turn()
+
+    def _answer_to(self, request_id: str) -> WyomingAnswer | None:
+        if self._turn is not None and self._turn.request_id == request_id:
+            return self._turn
+        return self._answers.get(request_id)
+
+    def _record(self, chunk: OutputChunk) -> None:
+        if self._session.recording is not None and chunk.payload:
+            self._session.recording.sound(chunk.payload, SOUND, by_user=False, request_id=chunk.request_id)
+
+    def _finished(self, final: FinalChunk) -> Iterator[bytes]:
+        """Render the end of a request."""
+        answer = self._answer_to(final.request_id)
+        self._answers.pop(final.request_id, None)
+        failed = final.finish_reason is FinishReason.ERROR
+        if answer is None and failed:
+            answer = self._turn  # which was refused as it opened
+        if answer is not None and not failed and final.finish_reason is not FinishReason.CANCELLED:
+            yield from answer.finish()
+        while self._answers and (first := next(iter(self._answers))).startswith(_EMPTY):
+            yield from self._answers.pop(first).finish()
+        if answer is not None and answer is self._turn:
+            self._end_turn()
+        elif failed and (answer is None or answer.ends_in_error):
+            self._loop.call_soon(self._session.end, None)
+
+
+#: The fields and the handler of each event but sound.
+_HANDLERS: Final[Mapping[str, tuple[type[Struct], Callable[[WyomingConnection, Any], None]]]] = {
+    "transcribe": (TranscribeFields, WyomingConnection._expect_speech),
+    "audio-start": (PcmFields, WyomingConnection._begin_sound),
+    "audio-stop": (NoFields, WyomingConnection._end_sound),
+    "synthesize": (TextToSpeak, WyomingConnection._read),
+    "synthesize-start": (SpeechFields, WyomingConnection._begin_text),
+    "synthesize-chunk": (TextPiece, WyomingConnection._read_on),
+    "synthesize-stop": (NoFields, WyomingConnection._end_text),
+    "transcript": (TextToHandle, WyomingConnection._handle),
+    "run-pipeline": (PipelineFields, WyomingConnection._run),
+    "played": (NoFields, WyomingConnection._played),
+}

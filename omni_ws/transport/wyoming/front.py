@@ -1,0 +1,218 @@
+"""The front end of Wyoming: listens for clients, connects to satellites, and opens a session for what a peer asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
+
+from websockets.frames import CloseCode
+
+from omni_ws.config.values import ConfigurationError
+from omni_ws.errors import OmniError, ShuttingDown
+from omni_ws.service.recording.recorder import Recorder
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.session import Sessions
+from omni_ws.transport.http.access import Authenticator
+from omni_ws.transport.http.application import SessionFrontEnd
+from omni_ws.transport.http.hang_up import notice_dead_networks
+from omni_ws.transport.recording.recordings import begin_recording
+from omni_ws.transport.wyoming.connection import WyomingConnection
+from omni_ws.transport.wyoming.link import WyomingLink
+from omni_ws.transport.wyoming.lobby import Lobby
+from omni_ws.transport.wyoming.talks import Talks
+from omni_ws.wire.wyoming import encode_event, error_event
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: Label of the sessions in metrics, logs and recordings.
+WYOMING_ORIGIN: Final[Literal["wyoming"]] = "wyoming"
+#: Seconds for an attempt to reach a satellite, and from one to the next.
+CONNECT_TIMEOUT_SEC: Final = 10.0
+RECONNECT_SEC: Final = 10.0
+#: Seconds between two pings of a satellite, and of a silence after which it is gone.
+PING_SEC: Final = 5.0
+PING_TIMEOUT_SEC: Final = 20.0
+
+
+class WyomingServices(SessionFrontEnd):
+    """The front end of Wyoming, whose peers have no keys: ``wyoming.key`` is the one whose limits count."""
+
+    def __init__(
+        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+    ) -> None:
+        """Raises ConfigurationError if there is no key of the configured name."""
+        super().__init__(Sessions(sessions, origin=WYOMING_ORIGIN, grace=0))
+        self._sessions = sessions
+        self._recorder = recorder
+        self._settings = sessions.config.wyoming
+        name = self._settings.key
+        self._key = None if name is None else authenticator.named(name)
+        if name is not None and self._key is None:
+            raise ConfigurationError([f"wyoming.key: no API key is named {name}"])
+        self._talks = Talks(max_tokens=sessions.config.limits.max_history_tokens)
+        self._server: asyncio.Server | None = None
+        #: The tasks of connections and satellites.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lobbies: set[Lobby] = set()
+        #: The tasks of satellites that are not connected.
+        self._seeking: set[asyncio.Task[Any]] = set()
+        self._draining = False
+
+    @property
+    def port(self) -> int | None:
+        """The port that is listened on; None if the server does not listen for Wyoming."""
+        if self._server is None or not self._server.sockets:
+            return None
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def open_ports(self) -> None:
+        host, port = self._settings.host, self._settings.port
+        if port is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                self._server = await loop.create_server(partial(self._link, self._accept), host, port)
+            except OSError as error:
+                raise OSError(
+                    f"Wyoming cannot listen on {host}, port {port}, {error.strerror}: stop the process that uses the "
+                    "port, or choose another with --wyoming-port (0: any)"
+                ) from error
+            for listening in self._server.sockets:
+                notice_dead_networks(listening)
+            logger.info("Wyoming listens on %s, port %d", host, self.port)
+        for address in self._settings.satellites:
+            self._start(self._keep(address), name=f"satellite {address}")
+
+    def _start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # connections
+
+    def _link(self, accepted: Callable[[WyomingLink], None]) -> WyomingLink:
+        timeout = self._sessions.config.streaming_input.write_timeout_sec
+        return WyomingLink(accepted, budget=self._sessions.budget, write_timeout=timeout)
+
+    def _accept(self, link: WyomingLink) -> None:
+        if len(self._tasks) >= self._sessions.config.limits.max_connections:
+            link.abort()
+            return
+        self._start(self._serve(link, self._lobby(link)), name="connection over Wyoming")
+
+    def _lobby(self, link: WyomingLink) -> Lobby:
+        lobby = Lobby(link, self._sessions)
+        self._lobbies.add(lobby)
+        return lobby
+
+    async def _serve(self, link: WyomingLink, lobby: Lobby, *, satellite: bool = False) -> None:
+        """Serve a connection to its close. That of a ``satellite`` stays open without a session, for hours."""
+        timeout = None if satellite else self._sessions.config.streaming_input.session_timeout_sec
+        link.limit_input(self._sessions.admission.input_pace(self._key))
+        try:
+            while (first := await lobby.first_request(timeout)) is not None:
+                session = await self._live.admit(self._key, client=link.client)
+                self._lobbies.discard(lobby)
+                begin_recording(self._recorder, session, WYOMING_ORIGIN, self._key)
+                connection = WyomingConnection(link, session, self._sessions, self._talks, lasting=satellite)
+                session.attach(connection)
+                if not await connection.serve(first):
+                    return
+                lobby = self._lobby(link)
+        except OmniError as error:
+            logger.info("refused a connection over Wyoming from %s: %s", link.client, error.message)
+            link.write_message(error_event(error), is_text=False)
+            await link.close_in_time(CloseCode.NORMAL_CLOSURE, "")
+        finally:
+            self._lobbies.discard(lobby)
+
+    # satellites
+
+    async def _keep(self, address: str) -> None:
+        """Stay connected to a satellite until the server drains."""
+        host, _, port = address.rpartition(":")
+        was_reached = True
+        while not self._draining:
+            try:
+                link, lobby = await self._connect(host.strip("[]"), int(port))
+            except (OSError, TimeoutError) as error:
+                if was_reached:  # once, not with each attempt
+                    logger.warning("the satellite %s cannot be reached: %s", address, error or "no answer")
+                was_reached = False
+            else:
+                was_reached = True
+                logger.info("connected to the satellite %s", address)
+                await self._visit(link, lobby)
+                logger.info("the satellite %s has disconnected", address)
+            await self._seek(asyncio.sleep(RECONNECT_SEC))
+
+    async def _connect(self, host: str, port: int) -> tuple[WyomingLink, Lobby]:
+        loop = asyncio.get_running_loop()
+        lobbies: list[Lobby] = []
+        made = partial(self._link, lambda link: lobbies.append(self._lobby(link)))
+        async with asyncio.timeout(CONNECT_TIMEOUT_SEC):
+            _, link = await self._seek(loop.create_connection(made, host, port))
+        return link, lobbies[0]
+
+    async def _seek(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Await something for which a drain does not wait: it cancels the task."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self._draining:
+            waiting.close()
+            raise asyncio.CancelledError
+        self._seeking.add(task)
+        try:
+            return await waiting
+        finally:
+            self._seeking.discard(task)
+
+    async def _visit(self, link: WyomingLink, lobby: Lobby) -> None:
+        """Serve a satellite until the connection is lost."""
+        link.write_message(encode_event("run-satellite"), is_text=False)
+        pings = asyncio.create_task(_ping(link), name="pings of a satellite")
+        try:
+            await self._serve(link, lobby, satellite=True)
+        finally:
+            pings.cancel()
+            await asyncio.wait([pings])
+            link.abort()
+
+    # the end
+
+    def drain(self, time_left: float) -> None:
+        self._refuse(ShuttingDown("the server is shutting down"))
+        super().drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._refuse(error)
+        super().end_all(error)
+
+    def _refuse(self, error: OmniError) -> None:
+        self._draining = True
+        for task in tuple(self._seeking):
+            task.cancel()
+        for lobby in self._lobbies:
+            lobby.refuse(error)
+
+    async def wait_closed(self) -> None:
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+        await super().wait_closed()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+
+async def _ping(link: WyomingLink) -> None:
+    """Ping a satellite, which answers; abort the connection to one that is silent."""
+    while link.loop.time() - link.heard_at < PING_TIMEOUT_SEC:
+        await asyncio.sleep(PING_SEC)
+        link.write_ping()
+    link.abort()
