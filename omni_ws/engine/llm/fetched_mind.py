@@ -30,10 +30,9 @@ LEAST_DISK: Final = 3_000_000_000
 FETCHED: Final = "qwen"
 #: Models that are used if they were fetched before, the best first. The others are often wrong: rules are better.
 _USED: Final = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-#: The package that runs a model, the one that talks with it, and the extra that has both.
+#: The package that runs a model, and the one that talks with it.
 _PACKAGE: Final = "xllamacpp"
 _CLIENT: Final = "httpx"
-_EXTRA: Final = "gguf"
 _INSTALL_SEC: Final = 900
 #: How to have no language model.
 RULES_ALONE: Final = "to keep rules alone: make serve LLM=rules, or --llm rules"
@@ -111,7 +110,7 @@ class FetchedMind:
             return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
         installed = not missing()
         if not installed and not is_environment():
-            return Plan(False, False, f"{line}, after: {install_command(_EXTRA)}")
+            return Plan(False, False, f"{line}, after: {install_command()}")
         if installed and not fetches:
             why = f"{self.model}, which was fetched before, is being loaded, and answers soon; {RULES_ALONE}"
             return Plan(True, True, why)
@@ -119,7 +118,7 @@ class FetchedMind:
         if self._config.api_key is not None or self._config.auth.keys_file is not None:
             return Plan(False, False, f"{line} ({size}); with keys configured nothing is fetched")
         if not self._config.llm.fetch:
-            how = f" ({size}), or with --fetch" if fetches else f", after: {install_command(_EXTRA)}"
+            how = f" ({size}), or with --fetch" if fetches else f", after: {install_command()}"
             return Plan(False, True, f"{line}{how}", fetches)
         what = f"it is fetched ({size}, in the background, once)"
         if not fetches:
