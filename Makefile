@@ -52,7 +52,7 @@ WORKERS := 6
 
 TINY_MODELS := .cache/tiny-models
 
-.PHONY: help serve serve-tiny distribution package lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package release-check lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -138,12 +138,15 @@ package: $(PACKAGING_VENV)/.ready ## the wheel and the source archive in dist/, 
 	@$(PACKAGING_VENV)/bin/python -m build --outdir dist .
 	@$(BIN)/python -m venv $(PACKAGE_VENV)
 	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --require-hashes --requirement $(SERVER_LOCK)
-	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --no-index --find-links dist omni_ws
+	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --no-index --find-links dist omni-ws
 	@$(PACKAGE_VENV)/bin/python -m pip uninstall --quiet --yes pip setuptools
 	@mkdir -p $(dir $(BILL))
 	@$(PACKAGING_VENV)/bin/cyclonedx-py environment --output-reproducible --output-file $(BILL) $(PACKAGE_VENV)/bin/python
 	@$(PACKAGING_VENV)/bin/python .ci/check_bill.py $(BILL) $(SERVER_LOCK)
 	@PAGE_PYTHON='$(CURDIR)/$(BIN)/python' $(PACKAGE_VENV)/bin/python .ci/try_package.py
+
+release-check: package ## all that a tag would do, without publishing: the packages, an installation from nothing, the image
+	@$(PACKAGING_VENV)/bin/python .ci/release_check.py
 
 lock: $(PACKAGING_VENV)/.ready ## write the locks of both images anew: the newest versions that pyproject.toml allows
 	@$(COMPILE_LOCK) --universal --python-version 3.11 $(LOCKED_EXTRAS:%=--extra %) --output-file $(SERVER_LOCK) pyproject.toml

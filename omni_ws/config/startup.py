@@ -24,7 +24,7 @@ from omni_ws.installing import INSTALL_VLLM, install_command
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
 TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
-#: What the extra `echo` installs.
+#: Takes echo and noise out.
 ECHO_PACKAGE: Final = "pywebrtc_audio"
 
 
