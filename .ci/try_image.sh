@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Builds deploy/Dockerfile and talks with what it makes: not as root, with files that cannot be written. Says its size.
 # With Docker or Podman; else, as root, with Buildah (and, where no registry is reached, on a Debian of debootstrap).
-# Without any of them it says so, and tries nothing. CERTIFICATES=FOLDER gives the build other authorities than its own.
+# Without any of them it says so, and tries nothing. LLAMA_CPP=no: without llama.cpp. CERTIFICATES=FOLDER gives the build other authorities than its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMNI_WS_API_KEY=${RANDOM}${RANDOM}${RANDOM}
 port=${IMAGE_PORT:-18088}
+llama_cpp=${LLAMA_CPP:-yes}
 limit_mb=850
+[ "$llama_cpp" = yes ] || limit_mb=700
 work=$(mktemp -d)
 running=
 clean() { [ -z "$running" ] || eval "$running" >/dev/null 2>&1 || :; rm -rf "$work"; }
 trap clean EXIT
 
 with_engine() {
-  "$1" build --quiet --file deploy/Dockerfile --tag omni-ws:release-check . >/dev/null
+  "$1" build --quiet --build-arg LLAMA_CPP="$llama_cpp" --file deploy/Dockerfile --tag omni-ws:release-check . >/dev/null
   "$1" run --detach --name omni-ws-release-check --read-only --tmpfs /tmp --publish "127.0.0.1:$port:8080" \
     --env OMNI_WS_API_KEY omni-ws:release-check >/dev/null
   running="$1 rm --force omni-ws-release-check"
@@ -38,7 +40,7 @@ with_buildah() {
       rm -rf "$work/debian"
     fi
   fi
-  buildah bud --isolation chroot --build-arg BASE=$base ${CERTIFICATES:+--volume "$CERTIFICATES:/etc/ssl/certs:ro"} \
+  buildah bud --isolation chroot --build-arg BASE=$base --build-arg LLAMA_CPP="$llama_cpp" ${CERTIFICATES:+--volume "$CERTIFICATES:/etc/ssl/certs:ro"} \
     --file deploy/Dockerfile --tag omni-ws:release-check . >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; exit 1; }
   made=$(buildah from localhost/omni-ws:release-check)
   root=$(buildah mount "$made")

@@ -493,6 +493,12 @@ def test_what_is_there_is_not_refused(engine: EngineName) -> None:
     check_available(ServerConfig(engine=engine))
 
 
+def test_a_system_on_which_the_server_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.config.startup.IS_POSIX", False)
+    with pytest.raises(ConfigurationError, match=r"runs on Linux and macOS; on Windows start it in WSL"):
+        check_available(ServerConfig(engine=EngineName.FAKE))
+
+
 def test_the_echo_of_calls_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ServerConfig(engine=EngineName.FAKE, telephony=TelephonyConfig(cancel_echo=True))
     monkeypatch.setattr("omni_ws.config.startup.ECHO_PACKAGE", "asyncio")

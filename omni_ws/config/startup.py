@@ -24,6 +24,7 @@ from omni_ws.installing import INSTALL_VLLM, install_command
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
 TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+IS_POSIX: Final = os.name == "posix"
 #: Takes echo and noise out.
 ECHO_PACKAGE: Final = "pywebrtc_audio"
 
@@ -73,6 +74,8 @@ def check_available(config: ServerConfig) -> None:
 
 
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
+    if not IS_POSIX:
+        yield "the server runs on Linux and macOS; on Windows start it in WSL (wsl --install), or in a container"
     for part in (config.asr, config.llm, config.tts):
         chooses = part is config.llm and config.chooses_llm
         yield from _problems_of(part, AUTO if chooses else "" if part.use is None else part.choice.name)
