@@ -30,7 +30,8 @@ with_buildah() {
     base=localhost/debian:trixie-slim
     if [ -z "$(buildah images --quiet $base 2>/dev/null)" ]; then
       echo 'no registry is reached: the image stands on a Debian of debootstrap'
-      debootstrap --variant=minbase trixie "$work/debian" >"$work/log" || { tail "$work/log" >&2; exit 1; }
+      # With certificates laid over its own, no package can write there.
+      debootstrap --variant=minbase ${CERTIFICATES:+--include=ca-certificates} trixie "$work/debian" >"$work/log" || { tail "$work/log" >&2; exit 1; }
       rm -rf "$work"/debian/usr/share/{doc,man,locale,info}/* "$work"/debian/var/{cache/apt,lib/apt/lists,log}/*
       made=$(buildah from scratch)
       buildah add "$made" "$work/debian" / >/dev/null

@@ -67,7 +67,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
     monkeypatch.setattr("omni_ws.server.serve", serve)
     monkeypatch.setattr("omni_ws.tools.weights.fetch_for_start", lambda config: None)
-    monkeypatch.setattr("omni_ws.tools.open_page.open_page", lambda *to: open_page(*to, addresses.append))
+    monkeypatch.setattr(
+        "omni_ws.tools.open_page.open_page", lambda config, port: open_page(config, port, addresses.append)
+    )
     monkeypatch.setattr(webbrowser, "open", lambda address: pytest.fail(f"a real browser for {address}"))
 
     def run(*arguments: str) -> list[str]:
