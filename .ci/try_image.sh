@@ -46,13 +46,13 @@ with_buildah() {
   made=$(buildah from localhost/omni-ws:release-check)
   root=$(buildah mount "$made")
   size=$(du --apparent-size --bytes --summarize "$root" | cut -f 1)
-  # In a namespace of its own, which ends with it: unshare passes no other signal on.
+  # In a namespace of its own, which ends with it: unshare passes no signal on.
   unshare --mount --pid --fork --kill-child bash -c 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" &&
     mount -t tmpfs tmpfs "$1/tmp" && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" &&
     exec chroot --userspec=10001:10001 "$1" /usr/bin/env -i PATH=/opt/omni-ws/bin:/usr/bin:/bin \
     XDG_CACHE_HOME=/var/cache/omni_ws PYTHONDONTWRITEBYTECODE=1 OMNI_WS_API_KEY="$OMNI_WS_API_KEY" omni-ws serve --port "$2"' \
     enter "$root" "$port" >"$work/server.log" 2>&1 &
-  running="kill -KILL $!; wait $!; buildah umount $made; buildah rm $made"
+  running="kill \$(pgrep -P $!); wait $!; buildah umount $made; buildah rm $made"
 }
 
 if command -v docker >/dev/null && docker info >/dev/null 2>&1; then with_engine docker
