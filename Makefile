@@ -52,7 +52,7 @@ WORKERS := 6
 
 TINY_MODELS := .cache/tiny-models
 
-.PHONY: help serve serve-tiny distribution package lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package release-check lock docs test test-base test-fast test-vllm test-outside servers soak check bench bench-gate bench-vllm bench-peers fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -72,29 +72,15 @@ else
 SERVE_VENV := $(VLLM_SERVES)
 endif
 serve: ## a voice server; its last line says what to open. LLM=ollama or ENGINE=vllm MODEL=… serves a model, ARGS are any settings
-	@set -f; exec $(SERVE_VENV)/bin/python -m omni_ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(if $(MODEL),--model '$(MODEL)') \
+	@set -f; exec $(SERVE_VENV)/bin/python -m omni_ws $(if $(ENGINE),--engine $(ENGINE)) $(if $(MODEL),--model '$(MODEL)') \
 	  $(if $(TALKER),--vllm.talker '$(TALKER)') $(PARTS_OF_ENGINE) $(ARGS)
 else ifneq ($(MODEL)$(TALKER),)
 serve:
 	@echo 'MODEL and TALKER need vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER)); other models are named in LLM, as in LLM=ollama:NAME' >&2
 	@exit 2
 else
-ifneq ($(filter gguf:% qwen% smollm2,$(LLM)),)
-serve: $(VENV)/.ready-for-gguf
-endif
-ifneq ($(filter kokoro kokoro:%,$(TTS)),)
-serve: $(VENV)/.ready-for-kokoro
-endif
-# Kokoro speaks these, unless another TTS is named that does.
-COMMA := ,
-ifneq ($(and $(filter es fr hi it pt,$(foreach ONE,$(subst $(COMMA), ,$(LANGUAGES)),$(firstword $(subst -, ,$(ONE))))),$(if $(filter-out hibari%,$(TTS)),,yes)),)
-serve: $(VENV)/.ready-for-kokoro
-endif
-ifneq ($(filter --lan,$(ARGS)),)
-serve: $(VENV)/.ready-for-lan
-endif
 serve: $(VENV)/.ready-to-serve
-	@set -f; exec $(BIN)/omni-ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
+	@set -f; exec $(BIN)/omni-ws $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
 endif
 
 # Each part keeps its results and its times in .cache (tests/run_part.sh); the summary at the end is about all parts.
@@ -152,12 +138,15 @@ package: $(PACKAGING_VENV)/.ready ## the wheel and the source archive in dist/, 
 	@$(PACKAGING_VENV)/bin/python -m build --outdir dist .
 	@$(BIN)/python -m venv $(PACKAGE_VENV)
 	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --require-hashes --requirement $(SERVER_LOCK)
-	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --no-index --find-links dist omni_ws
+	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --no-index --find-links dist omni-ws
 	@$(PACKAGE_VENV)/bin/python -m pip uninstall --quiet --yes pip setuptools
 	@mkdir -p $(dir $(BILL))
 	@$(PACKAGING_VENV)/bin/cyclonedx-py environment --output-reproducible --output-file $(BILL) $(PACKAGE_VENV)/bin/python
 	@$(PACKAGING_VENV)/bin/python .ci/check_bill.py $(BILL) $(SERVER_LOCK)
 	@PAGE_PYTHON='$(CURDIR)/$(BIN)/python' $(PACKAGE_VENV)/bin/python .ci/try_package.py
+
+release-check: package ## all that a tag would do, without publishing: the packages, an installation from nothing, the image
+	@$(PACKAGING_VENV)/bin/python .ci/release_check.py
 
 lock: $(PACKAGING_VENV)/.ready ## write the locks of both images anew: the newest versions that pyproject.toml allows
 	@$(COMPILE_LOCK) --universal --python-version 3.11 $(LOCKED_EXTRAS:%=--extra %) --output-file $(SERVER_LOCK) pyproject.toml
@@ -167,7 +156,7 @@ lock: $(PACKAGING_VENV)/.ready ## write the locks of both images anew: the newes
 COMPILE_LOCK = $(PACKAGING_VENV)/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate \
   --custom-compile-command 'make lock' --override requirements/server-overrides.txt
 CUDA_LOCK := requirements/cuda.lock
-LOCKED_EXTRAS := embedded espeak remote whisper hibari echo redis sealed
+LOCKED_EXTRAS := espeak redis
 CUDA_EXTRAS := $(LOCKED_EXTRAS) vllm grpc
 
 $(PACKAGING_VENV)/.ready: requirements/packaging.txt | $(BIN)/python
@@ -290,34 +279,15 @@ $(BIN)/python:
 	exit 1
 
 # The stamps keep later runs off the network. The packages for tests include those for serving.
-# Neural ears and a neural voice, where there are packages for this machine.
-NEURAL := whisper,hibari
-# hibari's package asks for onnxruntime, which this project does not use (80 MB). What is not imported is not compiled.
-HIBARI = $(shell grep -om1 'hibari-tts==[0-9.]*' pyproject.toml)
+# What is not imported is not compiled.
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and its engines (a minute)'
-	@{ $(PIP) --no-compile --editable '.[embedded,espeak,remote,whisper,echo]' && \
-	  $(PIP) --no-compile --no-deps '$(HIBARI)'; } || { \
-	  echo 'once more, without Whisper, hibari and the echo canceller:' >&2; $(PIP) --no-compile --editable '.[embedded,espeak,remote]'; }
-	@touch $@
-
-$(VENV)/.ready-for-gguf: $(VENV)/.ready-to-serve
-	@echo 'installing llama.cpp (34 MB)'
-	@$(PIP) --editable '.[gguf]'
-	@touch $@
-
-$(VENV)/.ready-for-kokoro: $(VENV)/.ready-to-serve
-	@echo 'installing ONNX Runtime (80 MB)'
-	@$(PIP) --editable '.[kokoro]'
-	@touch $@
-
-$(VENV)/.ready-for-lan: $(VENV)/.ready-to-serve
-	@$(PIP) --editable '.[lan]'
+	@$(PIP) --no-compile --editable '.[espeak]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and the packages of its tests'
-	@$(PIP) --editable '.[embedded,espeak,test,dev]'
+	@$(PIP) --editable '.[espeak,test,dev]'
 	@touch $(VENV)/.ready-to-serve $@
 
 $(VENV)/.ready-to-bench: $(VENV)/.ready-to-test
@@ -339,7 +309,7 @@ $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.
 	  echo "installing $$torch from $(TORCH_CPU_INDEX)"; $(VLLM_PIP) --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"; }
 	@$(VLLM_PIP) --no-deps --requirement $(VLLM_LOCK)
 	@$(VLLM_PIP) --no-deps --requirement $(VLLM_WHEEL)
-	@$(VLLM_PIP) --constraint $(VLLM_LOCK) --editable '.[embedded,espeak,remote,test]'
+	@$(VLLM_PIP) --constraint $(VLLM_LOCK) --editable '.[espeak,test]'
 	@site="$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
 	cp requirements/torchvision_on_cpu.py "$$site"; echo 'import torchvision_on_cpu' > "$$site/torchvision_on_cpu.pth"
 	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -c 'import snac, torchvision, vllm'
@@ -348,7 +318,7 @@ $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.
 $(GPU_VENV)/.ready: pyproject.toml | $(BIN)/python
 	@echo 'installing vLLM for CUDA (several GB)'
 	@test -x $(GPU_VENV)/bin/python || $(BIN)/python -m venv $(GPU_VENV)
-	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc,embedded,espeak,remote,$(NEURAL)]'
+	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc,espeak]'
 	@touch $@
 
 clean: ## remove build products and caches

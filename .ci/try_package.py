@@ -1,8 +1,8 @@
-"""Serves from an installed package, in an empty folder, and talks with it: `PYTHON .ci/try_package.py`.
+"""Serves from an installed package, in an empty folder, and talks with it: `PYTHON .ci/try_package.py [ARGUMENTS]`.
 
-PYTHON is that of an environment which has the wheel with the extra `embedded`, and nothing of the repository. The
-server starts without flags. With PAGE_PYTHON, the Python of one with playwright, the page is talked to as well
-(try_page.py).
+PYTHON is that of an environment which has the wheel, and nothing of the repository. The server starts as `omni-ws
+ARGUMENTS`, by default `serve --port 0`. With PAGE_PYTHON, the Python of one with playwright, the page is talked to as
+well (try_page.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from urllib.request import urlopen
 
-START_SEC = 120
+START_SEC = 300
 
 
 def main() -> int:
@@ -29,14 +30,16 @@ def main() -> int:
     if Path(omni_ws.__file__).resolve().parent.parent == repository:
         raise SystemExit("this Python has the repository itself, not the package")
     command = Path(sys.executable).with_name("omni-ws")
-    arguments = ("serve", "--port", "0")
+    arguments = sys.argv[1:] or ("serve", "--port", "0")
+    began = time.monotonic()
     environment = {**os.environ, "CI": "1"}
     server = subprocess.Popen([str(command), *arguments], stderr=subprocess.PIPE, text=True, env=environment)
     try:
         address = listening(server)
         fetch_page(address)
         text, audio_ms = asyncio.run(ask(address))
-        print(f"asked what three plus four is; answered {text!r} in {audio_ms:.0f} ms of speech")
+        after = f"{time.monotonic() - began:.0f} s after the command"
+        print(f"asked what three plus four is; answered {text!r} in {audio_ms:.0f} ms of speech, {after}")
         if python := os.environ.get("PAGE_PYTHON"):
             subprocess.run([python, str(repository / ".ci" / "try_page.py"), address], check=True)
         server.send_signal(signal.SIGTERM)

@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
@@ -25,7 +26,7 @@ INTERRUPTED: Final = 130
 
 #: For each command: the module with its ``main``, imported when the command is used, and its line in the help.
 _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
-    "serve": (None, "run the server (serve --help, serve --help-all)"),
+    "serve": (None, "run the server (serve --help, serve --help-all); without a command: serve --fetch --browser"),
     "readout-vectors": ("omni_ws.tools.readout_vectors", "compute readout vectors from example prompts"),
     "talk": ("omni_ws.talk.command", "talk with a server: microphone and loudspeaker, files, or text"),
     "mcp": ("omni_ws.mcp_server.command", "give programs a voice: an MCP server that speaks, listens and converses"),
@@ -35,6 +36,10 @@ _COMMANDS: Final[Mapping[str, tuple[str | None, str]]] = {
     "vllm-node": ("omni_ws.tools.vllm_node", "run a part of a server's vLLM model on another machine"),
     "weights": ("omni_ws.tools.weights", "list, fetch and check weights of models"),
 }
+
+#: What a call without a command does, and the flags that belong to no command.
+_BY_DEFAULT: Final = ("serve", "--fetch", "--browser")
+_OWN_FLAGS: Final = ("-h", "--help", "--version")
 
 
 def run() -> NoReturn:
@@ -54,6 +59,8 @@ def run() -> NoReturn:
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 for a failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_FLAGS):
+        arguments = [*_BY_DEFAULT, *arguments]
     _parser().parse_args(arguments[:1])
     module, _ = _COMMANDS[arguments[0]]
     # Each command parses the other arguments itself; settings have flags beyond argparse (--vllm.args.<name>).
@@ -65,7 +72,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="omni-ws", description="A real-time speech server.")
     parser.add_argument("--version", action="version", version=f"omni-ws {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
+    commands = parser.add_subparsers(metavar="command")
     for name, (_, words) in _COMMANDS.items():
         commands.add_parser(name, help=words, add_help=False)
     return parser
@@ -83,6 +90,12 @@ def _serve_options() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="first fetch weights that the parts can use, and with --llm auto a language model in the background",
+    )
+    parser.add_argument(
+        "--browser",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="in a terminal of a desktop, open the page in the browser once the server can answer",
     )
     parser.add_argument(
         "--lan",
@@ -117,14 +130,22 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.print_config:
             print(loaded.render(), end="")
             return 0
-        if not options.lan:
-            return _serve(loaded.config, fetch=options.fetch)
-        from omni_ws.tools.lan import lan_server
+        if options.lan:
+            from omni_ws.tools.lan import lan_server
 
-        lan = lan_server(loaded)
-        return _serve(lan.config, fetch=options.fetch, listening=lambda port: lan.tell(port, sys.stderr))
+            lan = lan_server(loaded)
+            return _serve(lan.config, fetch=options.fetch, listening=lambda port: lan.tell(port, sys.stderr))
+        opens = _opens_page(loaded.config, environ) if options.browser else None
+        return _serve(loaded.config, fetch=options.fetch, listening=opens)
 
     return with_usage_errors(serve)
+
+
+def _opens_page(config: ServerConfig, environ: Mapping[str, str]) -> Callable[[int], object] | None:
+    """Return what opens the page of a server on a port; None where a browser would not open, or not show the page."""
+    from omni_ws.tools.open_page import on_a_desktop, open_page, opens_by_itself
+
+    return partial(open_page, config) if on_a_desktop(environ, sys.stderr) and opens_by_itself(config) else None
 
 
 def with_usage_errors(serve: Callable[[], int]) -> int:

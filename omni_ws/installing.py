@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,14 +21,58 @@ def this_python() -> str:
         return shlex.quote(os.fspath(executable))
 
 
-def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra beside omni_ws."""
-    return f"{this_python()} -m pip install 'omni_ws[{extra}]'"
+class Installer(Enum):
+    """What made the environment of the running interpreter: how more is installed into it depends on that."""
+
+    PIP = "pip"
+    #: An environment that `uvx` made in its cache, and that is left as it is.
+    UVX = "uvx"
+    UV_TOOL = "uv tool"
+    PIPX = "pipx"
+    PIPX_RUN = "pipx run"
 
 
-def fetch_command(weights: str) -> str:
+def installer(prefix: Path | None = None) -> Installer:
+    """Return what made the environment at ``prefix``, by default that of the running interpreter."""
+    prefix = prefix or Path(sys.prefix)
+    if (prefix / "uv-receipt.toml").is_file():
+        return Installer.UV_TOOL
+    if any(re.fullmatch(r"(archive|environments)-v\d+", part) for part in prefix.parts):
+        return Installer.UVX
+    if "pipx" in prefix.parts and prefix.parent.name != "venvs":
+        return Installer.PIPX_RUN
+    return Installer.PIPX if (prefix / "pipx_metadata.json").is_file() else Installer.PIP
+
+
+def install_command(extra: str = "", made_by: Installer | None = None) -> str:
+    """Return the command that installs the packages of an extra beside omni-ws; without one, those that it needs.
+
+    With `uvx` and `pipx run`, it is the command that starts the server with them.
+    """
+    wanted = f"'omni-ws[{extra}]'" if extra else "omni-ws"
+    match made_by or installer():
+        case Installer.UVX:
+            return f"uvx --with {wanted} omni-ws"
+        case Installer.UV_TOOL:
+            return f"uv tool install --with {wanted} omni-ws"
+        case Installer.PIPX:
+            return f"pipx install --force {wanted}"
+        case Installer.PIPX_RUN:
+            return f"pipx run --spec {wanted} omni-ws"
+        case Installer.PIP:
+            return f"{this_python()} -m pip install {wanted}"
+
+
+def fetch_command(weights: str, made_by: Installer | None = None) -> str:
     """Return the command that fetches weights of a model, by their name in ``requirements/weights.lock``."""
-    return f"{this_python()} -m omni_ws weights fetch {weights}"
+    match made_by or installer():
+        case Installer.UVX:
+            command = "uvx omni-ws"
+        case Installer.PIPX_RUN:
+            command = "pipx run omni-ws"
+        case _:
+            command = f"{this_python()} -m omni_ws"
+    return f"{command} weights fetch {weights}"
 
 
 def wrong_python(missing: ModuleNotFoundError, arguments: str) -> str:

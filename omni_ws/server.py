@@ -21,7 +21,7 @@ from omni_ws.app import App
 from omni_ws.config import ConfigurationError, check_available, check_exposure, configured_keys
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.startup import has_grpc
+from omni_ws.config.startup import has_grpc, page_address
 from omni_ws.engine.base import Engine
 from omni_ws.engine.child_main import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
@@ -471,7 +471,7 @@ def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener
     for line in (*part_lines(engine, config), *turns, *engine.describe()):
         logger.info("%s", line)
     # Last, because the end of the log is seen first.
-    logger.info("to try it, open %s in a browser", _page_of(server))
+    logger.info("to try it, open %s in a browser", page_address(config, server.port))
 
 
 def _announce_start(server: RunningServer, worker: Worker | None) -> None:
@@ -480,12 +480,4 @@ def _announce_start(server: RunningServer, worker: Worker | None) -> None:
     Programs that wait for the server look for the last line of ``_announce``; this line must differ from that one.
     """
     if worker is None or worker.serial == 1:
-        logger.info("still starting; open %s to see how it goes", _page_of(server))
-
-
-def _page_of(server: RunningServer) -> str:
-    """Return the address of the page, which is on loopback for a server on all addresses."""
-    config = server.app.config
-    scheme = "https" if config.ssl_certfile is not None else "http"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+        logger.info("still starting; open %s to see how it goes", page_address(server.app.config, server.port))

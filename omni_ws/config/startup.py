@@ -24,7 +24,8 @@ from omni_ws.installing import INSTALL_VLLM, install_command
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
 TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
-#: What the extra `echo` installs.
+IS_POSIX: Final = os.name == "posix"
+#: Takes echo and noise out.
 ECHO_PACKAGE: Final = "pywebrtc_audio"
 
 
@@ -65,6 +66,13 @@ def is_loopback(host: str) -> bool:
     return address is not None and address.is_loopback
 
 
+def page_address(config: ServerConfig, port: int) -> str:
+    """Return the address of the page of a server on ``port``, which is on loopback for a server on all addresses."""
+    scheme = "https" if config.ssl_certfile is not None else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def check_available(config: ServerConfig) -> None:
     """Raise ConfigurationError for settings that the engine or the installed packages cannot honour."""
     if problems := [*_unavailable_settings(config)]:
@@ -72,6 +80,8 @@ def check_available(config: ServerConfig) -> None:
 
 
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
+    if not IS_POSIX:
+        yield "the server runs on Linux and macOS; on Windows start it in WSL (wsl --install), or in a container"
     for part in (config.asr, config.llm, config.tts):
         chooses = part is config.llm and config.chooses_llm
         yield from _problems_of(part, AUTO if chooses else "" if part.use is None else part.choice.name)
@@ -91,7 +101,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     if config.grpc.readout_vectors is not None and llm != "vllm":
         yield f"the {what} has no readouts; remove grpc.readout_vectors"
     if config.telephony.cancel_echo and not _is_installed(ECHO_PACKAGE):
-        yield f"telephony.cancel_echo needs its library: {install_command('echo')}"
+        yield f"telephony.cancel_echo needs its library: {install_command()}"
     if (config.tracing or config.otlp_metrics) and not all(map(_is_installed, TRACING_PACKAGES)):
         name = "tracing" if config.tracing else "otlp_metrics"
         yield f"{name} needs OpenTelemetry: {install_command('otel')}"
@@ -105,7 +115,7 @@ def _store_problems(config: ServerConfig) -> Iterator[str]:
     if sessions.address.kind == "redis" and not _is_installed("redis"):
         yield f"sessions.store needs the client library of Redis: {install_command('redis')}"
     if sessions.store_key is not None and not _is_installed("cryptography"):
-        yield f"sessions.store_key needs cryptography: {install_command('sealed')}"
+        yield f"sessions.store_key needs cryptography: {install_command()}"
     if sessions.store_key is not None and sessions.address.kind == "memory":
         yield "sessions.store_key has nothing to encrypt: name a store (sessions.store)"
 
@@ -151,13 +161,13 @@ def _is_installed(module: str) -> bool:
 
 # Engines and their parts
 
-#: The module that a part needs, and the extra that installs it.
+#: The module that a part needs, and the extra that installs it; empty for what the package itself asks for.
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
-    ("asr", "whisper"): ("ctranslate2", "whisper"),
-    ("tts", "hibari"): ("hibari", "hibari"),
+    ("asr", "whisper"): ("ctranslate2", ""),
+    ("tts", "hibari"): ("hibari", ""),
     ("tts", "kokoro"): ("onnxruntime", "kokoro"),
-    **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
-    **{("llm", name): ("xllamacpp", "gguf") for name in GGUF_PARTS},
+    **{(part, name): ("httpx", "") for part in FORMS for name in REMOTE_PARTS},
+    **{("llm", name): ("xllamacpp", "") for name in GGUF_PARTS},
 }
 
 
@@ -230,7 +240,7 @@ def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:
 
 def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
     if find_spec("httpx") is None:
-        yield f"the remote engine needs httpx: {install_command('remote')}"
+        yield f"the remote engine needs httpx: {install_command()}"
     if not remote.upstreams:
         yield "the remote engine needs upstream servers: --remote.upstreams http://127.0.0.1:8000/v1"
     yield from _url_problems(remote)

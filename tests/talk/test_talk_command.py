@@ -228,7 +228,7 @@ async def test_no_sound_library(arguments: list[str], bare_python: dict[str, str
     ended = await talk(*arguments, environ=bare_python)
     assert ended.status == 3
     assert "need the extra talk" in ended.complaints
-    assert "pip install 'omni_ws[talk]'" in ended.complaints
+    assert "pip install 'omni-ws[talk]'" in ended.complaints
 
 
 async def test_help_says_how_turns_are_marked() -> None:

@@ -42,7 +42,7 @@ def whisper_problem(model: str = DEFAULT_MODEL) -> str | None:
     ``model`` is a name in ``PINNED`` or a folder. The first call checks the files of the weights, which takes 0.1 s.
     """
     if find_spec("ctranslate2") is None:
-        return f"Whisper needs the package ctranslate2: {install_command('whisper')}"
+        return f"Whisper needs the package ctranslate2: {install_command()}"
     try:
         whisper_folder(model)
     except EngineFailed as error:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import invalidate_caches
-from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -19,8 +14,8 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.threads import available_memory, cores
 from omni_ws.installing import fetch_command, install_command
-from omni_ws.weights.cache import WeightsCache, locked, weights_cache
-from omni_ws.weights.sources import Fetching, PinnedWeights, Progress, WeightsError, error_in, pinned_weights
+from omni_ws.weights.cache import WeightsCache, weights_cache
+from omni_ws.weights.sources import Fetching, PinnedWeights, WeightsError, pinned_weights
 
 #: What this machine must have free for a model in this server: bytes of memory, cores, and bytes of disk for the fetch.
 LEAST_MEMORY: Final = 4_000_000_000
@@ -30,19 +25,10 @@ LEAST_DISK: Final = 3_000_000_000
 FETCHED: Final = "qwen"
 #: Models that are used if they were fetched before, the best first. The others are often wrong: rules are better.
 _USED: Final = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-#: The package that runs a model, the one that talks with it, and the extra that has both.
-_PACKAGE: Final = "xllamacpp"
-_CLIENT: Final = "httpx"
-_EXTRA: Final = "gguf"
-_INSTALL_SEC: Final = 900
+#: What runs a model, and what talks with it.
+_PACKAGES: Final = ("xllamacpp", "httpx")
 #: How to have no language model.
-RULES_ALONE: Final = "to keep rules alone: make serve LLM=rules, or --llm rules"
-_PIP_OPTIONS: Final = (
-    *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=1", "--timeout=10", "--quiet"),
-    "--only-binary=:all:",  # a package is never built here
-)
-#: Options that overwrite what a killed installation has left.
-_WHOLE: Final = ("--ignore-installed", "--no-deps")
+RULES_ALONE: Final = "to keep rules alone: --llm rules, or make serve LLM=rules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +45,10 @@ class Plan:
 
 
 class FetchedMind:
-    """The model that was fetched before, or is to be fetched: its weights, and the package that runs it.
+    """The model that was fetched before, or is to be fetched.
 
-    ``make`` creates the engine of weights by their name. Nothing is fetched or installed by itself unless
-    ``llm.fetch`` says so (``omni-ws serve --fetch``), nor with keys, several workers, or ``CI`` in the environment.
+    ``make`` creates the engine of weights by their name. Nothing is fetched by itself unless ``llm.fetch`` says so
+    (``omni-ws serve --fetch``), nor with keys, several workers, or ``CI`` in the environment.
     """
 
     def __init__(
@@ -109,23 +95,18 @@ class FetchedMind:
             return Plan(False, False, f"{line}; {why}")
         if lacking := [*self._lacking(fetches=fetches)]:
             return Plan(False, False, f"{line}; by itself it takes {' and '.join(lacking)}")
-        installed = not missing()
-        if not installed and not is_environment():
-            return Plan(False, False, f"{line}, after: {install_command(_EXTRA)}")
-        if installed and not fetches:
+        if not all(map(find_spec, _PACKAGES)):
+            return Plan(False, False, f"{line}, after: {install_command()}")
+        if not fetches:
             why = f"{self.model}, which was fetched before, is being loaded, and answers soon; {RULES_ALONE}"
             return Plan(True, True, why)
         size = f"{self._weights.download / 1e9:.1f} GB"
         if self._config.api_key is not None or self._config.auth.keys_file is not None:
             return Plan(False, False, f"{line} ({size}); with keys configured nothing is fetched")
         if not self._config.llm.fetch:
-            how = f" ({size}), or with --fetch" if fetches else f", after: {install_command(_EXTRA)}"
-            return Plan(False, True, f"{line}{how}", fetches)
+            return Plan(False, True, f"{line} ({size}), or with --fetch", fetches)
         what = f"it is fetched ({size}, in the background, once)"
-        if not fetches:
-            what = "the package that runs it is installed (in the background, once)"
-        why = f"rules answer at once, and {self.model} as soon as {what}; {RULES_ALONE}"
-        return Plan(True, True, why, fetches)
+        return Plan(True, True, f"rules answer at once, and {self.model} as soon as {what}; {RULES_ALONE}", fetches)
 
     def _lacking(self, *, fetches: bool) -> Iterator[str]:
         memory = available_memory()
@@ -137,18 +118,10 @@ class FetchedMind:
             yield f"{LEAST_DISK / 1e9:.0f} GB of free disk in {self._cache.folder}"
 
     def fetch(self, fetching: Fetching, *, weights: bool) -> None:
-        """Install the packages that the model needs, and fetch its weights. Blocks. Raises WeightsError.
+        """Fetch the weights of the model. Blocks. Raises WeightsError.
 
         Without ``weights`` none are fetched: the best model is used whose files are as they were pinned.
-
-        The packages come first: they are small, and there are machines for which there are none. Of several
-        processes one does each of the two, and the others wait for it.
         """
-        if missing():
-            self._cache.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self._cache.folder / f".{_PACKAGE}.lock", _PACKAGE, fetching):
-                for package in missing():
-                    _install(package, fetching)
         if weights:
             self._cache.fetch(self._weights, fetching)
             self._changed.discard(self._name)
@@ -172,49 +145,6 @@ def why_none(config: ServerConfig, environ: Mapping[str, str]) -> str:
         return "with CI in the environment none is chosen"
     # Several workers would each decide for itself, and clients talk with one model now, and with another one then.
     return "several workers choose none" if config.workers > 1 else ""
-
-
-def is_environment() -> bool:
-    """Whether this Python is a virtual environment in which packages may be installed."""
-    return sys.prefix != sys.base_prefix and os.access(sysconfig.get_path("purelib"), os.W_OK)
-
-
-def missing() -> tuple[str, ...]:
-    """Return the packages that a model needs, and that are not there as a whole: pip writes the list of files last."""
-    invalidate_caches()
-    try:
-        runs = distribution(_PACKAGE).read_text("RECORD") is not None
-    except PackageNotFoundError:
-        runs = False
-    return (*(() if runs else (_PACKAGE,)), *(() if find_spec(_CLIENT) else (_CLIENT,)))
-
-
-def _install(package: str, fetching: Fetching) -> None:
-    """Install a package, in the version that this one wants. Raises WeightsError."""
-    wanted = next(one.partition(";")[0].strip() for one in requires("omni_ws") or () if one.startswith(package))
-    fetching.progress(Progress(package, f"installing {wanted}, which it needs"))
-    options = (*_PIP_OPTIONS, *(_WHOLE if package == _PACKAGE else ()))
-    command = (sys.executable, "-m", "pip", "install", *options, wanted)
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as running:
-        try:
-            said = _watched(running, fetching)
-        except BaseException:
-            running.kill()
-            raise
-    if running.returncode != 0 or package in missing():
-        raise WeightsError(f"{wanted} cannot be installed: {error_in(said) or 'pip failed'}")
-
-
-def _watched(running: subprocess.Popen[str], fetching: Fetching) -> str:
-    """Return what pip says on its standard error, once it has ended. Raises WeightsError."""
-    for _ in range(_INSTALL_SEC * 10):
-        try:
-            return running.communicate(timeout=0.1)[1]
-        except subprocess.TimeoutExpired:
-            fetching.go_on()
-    raise WeightsError(f"nothing was installed within {_INSTALL_SEC} s")
 
 
 def _size(file: Path) -> int | None:

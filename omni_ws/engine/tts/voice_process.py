@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_bytes
-from omni_ws.audio.vad import PACKAGE as RUNTIME
+from omni_ws.audio.vad import has_runtime
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Modality, OutputModality, Task, Word
 from omni_ws.core.json_values import primary_subtag
@@ -499,7 +499,7 @@ def hibari_file(file: Path | None = None) -> Path:
 
     Blocks: it reads the whole file the first time. Raises NoVoice, whose message says what to do.
     """
-    _check_packages("hibari", "hibari", RUNTIME)
+    _check_packages("", "hibari")
     if file is not None:
         if not file.is_file():
             raise NoVoice(f"there is no file {file}")
@@ -511,7 +511,7 @@ def hibari_file(file: Path | None = None) -> Path:
 
 def kokoro_folder(folder: Path | None = None) -> Path:
     """Return the folder of Kokoro's weights, like ``hibari_file``."""
-    _check_packages("kokoro", "hibari", RUNTIME, "onnxruntime")
+    _check_packages("kokoro", "hibari", "onnxruntime")
     found = folder or fetched_folder("kokoro")
     if found is None:
         raise NoVoice(f"its weights are not on this machine: {fetch_command('kokoro')}")
@@ -529,12 +529,12 @@ def espeak_is_here() -> bool:
 
 
 def _check_packages(extra: str, *packages: str) -> None:
-    """Raise NoVoice where packages of an extra are missing, or there is another hibari-tts."""
+    """Raise NoVoice where packages of an extra or any runtime are missing, or there is another hibari-tts."""
     try:
         installed = version("hibari-tts")
     except PackageNotFoundError:
         installed = ""
-    if not installed or not all(map(find_spec, packages)):
+    if not installed or not has_runtime() or not all(map(find_spec, packages)):
         raise NoVoice(f"its packages are not installed: {install_command(extra)}")
     if installed != VERSION:
         raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command(extra)}")

@@ -431,7 +431,7 @@ def _check_cleaning(audio: InputAudioConfig, *, cleans_audio: bool) -> None:
     for name, asked in wanted.items():
         if asked and not cleans_audio:
             raise UnsupportedParameter(
-                f"{name} needs a library that is not installed: {install_command('echo')}", param=f"input_audio.{name}"
+                f"{name} needs a library that is not installed: {install_command()}", param=f"input_audio.{name}"
             )
 
 

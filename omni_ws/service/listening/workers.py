@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import importlib.util
 import logging
 import threading
 import time
@@ -23,7 +22,7 @@ from omni_ws.audio.container import parse_audio_format
 from omni_ws.audio.echo import NoiseReduction, has_library
 from omni_ws.audio.pcm import Samples
 from omni_ws.audio.speech_watch import LIKELY, StreamPiece, Watched, hear_together
-from omni_ws.audio.vad import PACKAGE, SpeechDetector
+from omni_ws.audio.vad import SpeechDetector, has_detector
 from omni_ws.core.chunks import AudioFormat, InputChunk, Modality
 from omni_ws.engine.threads import Lane, ListeningThreads
 from omni_ws.metrics import Metrics
@@ -67,7 +66,7 @@ class SpeechWorkers:
     @cached_property
     def available(self) -> bool:
         """Whether the detector's package is installed; looked for once."""
-        return importlib.util.find_spec(PACKAGE) is not None
+        return has_detector()
 
     @property
     def cleans_audio(self) -> bool:

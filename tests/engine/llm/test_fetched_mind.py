@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,13 +17,13 @@ from support.full_disk import full_disk
 from omni_ws.config import load
 from omni_ws.engine.base import Engine
 from omni_ws.engine.llm import fetched_mind as module
-from omni_ws.engine.llm.fetched_mind import FetchedMind, missing
+from omni_ws.engine.llm.fetched_mind import FetchedMind
 from omni_ws.weights.cache import WeightsCache
-from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, Progress, WeightsError, read_lock
+from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, WeightsError, read_lock
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 NAMES = ("qwen", "qwen3-1.7b", "qwen2.5-1.5b", "qwen3-0.6b")
-NONE_OF_IT = "to keep rules alone: make serve LLM=rules, or --llm rules"
+NONE_OF_IT = "to keep rules alone: --llm rules, or make serve LLM=rules"
 
 
 def pinned(url: str) -> Mapping[str, PinnedWeights]:
@@ -45,7 +44,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     with file_server({"/model.gguf": MODEL}) as served:
         weights = pinned(served.url)
         monkeypatch.setattr(module, "pinned_weights", lambda: weights)
-        monkeypatch.setattr(module, "missing", lambda: ())
+        monkeypatch.setattr(module, "_PACKAGES", ())
         machine(monkeypatch)
         yield served
 
@@ -143,16 +142,18 @@ def test_what_an_earlier_fetch_has_left_counts_as_room(
     assert not mind(tmp_path).plan().begins
 
 
-def test_a_python_that_is_no_environment_gets_no_package(
+def test_a_model_without_what_runs_it_is_not_fetched(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in an image."""
-    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
+    """As in an image without llama.cpp."""
     assert mind(tmp_path).plan().begins
-    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
-    plan = mind(tmp_path).plan()
-    assert (plan.begins, plan.can_begin) == (False, False)
-    assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
+    monkeypatch.setattr(module, "_PACKAGES", ("sys", "not_installed"))
+    for fetched in (False, True):
+        if fetched:
+            keep(tmp_path, "qwen")
+        plan = mind(tmp_path).plan()
+        assert (plan.begins, plan.can_begin) == (False, False)
+        assert plan.why.endswith("-m pip install omni-ws")
 
 
 def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tmp_path: Path) -> None:
@@ -163,20 +164,6 @@ def test_what_was_fetched_before_is_loaded_the_best_first(server: FileServer, tm
         assert found.model == model
         assert plan.begins
         assert plan.why == f"{model}, which was fetched before, is being loaded, and answers soon; {NONE_OF_IT}"
-
-
-def test_what_was_fetched_and_lacks_its_package_is_told(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
-    keep(tmp_path, "qwen")
-    plan = mind(tmp_path, fetch=False).plan()
-    assert (plan.begins, plan.can_begin) == (False, True)
-    assert plan.why.endswith("-m pip install 'omni_ws[gguf]'")
-    plan = mind(tmp_path).plan()
-    assert (plan.begins, plan.fetches) == (True, False)
-    what = "the package that runs it is installed (in the background, once)"
-    assert plan.why == f"rules answer at once, and Qwen as soon as {what}; {NONE_OF_IT}"
 
 
 @pytest.mark.parametrize("content", [None, MODEL[:-1], b"other" + MODEL[5:]], ids=["missing", "truncated", "changed"])
@@ -257,7 +244,6 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
         "from omni_ws.weights.sources import Fetching\n"
         f"weights = test.pinned({server.url!r})\n"
         "test.module.pinned_weights = lambda: weights\n"
-        "test.module.missing = lambda: ()\n"
         f"kill = lambda told: told.done and told.done >= {half} and os.kill(os.getpid(), signal.SIGKILL)\n"
         f"test.mind(Path({os.fspath(tmp_path / 'cache')!r})).fetch(Fetching(kill), weights=True)\n"
     )
@@ -272,79 +258,3 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(server: FileServer, tm
     assert range_ is not None
     assert half <= int(range_.removeprefix("bytes=").removesuffix("-")) < len(MODEL)
     assert "which was fetched before" in mind(tmp_path / "cache").plan().why
-
-
-# The package
-
-
-def test_the_packages_are_installed_first_and_once(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there: list[str] = []
-    told: list[Progress] = []
-    pip = tmp_path / "pip.py"
-    pip.write_text(f"import sys\nopen({os.fspath(tmp_path / 'asked')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")
-    popen = subprocess.Popen
-
-    def run(command: tuple[str, ...], **options: Any) -> subprocess.Popen[str]:
-        assert command[:3] == (sys.executable, "-m", "pip")
-        assert server.asked == []
-        there.append(command[-1])
-        return popen([sys.executable, str(pip), *command[3:]], **options)
-
-    monkeypatch.setattr(subprocess, "Popen", run)
-    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp", "httpx")[len(there) :])
-    for _ in range(2):
-        mind(tmp_path / "cache").fetch(Fetching(told.append), weights=True)
-    runs, client = (tmp_path / "asked").read_text().splitlines()
-    assert runs.startswith("install ")
-    assert runs.endswith("--only-binary=:all: --ignore-installed --no-deps xllamacpp==2026.10.*")
-    assert client.endswith("--only-binary=:all: httpx>=0.28")
-    assert [one.doing for one in told[:2]] == [f"installing {one}, which it needs" for one in there]
-    assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "stops"),
-    [
-        ("sys.exit('ERROR: no matching wheel\\nhelp is there')", False),
-        ("sys.exit('warning\\nno matching wheel')", False),
-        ("time.sleep(900)", True),
-    ],
-)
-def test_a_package_that_cannot_be_had_is_told_before_anything_is_fetched(
-    code: str, stops: bool, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    popen = subprocess.Popen
-    processes: list[subprocess.Popen[str]] = []
-
-    def run(command: tuple[str, ...], **options: Any) -> subprocess.Popen[str]:
-        processes.append(popen([sys.executable, "-c", f"import sys, time\n{code}"], **options))
-        return processes[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", run)
-    monkeypatch.setattr(module, "missing", lambda: ("xllamacpp",))
-    fetching = Fetching()
-    if stops:
-        fetching.stop.set()
-    with pytest.raises(WeightsError, match="given up" if stops else "cannot be installed: no matching wheel"):
-        mind(tmp_path / "cache").fetch(fetching, weights=True)
-    assert server.asked == []
-    assert processes[0].returncode is not None
-
-
-def test_a_package_whose_installation_was_killed_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "httpx", raising=False)
-    assert missing() == ("xllamacpp", "httpx")
-    (tmp_path / "httpx.py").touch()
-    information = tmp_path / "xllamacpp-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: xllamacpp\nVersion: 1.0\n")
-    assert missing() == ("xllamacpp",)
-    (information / "RECORD").write_text("")
-    assert missing() == ()
-    shutil.rmtree(information)
-    assert missing() == ("xllamacpp",)

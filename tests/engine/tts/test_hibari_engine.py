@@ -122,7 +122,7 @@ async def test_a_start_without_weights_says_what_to_do(monkeypatch: pytest.Monke
 async def test_a_start_without_the_packages_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         without.setattr(voice_process, "find_spec", lambda name: None)
-        with pytest.raises(EngineFailed, match=r"packages are not installed: .*'omni_ws\[hibari\]'$"):
+        with pytest.raises(EngineFailed, match=r"packages are not installed: .*pip install omni-ws$"):
             await VoiceProcess(VoiceChoice.HIBARI).start()
     monkeypatch.setattr(voice_process, "version", lambda name: "0.3.0")
     with pytest.raises(EngineFailed, match=r"it needs hibari-tts 0\.2\.1, and 0\.3\.0 is installed: "):

@@ -178,7 +178,7 @@ async def test_weights_that_are_no_network(tmp_path: Path) -> None:
 
 async def test_a_start_without_the_packages_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_process, "find_spec", lambda name: None if name == "onnxruntime" else name)
-    with pytest.raises(NoVoice, match=r"packages are not installed: .*'omni_ws\[kokoro\]'$"):
+    with pytest.raises(NoVoice, match=r"packages are not installed: .*'omni-ws\[kokoro\]'$"):
         kokoro_folder()
 
 

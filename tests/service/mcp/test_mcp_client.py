@@ -107,7 +107,7 @@ def test_urls_are_plain(url: str) -> None:
 
 async def test_without_the_package_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedParameter, match=r"omni_ws\[mcp\]"):
+    with pytest.raises(UnsupportedParameter, match=r"omni-ws\[mcp\]"):
         McpReach(RealtimeConfig(mcp_servers=("http://127.0.0.1",))).check(named("http://127.0.0.1/"))
 
 

@@ -82,7 +82,7 @@ async def test_cleaning_without_the_library_is_refused_with_the_line_that_instal
         await client.send("session_config", input_audio=fields)
         error = await client.error()
         assert (error["code"], error["param"]) == ("unsupported_parameter", f"input_audio.{next(iter(fields))}")
-        assert "pip install 'omni_ws[echo]'" in error["message"]
+        assert "pip install omni-ws" in error["message"]
         updated = await client.configure(input_audio={"echo": "client"})
         assert updated["input_audio"]["echo"] == "client"
 

@@ -124,7 +124,7 @@ async def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch) -> 
     async with live_server() as server:
         answer = await post_offer(server, offer)
         assert answer.status_code == 501
-        assert "pip install 'omni_ws[webrtc]'" in answer.json()["error"]["message"]
+        assert "pip install 'omni-ws[webrtc]'" in answer.json()["error"]["message"]
 
 
 async def test_the_answer_names_no_server_of_others() -> None:
