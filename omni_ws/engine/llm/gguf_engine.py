@@ -178,6 +178,7 @@ class GgufEngine:
             undo.push_async_callback(llm.stop)
             await llm.start()
             running = RunningModel(child, served, llm)
+            self._places.empty = set() if settings.instructions else set(range(self.parallel))
             if settings.instructions:
                 await running.compute(settings, self.parallel)
             undo.pop_all()
@@ -318,19 +319,24 @@ class _Places:
         self._free = asyncio.Semaphore(number)
         #: What conversation each free slot had last; the slot that was unused longest is the first.
         self._slots: dict[int, str | None] = dict.fromkeys(range(number))
+        #: The slots in which nothing was computed yet.
+        self.empty = set(range(number))
 
     async def take(self, conversation: str | None) -> tuple[int, bool]:
-        """Wait for a free slot; return it, and whether it is the one that the conversation had.
+        """Wait for a free slot; return it, and whether the request is to name it.
 
-        Otherwise it is the one unused longest, which llama.cpp takes by itself, too, after it has put what is there
-        into its cache. It would not do that with a slot that a request names.
+        It is the one that the conversation had, or else the one unused longest. That llama.cpp takes by itself, too,
+        after it has put what is there into its cache, which it would not do with a slot that a request names. Of empty
+        slots it takes any.
         """
         await self._free.acquire()
         had = (slot for slot, last in self._slots.items() if last == conversation is not None)
         slot = next(had, None)
         taken = next(iter(self._slots)) if slot is None else slot
         del self._slots[taken]
-        return taken, slot is not None
+        named = slot is not None or taken in self.empty
+        self.empty.discard(taken)
+        return taken, named
 
     def give_back(self, slot: int, conversation: str | None) -> None:
         self._slots[slot] = conversation
@@ -357,13 +363,13 @@ class _Place:
             yield chunk
         try:
             async with asyncio.timeout(PLACE_SEC):
-                self._slot, is_own = await self._places.take(self._conversation)
+                self._slot, named = await self._places.take(self._conversation)
         except TimeoutError:
             raise EngineOverloaded(
                 f"the model answers {_count(self._places.number, 'conversation')} at a time; retry later",
                 retry_after_ms=1000,
             ) from None
-        if is_own:
+        if named:
             fields[_SLOT] = self._slot
 
     def leave(self) -> None:

@@ -161,7 +161,7 @@ def selected(items: Iterable[HistoryItem]) -> str:
                 answered = ""
         elif item.role == "assistant" and sentences:
             answered = sentences[-1] if is_open_question(sentences[-1]) else ""
-    return merged(["\n".join([*notes, *([f"Topics: {'; '.join(topics)}"] if topics else [])])])
+    return merged(["\n".join([*notes, *_newest(topics, _TOPICS)])])
 
 
 def _noted(sentence: str, answered: str) -> str:
@@ -175,17 +175,17 @@ def _noted(sentence: str, answered: str) -> str:
 
 
 def lightened(notes: str, size: Sizes) -> str:
-    """Return notes without those lines of the least weight, the oldest first, that are too much."""
-    lines = notes.splitlines()
-    excess = _words(lines) - size.notes
-    facts = [at for at, line in enumerate(lines) if not _TOPICS_LINE.match(line)]
+    """Return notes without what is too much: the oldest topics, then the lines of least weight, the oldest first."""
+    topics = _newest(_topics(notes), size.notes // 4)
+    facts = _facts(notes)
+    excess = _words(facts) + _words(topics) - size.notes
     gone = set()
-    for at in sorted(facts, key=lambda at: _weight_of(lines[at])):
+    for at in sorted(range(len(facts)), key=lambda at: _weight_of(facts[at])):
         if excess <= 0:
             break
         gone.add(at)
-        excess -= estimate_tokens(lines[at])
-    return "\n".join(line for at, line in enumerate(lines) if at not in gone)
+        excess -= estimate_tokens(facts[at])
+    return "\n".join([*(line for at, line in enumerate(facts) if at not in gone), *topics])
 
 
 def _weight_of(line: str) -> int:
@@ -256,19 +256,27 @@ def read_notes(answer: str) -> str:
 def merged(notes: Sequence[str]) -> str:
     """Return notes of several portions as one: each fact once, and the newest topics."""
     facts: dict[str, str] = {}
-    topics: list[str] = []
     for one in notes:
-        for line in one.splitlines():
-            if found := _TOPICS_LINE.match(line):
-                topics += line[found.end() :].split("; ")
-            elif line.strip():
-                facts.setdefault(line.casefold().rstrip(" ."), line)
+        for line in _facts(one):
+            facts.setdefault(line.casefold().rstrip(" ."), line)
+    topics = [topic for one in notes for topic in _topics(one)]
+    return "\n".join([*facts.values(), *_newest(topics, _TOPICS)])
+
+
+def _topics(notes: str) -> list[str]:
+    """Return the topics that notes name."""
+    lines = ((line, _TOPICS_LINE.match(line)) for line in notes.splitlines())
+    return [topic for line, found in lines if found for topic in line[found.end() :].split("; ")]
+
+
+def _newest(topics: Sequence[str], most: int) -> list[str]:
+    """Return a line with the newest topics, of at most so many words; none if there is no topic."""
     newest: list[str] = []
     for topic in reversed(list(dict.fromkeys(topics))):
-        if estimate_tokens(" ".join((topic, *newest))) > _TOPICS:
+        if estimate_tokens(" ".join((topic, *newest))) > most:
             break
         newest.insert(0, topic)
-    return "\n".join([*facts.values(), *([f"Topics: {'; '.join(newest)}"] if newest else [])])
+    return [f"Topics: {'; '.join(newest)}"] if newest else []
 
 
 def fitted(notes: str, answer: str, size: Sizes) -> str:

@@ -175,6 +175,24 @@ async def test_a_prompt_is_computed_once(engine: GgufEngine) -> None:
     assert usage.cached_tokens > 0.8 * usage.input_tokens
 
 
+async def test_a_talk_that_was_summed_up_is_computed_ahead(server: LiveServer) -> None:
+    """The first answer after that waits for the new words alone."""
+    said = [
+        "My dog is called Biscuit.",
+        "I live in Trondheim.",
+        *(f"What is topic {n} about, and why?" for n in range(9)),
+    ]
+    items = [{"role": who, "content": one} for line in said for who, one in (("user", line), ("assistant", "It is."))]
+    async with connect(server.websocket_url) as session:
+        await session.configure(sampling=GREEDY, history_items=items)
+        await server.until(lambda: server.app.summaries.idle)
+        (notes, *_) = await session.history()
+        assert notes["content"].startswith('- "My dog is called Biscuit."\n- "I live in Trondheim."\nTopics: What is')
+        usage = (await session.ask_text("What is my dog called?")).usage
+    assert usage is not None
+    assert usage.cached_tokens > 0.8 * usage.input_tokens
+
+
 async def test_conversations_that_alternate_keep_what_was_computed(engine: GgufEngine) -> None:
     """Also where they are more than the places: llama.cpp swaps what it has of them."""
     said = {name: f"I am {name}. " + f"{name} likes the sun. " * 20 for name in ("Ada", "Bob", "Eve")}
