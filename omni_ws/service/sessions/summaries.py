@@ -36,7 +36,8 @@ from omni_ws.core.chunks import (
     Task,
 )
 from omni_ws.core.history import HistoryItem
-from omni_ws.engine.base import EngineOutput, GenerationRequest, HeardLanguage
+from omni_ws.engine.base import GenerationRequest, HeardLanguage
+from omni_ws.engine.unread import NOTHING_SAID, Unread
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
 from omni_ws.service.conversation import summing
@@ -54,8 +55,6 @@ logger = logging.getLogger(__name__)
 RETRY_SEC: Final = 60.0
 #: How many talks are summed up at a time by an engine that answers many at once.
 MAX_AT_ONCE: Final = 4
-#: What stands for the next words of the user where a prompt is computed ahead.
-_NOTHING_SAID: Final = "…"
 
 
 @dataclass(slots=True)
@@ -232,7 +231,7 @@ async def _compute_ahead(conversation: Conversation) -> None:
     request = GenerationRequest(
         request_id=new_id("req_"),
         task=config.task,
-        input=text_input(_NOTHING_SAID),
+        input=text_input(NOTHING_SAID),
         input_mode=InputMode.SNAPSHOT,
         input_audio=AudioFormat(),
         modalities=frozenset({OutputModality.TEXT}),
@@ -242,27 +241,16 @@ async def _compute_ahead(conversation: Conversation) -> None:
         tools=tuple(map(as_engines_know_it, config.tools)),
         owner=conversation.observed.identity.owner,
         conversation=conversation.observed.identity.session_id,
+        computes_only=True,
         heard_language=HeardLanguage(conversation.ledger.language),
     )
     try:
-        await conversation.engine.generate(request, _Unread())
+        await conversation.engine.generate(request, Unread())
     except asyncio.CancelledError:
         pass  # the task ends here: it gives way, and the notes are written
     except Exception as error:
         failure = error if isinstance(error, OmniError) else unexpected(error, where="computing a summary ahead")
         logger.debug("the notes on a talk were not computed ahead: %s", failure.message)
-
-
-class _Unread:
-    """An OutputWriter that drops all outputs."""
-
-    full = False
-
-    def write(self, output: EngineOutput) -> None:
-        pass
-
-    async def drain(self) -> None:
-        pass
 
 
 class _Asking:
