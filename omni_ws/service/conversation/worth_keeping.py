@@ -30,7 +30,7 @@ _REMARKS: Final = 2
 _LONGEST: Final = 240
 
 #: Behind these marks a sentence ends, unless they follow an initial or a short title: "Dr. Osei".
-_END: Final = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\bMrs)[.!?…][\"'”»)]*\s+|(?<=[。？！])|\n+")
+_END: Final = re.compile(r"(?:(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\bMrs)\.|[!?…])[\"'”»)]*\s+|(?<=[。？！])")
 _ASKED: Final = re.compile(r"[?？؟]['\"”»)]*\s*$|^¿")
 _WORD: Final = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|\d+(?:[.,:]\d+)*")
 _LETTER: Final = re.compile(r"[^\W\d_]")
