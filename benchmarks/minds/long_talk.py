@@ -48,6 +48,8 @@ _SUMMARIES: Final = re.compile(r'^omni_ws_summaries_total\{outcome="(\w+)"\} (\S
 #: How often the server is asked whether it works, and how often it has not, before the pause ends.
 _LOOK_SEC: Final = 0.1
 _LOOKS: Final = 3
+#: After so many turns the progress is told.
+_TOLD_TURNS: Final = 100
 
 
 @dataclass(slots=True)
@@ -110,6 +112,8 @@ async def hold(session: ClientSession, port: int, talk: Talk, script: dict[str, 
             await turn(next(questions))
     while talk.words < words:
         await turn(next(questions))
+        if len(talk.waits) % _TOLD_TURNS == 0:
+            print(f"{len(talk.waits)} turns, {talk.words} words; first text after {waits_of(talk)}", flush=True)
 
 
 def given(talk: Talk, script: dict[str, Any], *, words: int) -> None:
