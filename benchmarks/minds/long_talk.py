@@ -22,7 +22,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,8 +65,8 @@ class Talk:
 
 
 def small_talk(table: dict[str, Any]) -> Iterator[str]:
-    """The questions of the small talk, no two of one topic close together."""
-    for question, topic in product(table["questions"], table["topics"]):
+    """The questions of the small talk, no two of one topic close together; at their end they begin again."""
+    for question, topic in cycle(product(table["questions"], table["topics"])):
         yield question.format(topic=topic)
 
 

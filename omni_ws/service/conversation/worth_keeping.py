@@ -22,9 +22,12 @@ from omni_ws.core.history import Message
 LANGUAGES: Final = frozenset({"en", "de", "es", "fr", "it", "pt"})
 #: From this weight on a sentence is kept.
 KEPT_FROM: Final = 1
-#: How often lasting words, numbers and names count at most, and what a question or a remark loses.
+#: How often lasting words, numbers and names count at most.
 _MOST: Final = 2
+#: What a question loses, which may tell something before it asks; what it loses besides if it begins with "what"; and
+#: what a remark loses.
 _ASKS: Final = 2
+_ASKS_ONLY: Final = 2
 _REMARKS: Final = 2
 #: The longest text that is weighed, in characters.
 _LONGEST: Final = 240
@@ -89,6 +92,7 @@ def weight(sentence: str) -> int:
     found += min(_MOST, sum(word in _listed("lasting") for word in low))
     found += min(_MOST, sum(word[0].isdigit() or word in numbers or word in dates for word in low))
     found += min(_MOST, _names(words))
+    found -= _ASKS_ONLY * is_open_question(sentence)
     return found - _ASKS * asks(sentence) - _REMARKS * remarks(sentence)
 
 

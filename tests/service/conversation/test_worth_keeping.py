@@ -74,6 +74,7 @@ def test_a_sentence_is_weighed_without_what_it_begins_with() -> None:
     assert says("Okay.") == ""
     assert remarks("Oh, that's nice.")
     assert asks("Well, tell me more")
+    assert weight("What has changed in our winters in 2 years?") < weight("We have 2 dogs, is that too much?")
     assert weight("My sister Marta comes on Friday at nine.") > weight("I like it here.") > weight("It is nice.")
 
 
