@@ -23,6 +23,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModali
 from omni_ws.core.history import Message, in_order
 from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
+    Cut,
     Engine,
     EngineCapabilities,
     EngineState,
@@ -329,7 +330,9 @@ class RulesFirst:
             computes_only=True,
             begun="",
             meter=UsageMeter(),
+            cut=Cut(),
             times=TurnTimes(),
+            warn=lambda error: None,
         )
         task = asyncio.create_task(self._compute(later), name="what rules have answered, ahead")
         self._ahead[conversation] = task
