@@ -22,7 +22,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ _SUMMARIES: Final = re.compile(r'^omni_ws_summaries_total\{outcome="(\w+)"\} (\S
 #: How often the server is asked whether it works, and how often it has not, before the pause ends.
 _LOOK_SEC: Final = 0.1
 _LOOKS: Final = 3
+#: After so many turns the progress is told.
+_TOLD_TURNS: Final = 100
 
 
 @dataclass(slots=True)
@@ -63,8 +65,8 @@ class Talk:
 
 
 def small_talk(table: dict[str, Any]) -> Iterator[str]:
-    """The questions of the small talk, no two of one topic close together."""
-    for question, topic in product(table["questions"], table["topics"]):
+    """The questions of the small talk, no two of one topic close together; at their end they begin again."""
+    for question, topic in cycle(product(table["questions"], table["topics"])):
         yield question.format(topic=topic)
 
 
@@ -110,6 +112,8 @@ async def hold(session: ClientSession, port: int, talk: Talk, script: dict[str, 
             await turn(next(questions))
     while talk.words < words:
         await turn(next(questions))
+        if len(talk.waits) % _TOLD_TURNS == 0:
+            print(f"{len(talk.waits)} turns, {talk.words} words; first text after {waits_of(talk)}", flush=True)
 
 
 def given(talk: Talk, script: dict[str, Any], *, words: int) -> None:

@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from omni_ws.core.chunks import AudioFormat, InputChunk, InputMode, Modality, Ou
 from omni_ws.core.history import Message
 from omni_ws.engine.base import (
     EngineCapabilities,
-    EngineOutput,
     EngineState,
     GenerationRequest,
     InputSource,
@@ -31,6 +30,7 @@ from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.threads import available_memory, cores, free_cores
+from omni_ws.engine.unread import Unread
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)
@@ -178,6 +178,7 @@ class GgufEngine:
             undo.push_async_callback(llm.stop)
             await llm.start()
             running = RunningModel(child, served, llm)
+            self._places.empty = set() if settings.instructions else set(range(self.parallel))
             if settings.instructions:
                 await running.compute(settings, self.parallel)
             undo.pop_all()
@@ -205,6 +206,12 @@ class GgufEngine:
         running = self._running
         if running is None:
             raise EngineFailed("the process of the model has died, and is being started again", fatal=True)
+        if not request.computes_only:
+            await self._generate(running, request, out)
+        elif not self._places.in_use:
+            await self._places.compute(self._generate(running, request, out))
+
+    async def _generate(self, running: RunningModel, request: GenerationRequest, out: OutputWriter) -> None:
         place = _Place(self._places, request)
         self.active_requests += 1
         try:
@@ -284,7 +291,7 @@ class RunningModel:
         try:
             for slot in range(parallel):
                 begun = _begun(request if not slot else replace(request, instructions=""), settings)
-                await self.llm.generate(replace(begun, sampling={**begun.sampling, _SLOT: slot}), _Unread())
+                await self.llm.generate(replace(begun, sampling={**begun.sampling, _SLOT: slot}), Unread())
         except OmniError as error:  # the first answer will begin later, and report the error
             logger.warning("the instructions were not computed ahead: %s", error)
 
@@ -298,18 +305,6 @@ class RunningModel:
         return True
 
 
-class _Unread:
-    """An OutputWriter that drops all outputs."""
-
-    full = False
-
-    def write(self, output: EngineOutput) -> None:
-        pass
-
-    async def drain(self) -> None:
-        pass
-
-
 class _Places:
     """The places for concurrent answers: the slots of llama.cpp, each of which keeps what it computed last."""
 
@@ -318,19 +313,50 @@ class _Places:
         self._free = asyncio.Semaphore(number)
         #: What conversation each free slot had last; the slot that was unused longest is the first.
         self._slots: dict[int, str | None] = dict.fromkeys(range(number))
+        #: The slots in which nothing was computed yet.
+        self.empty = set(range(number))
+        #: Prompts that are computed for later requests.
+        self._ahead: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether an answer or a prompt is being computed."""
+        return len(self._slots) < self.number
+
+    async def compute(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that ends when an answer is to be made."""
+        task = asyncio.create_task(work, name="a prompt ahead")
+        self._ahead.add(task)
+        task.add_done_callback(self._ahead.discard)
+        try:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+        finally:
+            task.cancel()
+
+    async def give_way(self) -> None:
+        """End what is computed for later requests. llama.cpp keeps what it has of it."""
+        ahead = [*self._ahead]
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
 
     async def take(self, conversation: str | None) -> tuple[int, bool]:
-        """Wait for a free slot; return it, and whether it is the one that the conversation had.
+        """Wait for a free slot; return it, and whether the request is to name it.
 
-        Otherwise it is the one unused longest, which llama.cpp takes by itself, too, after it has put what is there
-        into its cache. It would not do that with a slot that a request names.
+        It is the one that the conversation had, or else the one unused longest. That llama.cpp takes by itself, too,
+        after it has put what is there into its cache, which it would not do with a slot that a request names. Of empty
+        slots it takes any.
         """
         await self._free.acquire()
         had = (slot for slot, last in self._slots.items() if last == conversation is not None)
         slot = next(had, None)
         taken = next(iter(self._slots)) if slot is None else slot
         del self._slots[taken]
-        return taken, slot is not None
+        named = slot is not None or taken in self.empty
+        self.empty.discard(taken)
+        return taken, named
 
     def give_back(self, slot: int, conversation: str | None) -> None:
         self._slots[slot] = conversation
@@ -342,6 +368,7 @@ class _Place:
 
     def __init__(self, places: _Places, request: GenerationRequest) -> None:
         self._places = places
+        self._gives_way = request.computes_only
         #: The conversation; over HTTP, where it has no ID, the words with which it began.
         self._conversation = request.conversation or (request.history[0].text if request.history else None)
         self._slot: int | None = None
@@ -355,15 +382,17 @@ class _Place:
             if self._conversation is None and chunk.modality is Modality.TEXT:
                 self._conversation = chunk.payload.decode(errors="replace")
             yield chunk
+        if not self._gives_way:
+            await self._places.give_way()
         try:
             async with asyncio.timeout(PLACE_SEC):
-                self._slot, is_own = await self._places.take(self._conversation)
+                self._slot, named = await self._places.take(self._conversation)
         except TimeoutError:
             raise EngineOverloaded(
                 f"the model answers {_count(self._places.number, 'conversation')} at a time; retry later",
                 retry_after_ms=1000,
             ) from None
-        if is_own:
+        if named:
             fields[_SLOT] = self._slot
 
     def leave(self) -> None:

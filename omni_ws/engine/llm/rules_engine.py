@@ -7,6 +7,7 @@ parroted.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -19,8 +20,10 @@ from typing import Final, TypeVar
 from msgspec import structs
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, UrlCitation, Usage
+from omni_ws.core.history import Message, in_order
 from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
+    Cut,
     Engine,
     EngineCapabilities,
     EngineState,
@@ -28,6 +31,7 @@ from omni_ws.engine.base import (
     GenerationRequest,
     OutputWriter,
     TextOutput,
+    UsageMeter,
 )
 from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_answer import go_on, rest_of
@@ -46,12 +50,19 @@ from omni_ws.engine.llm.rules import (
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.told_language import told_language
-from omni_ws.errors import EmptyInput, EngineFailed
+from omni_ws.engine.turn_times import TurnTimes
+from omni_ws.engine.unread import NOTHING_SAID, Unread
+from omni_ws.errors import EmptyInput, EngineFailed, OmniError
 from omni_ws.media.image import MediaLimits
 from omni_ws.media.sights import Sights
 from omni_ws.profiler import events
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: How long after an answer by rules the model begins to compute it: the voice begins to speak first.
+SPOKEN_SEC: Final = 1.5
 
 TAKES: Final = frozenset({Modality.TEXT, Modality.IMAGE, Modality.VIDEO})
 
@@ -231,6 +242,9 @@ class RulesFirst:
     it to the rules to say who answers. Where a client wants tools, JSON or anything else of the model, it gets the
     model. So it does where rules had begun an answer, and now have another. ``encyclopedia`` returns what the rules may
     look up, in a thread at the start.
+
+    A model that shares the machine's cores computes what rules have answered while that is spoken: it would have to do
+    so when it is asked next, or when somebody interrupts.
     """
 
     def __init__(
@@ -250,6 +264,8 @@ class RulesFirst:
         self._now = now
         self._read_encyclopedia = encyclopedia
         self._encyclopedia: Encyclopedia | None = None
+        #: What the model computes, by conversation.
+        self._ahead: dict[str, asyncio.Task[None]] = {}
 
     @property
     def active_requests(self) -> int:
@@ -278,21 +294,60 @@ class RulesFirst:
         self.model = self.llm.model
 
     async def stop(self) -> None:
+        ahead = [*self._ahead.values()]
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
         await self.llm.stop()
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if self._may_answer(request):
             taken = [chunk async for chunk in request.input]
             request = replace(request, input=Chunks(tuple(taken)))
+            if (before := self._ahead.get(request.conversation or "")) is not None:
+                before.cancel()
             if (sentences := self._exact(request, taken)) is not None:
                 words = count_history(request.history) + sum(count_words(chunk.payload.decode()) for chunk in taken)
                 if not request.begun or " ".join(sentences).startswith(request.begun):
                     exact = partial(_write, partial(_next, iter(sentences)), input_words=words)
                     await rest_of(exact, request, out)
+                    self._compute_ahead(request, taken, sentences)
                     return
         await go_on(self.llm, told_language(request, self.llm), out)
 
+    def _compute_ahead(self, request: GenerationRequest, taken: list[InputChunk], answered: list[str]) -> None:
+        conversation = request.conversation
+        if conversation is None or not self.llm.capabilities.shares_cores:
+            return
+        said = b"".join(chunk.payload for chunk in taken).decode()
+        turn = (Message("user", said), Message("assistant", " ".join(answered)))
+        later = replace(
+            told_language(request, self.llm),
+            request_id=f"{request.request_id}-computed",
+            input=Chunks((InputChunk(Modality.TEXT, NOTHING_SAID.encode()),)),
+            history=in_order((*request.history, *turn)),
+            sampling={"max_tokens": 1},
+            computes_only=True,
+            begun="",
+            meter=UsageMeter(),
+            cut=Cut(),
+            times=TurnTimes(),
+            warn=lambda error: None,
+        )
+        task = asyncio.create_task(self._compute(later), name="what rules have answered, ahead")
+        self._ahead[conversation] = task
+        task.add_done_callback(lambda done: self._ahead.get(conversation) is done and self._ahead.pop(conversation))
+
+    async def _compute(self, later: GenerationRequest) -> None:
+        await asyncio.sleep(SPOKEN_SEC)
+        try:
+            await self.llm.generate(later, Unread())
+        except OmniError as error:
+            logger.debug("the model did not compute ahead: %s", error.message)
+
     def _may_answer(self, request: GenerationRequest) -> bool:
+        if request.computes_only:
+            return False
         return is_plain(request) and request.instructions in ("", self._own_instructions)
 
     def _exact(self, request: GenerationRequest, taken: list[InputChunk]) -> list[str] | None:

@@ -820,7 +820,7 @@ class Request:
             },
             stage_sampling=config.stage_sampling,
             stage_params=config.stage_params,
-            tools=tuple(map(_as_engines_know_it, config.tools)),
+            tools=tuple(map(as_engines_know_it, config.tools)),
             tool_choice=config.tool_choice,
             options=self.options if self.turn_words is None else replace(self.options, transcript_guesses=True),
             owner=self.owner,
@@ -878,7 +878,7 @@ def has_asked(ledger: Ledger, answer: LedgerEntry, now: float) -> bool:
     return asks(answer.said.joined(), len(ledger.answer_if_cut(answer, now).text))
 
 
-def _as_engines_know_it(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def as_engines_know_it(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a tool without the field ``async``, which is the session's, and which a model's server may refuse."""
     return {name: value for name, value in tool.items() if name != "async"} if "async" in tool else tool
 

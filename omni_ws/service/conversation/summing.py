@@ -1,9 +1,12 @@
-"""What is summed up of a long talk, when, and with which words a model is asked for it.
+"""What is summed up of a long talk, when, and how: by rules, or with which words a model is asked for it.
 
-The older part of a history is summed up in portions of a few turns: a small model finds more in these than in a long
-text, and has finished before the user speaks again. What it writes are notes, one a line. Notes stay as they are, so
-that what was said at the beginning is not told over and over; only if they have become too long, the model is asked for
-shorter ones. The last line of the notes on a portion names its topics, of which the newest are kept.
+Notes have one fact a line. They stay as they are, so that what was said at the beginning is not told over and over;
+only if they have become too long, they are made shorter. Their last line names topics, of which the newest are kept.
+
+**By rules** (``selected``), for a model that shares the cores of one machine: the user's own sentences that are worth
+keeping stand in quotation marks, and those with the least weight go when there are too many.
+
+**By a model**, in portions of a few turns, in which it finds more than in a long text.
 """
 
 from __future__ import annotations
@@ -14,6 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from omni_ws.core.history import CHARACTERS_PER_TOKEN, WORDS_UNKNOWN, HistoryItem, HistoryItems, estimate_tokens
+from omni_ws.service.conversation.worth_keeping import (
+    KEPT_FROM,
+    asks,
+    is_open_question,
+    is_readable,
+    remarks,
+    says,
+    sentences_of,
+    weight,
+)
 
 if TYPE_CHECKING:
     from omni_ws.service.conversation.conversation import Conversation
@@ -39,8 +52,14 @@ _SHOWN: Final = 16
 MAX_TOKENS: Final = 220
 _MAX_LINES: Final = 16
 _MAX_LINE: Final = 240
-#: The words of the topics that are kept.
+#: The words of the topics that are kept, and those of a question that stands for its topic.
 _TOPICS: Final = 48
+_TOPIC: Final = 8
+#: The words that are kept of the user's sentence, and of the assistant's question that it answers; and those of an
+#: answer that says little without its question: "blue".
+_QUOTED: Final = 48
+_ANSWERED: Final = 24
+_BRIEF: Final = 5
 
 INSTRUCTIONS: Final = (
     "You keep notes of what a user says in a long talk, for somebody who must still know it hours later. You are shown "
@@ -68,6 +87,7 @@ _ASKED_SHORTER: Final = "The notes:\n\n{notes}\n\nThe same notes with at most {w
 
 _BULLET: Final = re.compile(r"^(?:[-*\u2022\u2013]+|\(?\d{1,2}[.)])\s*")
 _TOPICS_LINE: Final = re.compile(r"^\W*topics?\W*:\W*", re.IGNORECASE)
+_QUOTED_LINE: Final = re.compile(r'^- (?P<asked>asked "[^"]*": )?"(?P<said>.*)"$')
 #: Small models repeat the user's questions among the notes.
 _ECHO: Final = re.compile(r"^(?!open:).*[?\uff1f\u061f]$", re.IGNORECASE)
 _NOTHING: Final = re.compile(r"^\W*(?:none|nothing|n/a|no notes)\b[^:]{0,40}$", re.IGNORECASE)
@@ -114,6 +134,68 @@ def sizes(history: HistoryItems, *, context: int | None, instructions: str) -> S
 def next_portion(history: HistoryItems, size: Sizes, *, behind: int = 0) -> tuple[HistoryItem, ...]:
     """Return the oldest items that are to be summed up, ``behind`` so many that are being summed up; none: all are."""
     return history.older(behind=behind, keep=size.kept, most=_PORTION)
+
+
+# By rules.
+
+
+def may_select(items: Iterable[HistoryItem]) -> bool:
+    """Whether the rules can read what the user said."""
+    return all(is_readable(item.message) for item in items if item.role == "user")
+
+
+def selected(items: Iterable[HistoryItem]) -> str:
+    """Return notes on ``items``: what the user said that is worth keeping, and the topics of questions."""
+    notes: list[str] = []
+    topics: list[str] = []
+    answered = ""
+    for item in items:
+        text = " ".join(" ".join(part.text for part in item.message.parts).split()).replace('"', "'")
+        sentences = list(sentences_of("" if text == WORDS_UNKNOWN else text))
+        if item.role == "user":
+            for sentence in sentences:
+                if line := _noted(sentence, answered):
+                    notes.append(line)
+                elif asks(sentence):
+                    topics.append(_first_words(says(sentence).rstrip(" ?.!"), _TOPIC).replace(";", ","))
+                answered = ""
+        elif item.role == "assistant" and sentences:
+            answered = sentences[-1] if is_open_question(sentences[-1]) else ""
+    return merged(["\n".join([*notes, *_newest(topics, _TOPICS)])])
+
+
+def _noted(sentence: str, answered: str) -> str:
+    """Return a note of what the user said, perhaps to a question of the assistant; empty if it is not worth one."""
+    answers = bool(answered) and 0 < estimate_tokens(says(sentence)) <= _BRIEF
+    answers = answers and not asks(sentence) and not remarks(sentence)
+    if weight(sentence) < KEPT_FROM and not answers:
+        return ""
+    asked = f'asked "{_first_words(answered, _ANSWERED)}": ' if answers else ""
+    return f'- {asked}"{_first_words(sentence, _QUOTED)}"'
+
+
+def lightened(notes: str, size: Sizes) -> str:
+    """Return notes without what is too much: the oldest topics, then the lines of least weight, the oldest first."""
+    topics = _newest(_topics(notes), size.notes // 4)
+    facts = _facts(notes)
+    excess = _words(facts) + _words(topics) - size.notes
+    gone = set()
+    for at in sorted(range(len(facts)), key=lambda at: _weight_of(facts[at])):
+        if excess <= 0:
+            break
+        gone.add(at)
+        excess -= estimate_tokens(facts[at])
+    return "\n".join([*(line for at, line in enumerate(facts) if at not in gone), *topics])
+
+
+def _weight_of(line: str) -> int:
+    found = _QUOTED_LINE.match(line)
+    if found is None:
+        return weight(line)
+    return max(weight(found["said"]), KEPT_FROM) + bool(found["asked"])
+
+
+# By a model.
 
 
 def question(items: Iterable[HistoryItem], *, of_both: bool = True) -> str:
@@ -174,19 +256,27 @@ def read_notes(answer: str) -> str:
 def merged(notes: Sequence[str]) -> str:
     """Return notes of several portions as one: each fact once, and the newest topics."""
     facts: dict[str, str] = {}
-    topics: list[str] = []
     for one in notes:
-        for line in one.splitlines():
-            if found := _TOPICS_LINE.match(line):
-                topics += line[found.end() :].split("; ")
-            elif line.strip():
-                facts.setdefault(line.casefold().rstrip(" ."), line)
+        for line in _facts(one):
+            facts.setdefault(line.casefold().rstrip(" ."), line)
+    topics = [topic for one in notes for topic in _topics(one)]
+    return "\n".join([*facts.values(), *_newest(topics, _TOPICS)])
+
+
+def _topics(notes: str) -> list[str]:
+    """Return the topics that notes name."""
+    lines = ((line, _TOPICS_LINE.match(line)) for line in notes.splitlines())
+    return [topic for line, found in lines if found for topic in line[found.end() :].split("; ")]
+
+
+def _newest(topics: Sequence[str], most: int) -> list[str]:
+    """Return a line with the newest topics, of at most so many words; none if there is no topic."""
     newest: list[str] = []
     for topic in reversed(list(dict.fromkeys(topics))):
-        if estimate_tokens(" ".join((topic, *newest))) > _TOPICS:
+        if estimate_tokens(" ".join((topic, *newest))) > most:
             break
         newest.insert(0, topic)
-    return "\n".join([*facts.values(), *([f"Topics: {'; '.join(newest)}"] if newest else [])])
+    return [f"Topics: {'; '.join(newest)}"] if newest else []
 
 
 def fitted(notes: str, answer: str, size: Sizes) -> str:

@@ -1,4 +1,4 @@
-"""Summaries: sums up long talks in the background, by the model that answers in them.
+"""Summaries: sums up long talks in the background, by the model that answers in them or by rules.
 
 **When.** A talk is summed up once its history has outgrown its share of the model's context (``summing.sizes``), while
 nobody speaks in it and no answer is due. As soon as that changes, the model's work is dropped, and begins again in the
@@ -6,9 +6,11 @@ next pause; notes on portions that were finished are kept meanwhile. Where the m
 (``EngineCapabilities.shares_cores``), one talk at a time is summed up, while no session waits for the model, and any
 answer ends it.
 
-**How.** The model works in a chat of its own, without history. When all that is due is noted, the notes take the place
-of these messages at once, in what requests see from then on: that moves the beginning of the prompt, which engines have
-computed already, as seldom as dropping the oldest turns would.
+**How.** Where the model shares a machine's cores it is taken for a small one: rules select what the user said, if they
+know the language (``summing.selected``). Any other model is asked for notes, in a chat of its own, without history.
+When all that is due is noted, the notes take the place of these messages at once, in what requests see from then on:
+that moves the beginning of the prompt, which engines have computed already, as seldom as dropping the oldest turns
+would. A model that shares the cores then computes the new beginning in the same pause, since it takes seconds for it.
 
 What fails is not told to the client. It is tried again after the next answer; until then the oldest turns are dropped
 as without summaries.
@@ -23,15 +25,28 @@ from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from omni_ws.core.chunks import FinalChunk, FinishReason, InputChunk, Modality, Task
+from omni_ws.core.chunks import (
+    AudioFormat,
+    FinalChunk,
+    FinishReason,
+    InputChunk,
+    InputMode,
+    Modality,
+    OutputModality,
+    Task,
+)
 from omni_ws.core.history import HistoryItem
+from omni_ws.engine.base import GenerationRequest, HeardLanguage
+from omni_ws.engine.unread import NOTHING_SAID, Unread
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
 from omni_ws.service.conversation import summing
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.remarks import text_input
+from omni_ws.service.conversation.request import as_engines_know_it
 from omni_ws.service.conversation.summing import Sizes
-from omni_ws.service.failure import unexpected
+from omni_ws.service.failure import new_id, unexpected
 from omni_ws.service.sessions.chats import Chat, Chats
 
 logger = logging.getLogger(__name__)
@@ -165,13 +180,18 @@ class Summaries:
         """Sum up what is due. Returns whether requests see it from now on."""
         history, draft = conversation.ledger.history, self._draft(conversation)
         asking = _Asking(self._chats, conversation, self._own)
-        of_both = not conversation.engine.capabilities.shares_cores
+        shares = conversation.engine.capabilities.shares_cores
+        of_both = not shares
         instructions = summing.INSTRUCTIONS + (summing.OF_BOTH if of_both else "")
         try:
             while items := summing.next_portion(history, size, behind=len(draft.items)):
-                answer = await asking.ask(summing.question(items, of_both=of_both), instructions)
+                if shares and summing.may_select(items):
+                    notes = summing.selected(items)
+                else:
+                    answer = await asking.ask(summing.question(items, of_both=of_both), instructions)
+                    notes = summing.read_notes(answer)
                 draft.items += items
-                draft.notes.append(summing.read_notes(answer))
+                draft.notes.append(notes)
             self._drafts.pop(conversation, None)
             if not history.sum_up(draft.items, summing.merged(draft.notes)):
                 return False  # the history has changed meanwhile
@@ -181,13 +201,18 @@ class Summaries:
                 history.condense(summing.merged([history.notes]))
             if history.notes_tokens > size.notes:
                 notes = history.notes
-                answer = await asking.ask(summing.shorter(notes, size), summing.CONDENSING)
-                if history.notes == notes:
-                    history.condense(summing.fitted(notes, answer, size))
+                if shares:
+                    history.condense(summing.lightened(notes, size))
+                else:
+                    answer = await asking.ask(summing.shorter(notes, size), summing.CONDENSING)
+                    if history.notes == notes:
+                        history.condense(summing.fitted(notes, answer, size))
             conversation.ledger.weigh()
-            return True
         finally:
             asking.close()
+        if shares:
+            await _compute_ahead(conversation)
+        return True
 
     def _draft(self, conversation: Conversation) -> _Draft:
         """Return the notes so far, if their items are still the next ones."""
@@ -195,6 +220,37 @@ class Summaries:
         if draft is None or not conversation.ledger.history.is_next(draft.items):
             draft = self._drafts[conversation] = _Draft()
         return draft
+
+
+async def _compute_ahead(conversation: Conversation) -> None:
+    """Let the model compute what the next request begins with, and write one token, which nobody sees.
+
+    What was computed until somebody speaks is not lost: engines keep it for the conversation.
+    """
+    config = conversation.configuration.effective
+    request = GenerationRequest(
+        request_id=new_id("req_"),
+        task=config.task,
+        input=text_input(NOTHING_SAID),
+        input_mode=InputMode.SNAPSHOT,
+        input_audio=AudioFormat(),
+        modalities=frozenset({OutputModality.TEXT}),
+        instructions=config.instructions,
+        history=conversation.ledger.history.messages(),
+        sampling={"max_tokens": 1},
+        tools=tuple(map(as_engines_know_it, config.tools)),
+        owner=conversation.observed.identity.owner,
+        conversation=conversation.observed.identity.session_id,
+        computes_only=True,
+        heard_language=HeardLanguage(conversation.ledger.language),
+    )
+    try:
+        await conversation.engine.generate(request, Unread())
+    except asyncio.CancelledError:
+        pass  # the task ends here: it gives way, and the notes are written
+    except Exception as error:
+        failure = error if isinstance(error, OmniError) else unexpected(error, where="computing a summary ahead")
+        logger.debug("the notes on a talk were not computed ahead: %s", failure.message)
 
 
 class _Asking:

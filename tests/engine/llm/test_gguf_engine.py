@@ -18,7 +18,7 @@ import jsonschema
 import orjson
 import pytest
 import pytest_asyncio
-from support.engine_answers import Answer, answered, collect, open_input, request_of, streamed, text
+from support.engine_answers import Answer, Input, answered, collect, open_input, request_of, streamed, text
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
 from support.patience import PATIENCE_SEC
@@ -35,6 +35,7 @@ from omni_ws.engine.child_main import encode_message
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings, RunningModel
 from omni_ws.engine.llm.gguf_server import Order
+from omni_ws.engine.llm.rules_engine import RulesFirst
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -173,6 +174,50 @@ async def test_a_prompt_is_computed_once(engine: GgufEngine) -> None:
     usage = answer.finished.usage
     assert usage.cached_tokens is not None
     assert usage.cached_tokens > 0.8 * usage.input_tokens
+
+
+async def test_a_talk_that_was_summed_up_is_computed_ahead(server: LiveServer) -> None:
+    """The first answer after that waits for the new words alone."""
+    said = [
+        "My dog is called Biscuit.",
+        "I live in Trondheim.",
+        *(f"What is topic {n} about, and why?" for n in range(9)),
+    ]
+    items = [{"role": who, "content": one} for line in said for who, one in (("user", line), ("assistant", "It is."))]
+    async with connect(server.websocket_url) as session:
+        await session.configure(sampling=GREEDY, history_items=items)
+        await server.until(lambda: server.app.summaries.idle)
+        (notes, *_) = await session.history()
+        assert notes["content"].startswith('- "My dog is called Biscuit."\n- "I live in Trondheim."\nTopics: What is')
+        usage = (await session.ask_text("What is my dog called?")).usage
+    assert usage is not None
+    assert usage.cached_tokens > 0.8 * usage.input_tokens
+
+
+async def test_what_rules_have_answered_is_computed_ahead(engine: GgufEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.engine.llm.rules_engine.SPOKEN_SEC", 0)
+    rules = RulesFirst(engine)
+    joke = await answered(rules, text("Tell me a joke."), conversation="C")
+    await asyncio.gather(*rules._ahead.values())
+    heard = (Message("user", "Tell me a joke."), Message("assistant", joke.text.rpartition(" ")[0]))
+    answer = await answered(rules, text("And?"), history=heard, conversation="C", sampling=GREEDY)
+    usage = answer.finished.usage
+    assert usage.cached_tokens is not None
+    assert usage.cached_tokens > 0.7 * usage.input_tokens, "also of an answer that was interrupted"
+
+
+async def test_a_prompt_that_is_computed_ahead_gives_way(engine: GgufEngine) -> None:
+    """Also where its slot is that of the conversation that is answered."""
+    long = (Message("user", "The sun shines on the garden, where the cat sleeps. " * 15), Message("assistant", "Yes."))
+    out = Answer()
+    fields: dict[str, Any] = {"conversation": "D", "sampling": LONG, "computes_only": True}
+    ahead = asyncio.create_task(engine.generate(request_of(Input("…"), history=long, **fields), out))
+    await until(lambda: engine.active_requests == 1)
+    answer = await answered(engine, QUESTION, conversation="D", sampling=GREEDY)
+    assert answer.finished.usage.output_tokens == GREEDY["max_tokens"]
+    await ahead
+    assert not any(isinstance(one, Finished) for one in out.outputs)
+    assert engine.active_requests == 0
 
 
 async def test_conversations_that_alternate_keep_what_was_computed(engine: GgufEngine) -> None:

@@ -30,10 +30,13 @@ KEY = "a key of twenty characters"
 
 
 class Rememberer(ActingEngine):
-    """Notes what the user said first in each portion. ``gate`` holds its notes back, ``answering`` its answers."""
+    """Notes what the user said first in each portion. ``gate`` holds its notes back, ``answering`` its answers.
+
+    ``gate`` also holds back what it computes ahead, if it shares the cores.
+    """
 
     def __init__(self, **changes: Any) -> None:
-        super().__init__("rememberer", **{"sums_up": True, "shares_cores": True, **changes})
+        super().__init__("rememberer", **{"sums_up": True, **changes})
         self.gate = asyncio.Event()
         self.gate.set()
         self.answering = asyncio.Event()
@@ -41,6 +44,8 @@ class Rememberer(ActingEngine):
         #: The questions for notes, and for shorter notes.
         self.noted: list[str] = []
         self.condensed: list[str] = []
+        #: The requests in which it computes ahead.
+        self.ahead: list[GenerationRequest] = []
         #: What is raised in place of the next notes.
         self.failure: Exception | None = None
         self.notes: Callable[[str], str] = lambda talk: f"- It began with {talk.split('User: ')[1].split()[0]}"
@@ -57,6 +62,9 @@ class Rememberer(ActingEngine):
         elif request.instructions == summing.CONDENSING:
             self.condensed.append(asked)
             out.write(TextOutput("- All of it"))
+        elif asked == "…":
+            self.ahead.append(request)
+            await self.gate.wait()
         else:
             await self.answering.wait()
             out.write(TextOutput("Yes indeed."))
@@ -65,7 +73,7 @@ class Rememberer(ActingEngine):
     @property
     def talk(self) -> list[GenerationRequest]:
         """The requests of users."""
-        return [one for one in self.requests if not one.instructions]
+        return [one for one in self.requests if not one.instructions and one not in self.ahead]
 
 
 async def say(client: NativeClient, number: int) -> None:
@@ -76,6 +84,13 @@ async def say(client: NativeClient, number: int) -> None:
 async def talk(client: NativeClient, turns: int = TURNS, *, first: int = 0) -> None:
     for number in range(first, first + turns):
         await say(client, number)
+
+
+async def tell_in_russian(client: NativeClient) -> None:
+    """Talk in a language of which the rules know nothing, so that the model is asked in any case."""
+    for number in range(TURNS):
+        await client.say(f"слово{number} и потом ещё несколько слов в конце концов так")
+        await client.answer()
 
 
 @asynccontextmanager
@@ -158,7 +173,7 @@ async def test_it_gives_way_to_others_where_they_share_the_cores(shares: bool) -
     engine.gate.clear()
     async with talking(engine) as (server, client):
         await talk(client)
-        await server.until(lambda: len(engine.noted) == 1)
+        await server.until(lambda: len(engine.noted) + len(engine.ahead) == 1)
         async with native_client(server) as other:
             await other.configure(modalities=["text"])
             engine.answering.clear()
@@ -168,15 +183,16 @@ async def test_it_gives_way_to_others_where_they_share_the_cores(shares: bool) -
             engine.answering.set()
             await other.answer()
         engine.gate.set()
-        await noted(server)
-        assert len(engine.noted) >= 1 + shares
+        await server.until(lambda: server.app.summaries.idle)
+        assert await outcome(server, "written") == 1
+        assert len(engine.noted) == (0 if shares else 1), "a small model is not asked for notes"
 
 
 async def test_it_gives_way_to_a_request_over_http() -> None:
-    engine = Rememberer()
+    engine = Rememberer(shares_cores=True)
     engine.gate.clear()
     async with talking(engine) as (server, client):
-        await talk(client)
+        await tell_in_russian(client)
         await server.until(lambda: len(engine.noted) == 1)
         body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "modalities": ["text"]}
         answer = await call(server.port, "POST", "/v1/chat/completions", body)
@@ -193,6 +209,42 @@ async def test_notes_that_became_too_long_are_made_shorter() -> None:
         await talk(client)
         await server.until(lambda: history_of(server).notes == "- All of it")
         assert engine.condensed
+
+
+async def test_rules_select_where_the_model_shares_the_cores_and_it_computes_ahead() -> None:
+    engine = Rememberer(shares_cores=True)
+    told = ["My sister Marta lives in Bergen.", "I am allergic to peanuts, so keep that in mind."]
+    async with talking(engine) as (server, client):
+        for text in (*told, *(f"Why do people like topic {number} so very much, then?" for number in range(9))):
+            await client.say(text)
+            await client.answer()
+        await noted(server)
+        await server.until(lambda: server.app.summaries.idle)
+        assert await outcome(server, "written") >= 1
+        await client.say("What am I allergic to?")
+        await client.answer()
+    assert engine.noted == []
+    last = engine.talk[-1]
+    first = last.history[0].text.removeprefix(NOTES_HEAD).splitlines()
+    assert first[:2] == [f'- "{text}"' for text in told]
+    began = [one for one in engine.ahead if one.history == last.history[: len(one.history)]]
+    assert began, "what it computed ahead is the beginning of what was asked"
+    assert (began[0].instructions, began[0].conversation) == (last.instructions, last.conversation)
+
+
+async def test_selected_notes_that_became_too_long_lose_those_of_the_least_weight() -> None:
+    engine = Rememberer(shares_cores=True)
+    async with talking(engine) as (server, client):
+        for number in range(24):
+            said = f"I saw tree {number} then." if number else "My sister Marta has her birthday on May 1."
+            await client.say(said)
+            await client.answer()
+            await server.until(lambda: server.app.summaries.idle)
+        notes = history_of(server).notes.splitlines()
+        kept = history_of(server)
+        assert kept.notes_tokens <= ROOM / 4
+    assert notes[0] == '- "My sister Marta has her birthday on May 1."'
+    assert engine.noted == engine.condensed == []
 
 
 async def test_what_fails_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
