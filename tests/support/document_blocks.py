@@ -88,5 +88,7 @@ def serve_arguments(start: str) -> tuple[list[str], dict[str, str]]:
         words = shlex.split(made.stdout.replace("\\\n", " ").splitlines()[-1])
         if "serve-tiny" in found["command"]:
             return [], variables
-    assert "serve" in words, f"{start}: {words}"
-    return words[words.index("serve") :], variables
+    program = next((place for place, word in enumerate(words) if word.endswith(("bin/omni-ws", "omni_ws"))), None)
+    assert program is not None, f"{start}: {words}"
+    arguments = words[program + 1 :]
+    return arguments if arguments[:1] == ["serve"] else ["serve", *arguments], variables
