@@ -40,7 +40,8 @@ export class LiveView {
     if (!this.whole) return this.#words.more.replaceChildren();
     const { images, calls, trouble, sources } = this.#parts;
     if (!this.#words.more.firstChild) this.#words.more.append(images, calls, trouble, sources);
-    if (images.childElementCount !== asked.user.images.length) images.replaceChildren(...asked.user.images.map(makeImage));
+    const pictures = asked.user.images;
+    if ([...images.children].map(({ src }) => src).join() !== pictures.join()) images.replaceChildren(...pictures.map(makeImage));
     showCalls(calls, [...(asked === turn ? [] : asked.answer.calls), ...answer.calls]);
     showSources(sources, answer.annotations);
     const wrong = troubleOf(answer);

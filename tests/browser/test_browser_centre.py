@@ -124,6 +124,30 @@ async def test_what_went_wrong_is_seen_while_the_log_is_closed() -> None:
         await demo.page.locator("#live .wrong", has_text="the model fell over").wait_for()
 
 
+async def test_the_picture_of_the_moment_is_that_of_the_newest_question(server: LiveServer) -> None:
+    """A turn that is spoken has its picture before its first word, with which it takes the place of the one before."""
+    look = """async () => {
+      const { LiveView } = await import("/browser/live-view.js");
+      const picture = () => {
+        const drawing = '<svg xmlns="http://www.w3.org/2000/svg"/>';
+        return URL.createObjectURL(new Blob([drawing], { type: "image/svg+xml" }));
+      };
+      const answer = { state: "none", text: "", words: [], calls: [], annotations: [] };
+      const turns = ["one", "two"].map((text, number) =>
+        ({ number, kind: "spoken", user: { text, interim: "", done: true, images: [picture()] }, answer }));
+      const [host, conversation] = [document.createElement("div"), { turns: [] }];
+      const live = new LiveView(host, conversation);
+      return turns.map((turn) => {
+        conversation.turns.push(turn);
+        live.show();
+        return [...host.querySelectorAll("img")].map(({ src }) => src).join() === turn.user.images.join();
+      });
+    }"""
+    async with demo_page() as demo:
+        await opened(demo, server)
+        assert await demo.page.evaluate(look) == [True, True]
+
+
 async def test_a_microphone_that_is_plugged_in_can_be_used(server: LiveServer) -> None:
     devices = """
     window.plugged = [];
