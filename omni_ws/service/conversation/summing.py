@@ -86,7 +86,8 @@ _ASKED: Final = (
 _ASKED_SHORTER: Final = "The notes:\n\n{notes}\n\nThe same notes with at most {words} words:"
 
 _BULLET: Final = re.compile(r"^(?:[-*\u2022\u2013]+|\(?\d{1,2}[.)])\s*")
-_TOPICS_LINE: Final = re.compile(r"^\W*topics?\W*:\W*", re.IGNORECASE)
+#: Not a quotation, in which the user may have said it.
+_TOPICS_LINE: Final = re.compile(r'^[^\w"]*topics?\W*:\W*', re.IGNORECASE)
 _QUOTED_LINE: Final = re.compile(r'^- (?P<asked>asked "[^"]*": )?"(?P<said>.*)"$')
 #: Small models repeat the user's questions among the notes.
 _ECHO: Final = re.compile(r"^(?!open:).*[?\uff1f\u061f]$", re.IGNORECASE)

@@ -52,6 +52,10 @@ def test_notes_are_quotations_and_topics() -> None:
     ]
     assert notes_on("What is tea?", "A drink.", "I see.") == "Topics: What is tea"
     assert notes_on("Okay.") == ""
+    assert notes_on("Topic: my sister comes on Friday.", "Oh.", "What is tea?").splitlines() == [
+        '- "Topic: my sister comes on Friday."',
+        "Topics: What is tea",
+    ]
 
 
 def test_a_long_sentence_is_trimmed_and_a_fact_that_is_said_twice_is_kept_once() -> None:
