@@ -60,6 +60,8 @@ _TOPIC: Final = 8
 _QUOTED: Final = 48
 _ANSWERED: Final = 24
 _BRIEF: Final = 5
+#: The sentences of one message that are weighed: this is done on the event loop, in some 10 us for each.
+MAX_WEIGHED: Final = 512
 
 INSTRUCTIONS: Final = (
     "You keep notes of what a user says in a long talk, for somebody who must still know it hours later. You are shown "
@@ -154,7 +156,7 @@ def selected(items: Iterable[HistoryItem]) -> str:
         text = " ".join(" ".join(part.text for part in item.message.parts).split()).replace('"', "'")
         sentences = list(sentences_of("" if text == WORDS_UNKNOWN else text))
         if item.role == "user":
-            for sentence in sentences:
+            for sentence in sentences[:MAX_WEIGHED]:
                 if line := _noted(sentence, answered):
                     notes.append(line)
                 elif asks(sentence):

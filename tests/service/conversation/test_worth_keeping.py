@@ -10,7 +10,7 @@ import pytest
 
 from omni_ws.core.history import HistoryItems, Message
 from omni_ws.core.quota import ByteBudget
-from omni_ws.service.conversation.summing import Sizes, lightened, may_select, selected
+from omni_ws.service.conversation.summing import MAX_WEIGHED, Sizes, lightened, may_select, selected
 from omni_ws.service.conversation.worth_keeping import asks, is_readable, remarks, says, sentences_of, weight
 
 TALKS = tomllib.loads((Path(__file__).parents[2] / "data" / "worth_keeping.toml").read_text("utf-8"))
@@ -61,6 +61,11 @@ def test_notes_are_quotations_and_topics() -> None:
 def test_a_long_sentence_is_trimmed_and_a_fact_that_is_said_twice_is_kept_once() -> None:
     assert notes_on(f"My dog {'x ' * 100}") == f'- "My dog {"x " * 46}…"'
     assert notes_on("My dog is old.", "Oh.", "My dog is old.") == '- "My dog is old."'
+
+
+def test_so_many_sentences_of_a_message_are_weighed() -> None:
+    for before, noted in ((MAX_WEIGHED - 1, '- "My dog is old."'), (MAX_WEIGHED, "")):
+        assert notes_on(f"{'Okay. ' * before}My dog is old.") == noted
 
 
 def test_sentences_end_with_their_marks_but_not_with_titles() -> None:
