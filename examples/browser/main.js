@@ -66,6 +66,7 @@ const view = new ConversationView(element("log"), {
 let interruptedAt = -Infinity; // performance.now() of when an answer was cut short
 let edited = null; // the turn whose question is being changed
 const orb = new Orb(element("orb"));
+orb.watch();
 const figures = new Figures();
 const meter = new InputMeter(element("input-level"), element("settings"), client);
 const replay = new Replay(client, { quiet: keepQuiet });

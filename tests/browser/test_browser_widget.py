@@ -14,6 +14,7 @@ from support.capable_engine import HearingEngine, read_aloud
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
 from support.page_server import page_server
+from support.patience import PATIENCE_SEC
 from support.raw_http import post
 from support.speech_clips import clip_bytes
 
@@ -204,7 +205,7 @@ async def test_who_refuses_the_microphone_can_write(tmp_path: Path) -> None:
 
 
 async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_path: Path) -> None:
-    """Moved in the page it goes on, and its server is another one when its address is."""
+    """Moved in the page it goes on. A page that opens and closes it again and again does not grow."""
     async with embedded(tmp_path, HearingEngine(read_aloud("Yes."))) as here:
         page = here.demo.page
         await page.evaluate("""() => {
@@ -227,3 +228,14 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         assert here.server.sessions == 1
         await page.evaluate("document.querySelector('voice-chat').remove()")
         await here.server.until(lambda: not here.server.sessions)
+        await page.evaluate("""() => {
+          const widget = document.createElement("voice-chat");
+          widget.setAttribute("src", location.href);
+          document.body.append(widget);
+          widget.remove();
+          window.gone = new WeakRef(widget);
+        }""")
+        debugger = await page.context.new_cdp_session(page)
+        async with asyncio.timeout(PATIENCE_SEC):
+            while not await page.evaluate("gone.deref() === undefined"):
+                await debugger.send("HeapProfiler.collectGarbage")

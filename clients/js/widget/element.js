@@ -45,6 +45,7 @@ const ERRORS = {
   SoundUnavailable: "This page's policy does not let the sound be loaded.",
   unauthenticated: "The server does not admit this page: its client secret is missing or has expired.",
   session_timeout: "The conversation was closed, because nothing happened for long.",
+  deleted: "This conversation was deleted.",
   replaced: "This conversation goes on in another window.",
 };
 /* The colours of the orb by their names here. */
@@ -76,6 +77,9 @@ export class VoiceChatElement extends Base {
   #parts = makeParts();
   #orb = new Orb(this.#parts.orb);
   #colours = "";
+  /* While it is in the page. */
+  /** @type {AbortController | null} */
+  #watching = null;
   /** @type {Map<string, HTMLElement>} */
   #lines = new Map();
 
@@ -99,18 +103,22 @@ export class VoiceChatElement extends Base {
     root.addEventListener("keydown", (event) => {
       if (/** @type {KeyboardEvent} */ (event).key === "Escape") this.#chat?.client.interrupt();
     });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#paint());
     this.#show();
   }
 
   connectedCallback() {
     this.#placed = true;
+    this.#watching = new AbortController();
+    const { signal } = this.#watching;
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#paint(), { signal });
+    this.#orb.watch(signal);
     this.#prepare();
     this.#paint();
   }
 
   /* Also called where the page moves the element. */
   disconnectedCallback() {
+    this.#watching?.abort();
     queueMicrotask(() => this.isConnected || this.#chat?.close());
   }
 

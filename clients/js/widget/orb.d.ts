@@ -6,6 +6,8 @@ export type Look = "away" | "ready" | "opening" | "listening" | "hearing" | "bus
    --orb-deep, --paper and --bad of that, as #rrggbb. */
 export class Orb {
   constructor(host: HTMLElement);
+  /* Call it once; it follows the page's looks until the signal. */
+  watch(signal?: AbortSignal): void;
   show(state: Look): void;
   interrupt(): void;
   add(side: "you" | "server", peak: number): void;

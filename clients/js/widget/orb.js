@@ -89,10 +89,16 @@ export class Orb {
       this.repaint();
       this.#frame(performance.now()); // at once: until then the browser stretches the picture of the old size
     }).observe(host);
-    addEventListener("themechange", () => this.repaint());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
-    this.#calm.addEventListener("change", () => this.repaint());
     this.#change();
+  }
+
+  /* Follow what the page and its reader choose, until `signal` says that the orb is gone: the page keeps it until then. */
+  watch(signal) {
+    addEventListener("themechange", () => this.repaint(), { signal });
+    for (const choice of [matchMedia("(prefers-color-scheme: dark)"), this.#calm]) {
+      choice.addEventListener("change", () => this.repaint(), { signal });
+    }
+    this.repaint();
   }
 
   /* `state` is one of LOOKS. */
