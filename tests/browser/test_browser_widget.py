@@ -212,6 +212,13 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
           const sheet = new CSSStyleSheet();
           sheet.replaceSync("voice-chat { --voice-chat-you: rebeccapurple; --voice-chat-paper: color(srgb 0 0.2 1); }");
           document.adoptedStyleSheets = [sheet];
+          window.contexts = [];
+          window.AudioContext = class extends AudioContext {
+            constructor(options) {
+              super(options);
+              contexts.push(this);
+            }
+          };
         }""")
         await page.get_by_label("Write").fill("Hello")
         await page.keyboard.press("Enter")
@@ -226,8 +233,15 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         await page.keyboard.press("Enter")
         await here.demo.until("() => document.querySelector('voice-chat').transcript.length === 4")
         assert here.server.sessions == 1
-        await page.evaluate("document.querySelector('voice-chat').remove()")
+        await page.evaluate("(window.widget = document.querySelector('voice-chat')).remove()")
         await here.server.until(lambda: not here.server.sessions)
+        states = "(states) => contexts.map(({ state }) => state).join() === states"
+        await here.demo.until(states, "suspended")
+        await page.evaluate("document.body.append(widget)")
+        await page.get_by_label("Write").fill("And now?")
+        await page.keyboard.press("Enter")
+        await here.demo.until("() => widget.transcript.length === 6 && widget.transcript[5].spoken")
+        await here.demo.until(states, "running")
         await page.evaluate("""() => {
           const widget = document.createElement("voice-chat");
           widget.setAttribute("src", location.href);
