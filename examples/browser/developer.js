@@ -1,10 +1,10 @@
 /* The panel for developers: how long each step of a turn took, how loud both sides are, how the sound arrives, the frames on
    the wire, and the lines that make the same request elsewhere. */
 
+import { duration } from "./calls/shown.js";
 import { shownTime, spansOf, strip, waterfall } from "./calls/waterfall.js";
 import { Levels } from "./levels.js";
 import { element } from "./page.js";
-import { duration } from "./plain-words.js";
 
 const KEPT_FRAMES = 500;
 const SHOWN_FRAMES = 150;

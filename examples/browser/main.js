@@ -20,6 +20,7 @@ import { SettingsDrawer } from "./settings-drawer.js";
 import { bandsOf } from "../widget/spectrum.js";
 import { showTheme } from "./theme.js";
 import { ThinkingSound } from "./thinking-sound.js";
+import { shareConversation } from "./share.js";
 import { chosenTools } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
 import { showSuggestions } from "./welcome.js";
@@ -591,6 +592,16 @@ element("write").addEventListener("submit", (event) => {
 element("save-text").onclick = () => save({ text: true });
 element("save-sound").onclick = () => save({ recording: true });
 element("save-all").onclick = () => save({ everything: true, recording: true });
+element("save-page").onclick = async () => {
+  element("save-dialog").close();
+  messages.show("save", "The page to share is being made.", { kind: "busy" });
+  try {
+    await shareConversation(conversation.turns.filter((turn) => !turn.dropped), sound.rate, settings.voice);
+    messages.hide("save");
+  } catch (error) {
+    messages.show("save", `The page could not be made: ${error.message}`);
+  }
+};
 
 function save({ text = false, everything = false, recording = false }) {
   element("save-dialog").close();

@@ -14,6 +14,7 @@ from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.web import folders
 from omni_ws.web.one_file import one_file
+from omni_ws.web.shared_page import shared_page
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {
@@ -150,9 +151,14 @@ def page_files() -> Mapping[str, PageFile]:
     entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}
     for part in ("client", "widget"):
         entries |= {f"{part}/{entry.name}": entry for entry in library.joinpath(part).iterdir()}
-    entries["client.js"] = library.joinpath("client.js")
+    entries |= {name: library.joinpath(name) for name in ("client.js", "widget.js")}
     contents = {path: entry.read_bytes() for path, entry in entries.items() if _suffix(path) in MEDIA_TYPES}
-    contents["widget.js"] = one_file(library, "widget.js").encode()
+
+    def read(path: str) -> str:
+        return contents[path].decode()
+
+    contents["widget.js"] = one_file(read, "widget.js").encode()
+    contents["browser/calls/shared.html"] = shared_page(read).encode()
     return {path: PageFile.of(content, MEDIA_TYPES[_suffix(path)]) for path, content in contents.items()}
 
 
