@@ -175,7 +175,7 @@ export class Developer {
 
 /* The times of a turn since the end of speech: those that the server tells, and by the page's own clock when it was heard.
    Of a server that tells none there is what the page saw. */
-function timesOf({ speechEndedAt: begin, stoppedAt, heardAt, firstSoundMs, at, answer }) {
+export function timesOf({ speechEndedAt: begin, stoppedAt, heardAt, firstSoundMs, at, answer }) {
   const since = (time) => (time ? Math.max(0, time - begin) : undefined);
   const seen = { turn_decided: since(stoppedAt), transcript_settled: since(at.transcript), first_token: since(at.firstText), first_audio_sent: since(at.firstAudio) };
   return { ...(answer.times ?? seen), first_audio_played: heardAt ? since(heardAt) : firstSoundMs };

@@ -596,7 +596,7 @@ element("save-page").onclick = async () => {
   element("save-dialog").close();
   messages.show("save", "The page to share is being made.", { kind: "busy" });
   try {
-    await shareConversation(conversation.turns.filter((turn) => !turn.dropped), sound.rate, settings.voice);
+    await shareConversation(conversation.turns.filter((turn) => !turn.dropped), sound.rate, settings.voice || client.capabilities?.voices[0]);
     messages.hide("save");
   } catch (error) {
     messages.show("save", `The page could not be made: ${error.message}`);

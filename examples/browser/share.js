@@ -2,6 +2,7 @@
 
 import { fileName, sharedFile } from "./calls/shared-file.js";
 import { spansOf } from "./calls/waterfall.js";
+import { timesOf } from "./developer.js";
 import { cut, download } from "./recording.js";
 
 const PAUSE_MS = 400;
@@ -42,7 +43,8 @@ class Line {
   }
 
   /* A turn as call.json has it. */
-  place({ user: asked, answer: given, sound, heardMs, firstSoundMs }) {
+  place(turn) {
+    const { user: asked, answer: given, sound, heardMs, firstSoundMs } = turn;
     const begin = this.nowMs;
     this.#say("user", sound.user);
     const spoke = this.nowMs;
@@ -62,12 +64,12 @@ class Line {
       ...((heard.length || stopped) && { start_ms: sounds, end_ms: this.nowMs }),
       ...(stopped && { cut_ms: heardMs ?? 0 }),
     };
-    const times = spansOf(given.times ?? {}, spoke);
+    const spans = spansOf(timesOf(turn)).map(({ stage, start, end }) => ({ name: stage, start_ms: spoke + start, end_ms: spoke + end }));
     this.#wait(PAUSE_MS);
     return {
       user,
       answer,
-      spans: times.map(({ stage, start, end }) => ({ name: stage, start_ms: start, end_ms: end })),
+      spans,
       times: { request_started: begin },
       finish_reason: given.finishReason,
       error: given.error,

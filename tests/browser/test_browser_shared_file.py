@@ -1,4 +1,4 @@
-"""A conversation that is shared: one file, opened from a disk and without a network, of a page and of a recorded call."""
+"""A shared conversation: one file, opened from a disk without a network, of the page and of a recorded call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from support.accessibility import load_axe, out_of_reach_by_keyboard, violations
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.embedded_engine import EmbeddedEngine
 from support.live_server import LiveServer, live_server
-from support.recordings import recordings
 from support.speech_clips import WORDS, clip_bytes
 
 from omni_ws.config.keys import ApiKey, digest
@@ -76,6 +75,8 @@ async def talked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Talk
         patch.setitem(WORDS, "goforward", SPOKEN)
         async with live_server(engine, keys=keys, record=folder / "calls") as server:
             async with demo_page(settings={"mode": "open"}, own_context=True) as demo:
+                frames: list[str | bytes] = []
+                demo.page.on("websocket", lambda wire: wire.on("framereceived", lambda one: frames.append(one)))
                 await demo.open(f"http://127.0.0.1:{server.port}/#key={KEY}")
                 await demo.write(f"Hello {SCRIPT} {STYLE}")
                 await demo.answered(turn=0)
@@ -93,8 +94,7 @@ async def talked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Talk
                 session_id = await demo.page.locator("#figure-session").evaluate("(node) => node.textContent")
                 await demo.page.locator("#save").click()
                 file = await saved(demo.page, "#save-page", folder)
-            (recording,) = recordings(folder / "calls")
-            tokens = set(re.findall(r'resume_token\\?":\\?"([^"\\]+)', recording.read_text()))
+            tokens = re.findall(r'"resume_token":"([^"]+)"', " ".join(one for one in frames if isinstance(one, str)))
             yield Talked(server, file, session_id, (KEY, session_id, *tokens))
 
 
@@ -167,7 +167,8 @@ async def test_a_conversation_is_heard_from_a_file_without_a_network(talked: Tal
         cut = demo.page.locator(".turn").nth(1)
         assert "cut after" in await cut.locator(".note").inner_text()
         assert await cut.locator("del").inner_text()
-        await demo.page.locator("#turn-fall li", has_text="voice").first.wait_for()
+        await demo.page.keyboard.press("j")
+        await demo.page.locator("#turn-fall li", has_text="turn decision").wait_for()
         length = await demo.page.evaluate("document.querySelector('#sound').duration")
     assert abs(length - told(talked.file)["duration_ms"] / 1000) < 0.05
     check_tells_nothing(talked.file, talked.secrets)
