@@ -11,9 +11,11 @@ import { Figures } from "./figures.js";
 import { InputMeter } from "./input-meter.js";
 import { LiveView } from "./live-view.js";
 import { Orb } from "../widget/orb.js";
+import { openAsAsked } from "./opening.js";
 import { announce, bindDialog, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";
+import { offerPhone } from "./phone.js";
 import { Replay } from "./replay.js";
 import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
 import { SettingsDrawer } from "./settings-drawer.js";
@@ -101,6 +103,7 @@ const coming = new Coming(document.baseURI, (error) => messages.show("server", p
 
 let models = [];
 let created = {}; // what the server said of itself
+let opened = false;
 
 // --- the session
 
@@ -136,7 +139,12 @@ session.addEventListener("created", async ({ detail }) => {
     messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
   }
   showRecorded(detail);
+  offerPhone().catch(() => {}); // the next session asks again
   await showServer(detail);
+  if (opened) return;
+  opened = true;
+  const listens = hears() && talk.mode === "open" && talk.phase === "off";
+  openAsAsked({ messages, listens, press: () => hands.press(performance.now()), write: () => element("text").focus() });
 });
 
 /* Who talks is told of a recording; a person at the server's own machine may hear it. */
@@ -321,6 +329,7 @@ talk.addEventListener("level", ({ detail: { peak } }) => {
 });
 talk.addEventListener("change", () => {
   if (talk.phase !== "opening") messages.hide("microphone");
+  if (talk.phase !== "off") messages.hide("listen");
   if (!talk.opening) messages.hide("silent");
   if (talk.phase === "listening") {
     keepAwake();

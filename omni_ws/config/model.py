@@ -322,6 +322,11 @@ class HttpConfig(Section):
     )
     media_timeout_sec: Seconds = setting("Time in which all media of a request have to be fetched.", 20)
 
+    phone_url: Text | None = setting(
+        "Address by which phones open the page, which shows it as a QR code, to clients with a key if there are keys; "
+        "--lan sets it. Unset: no code."
+    )
+
     @field_validator("media_domains")
     @classmethod
     def _check_media_domains(cls, entries: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ const CHANNELS = 2;
 
 /* `base` is the address of what belongs to the call. Raises an Error with a sentence. */
 export async function shareCall(call, base) {
-  const template = await (await ask(new URL("../browser/calls/shared.html", base))).text();
+  const template = await (await ask(new URL("../browser/calls/shared.html", document.baseURI))).text();
   const leftOut = [
     call.turns_left_out && `The server left out ${call.turns_left_out} turns.`,
     call.turns.some(({ tools }) => tools?.length) && "What tools were asked, and what they gave, is left out.",
