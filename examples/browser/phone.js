@@ -8,13 +8,15 @@ export async function offerPhone() {
   const key = currentKey();
   const response = await fetch(new URL("phone", document.baseURI), { headers: key ? { Authorization: `Bearer ${key}` } : {} });
   const { svg = null } = response.ok ? await response.json() : {};
-  const place = element("phone");
-  place.hidden = svg === null;
+  element("phone").hidden = svg === null;
   element("phone-key").hidden = !key;
-  place.ontoggle = () => {
+  element("open-phone").onclick = () => {
+    const opens = element("phone-box").hidden;
     const image = element("phone-code");
     URL.revokeObjectURL(image.src);
-    image.removeAttribute("src");
-    if (place.open && svg) image.src = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
+    if (opens) image.src = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
+    else image.removeAttribute("src");
+    element("phone-box").hidden = !opens;
+    element("open-phone").setAttribute("aria-expanded", String(opens));
   };
 }

@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable
+from importlib import resources
 from typing import Final
 
 from omni_ws.web.one_file import one_file
 
-_PAGE: Final = "browser/calls/shared.html"
+_PAGE: Final = "shared.html"
 _SCRIPT: Final = "browser/calls/shared.js"
 _SHEETS: Final = ("style.css", "calls/waterfall.css", "calls/calls.css", "calls/shared.css")
 _DARK: Final = "dark.css"
@@ -38,7 +39,7 @@ def shared_page(read: Callable[[str], str]) -> str:
         "<!--STYLE-->": f"<style>{style}</style>",
         "<!--SCRIPT-->": f'<script type="module">{script}</script>',
     }
-    page = read(_PAGE)
+    page = resources.files(__package__).joinpath(_PAGE).read_text(encoding="utf-8")
     for place, content in places.items():
         page = page.replace(place, content, 1)
     return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import AsyncIterator
@@ -198,3 +199,48 @@ async def test_everybody_can_use_it(talked: Talked) -> None:
             assert await violations(demo.page) == []
             assert await out_of_reach_by_keyboard(demo.page) == []
             assert await demo.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+#: The file of so many turns of ten seconds, each with speech, or of none that is heard.
+_MADE: Final = """async ([count, speech]) => {
+  const { sharedFile } = await import("/browser/calls/shared-file.js");
+  const template = await (await fetch("/browser/calls/shared.html")).text();
+  const samples = speech && new Int16Array(Uint8Array.from(atob(speech), (letter) => letter.charCodeAt(0)).buffer);
+  const turns = Array.from({ length: count }, (_, place) => ({
+    user: { text: "And then?", start_ms: 10_000 * place, end_ms: 10_000 * place + 4000 },
+    answer: { text: "Then it went on.", start_ms: 10_000 * place + 5000, end_ms: 10_000 * place + 10_000 },
+  }));
+  const sound = samples && {
+    rate: 16_000,
+    *read(from, frames) {
+      for (let at = 0; at < frames; at += samples.length) yield { user: samples.subarray(0, frames - at) };
+    },
+  };
+  const call = { started: "2026-01-02T03:04:05Z", duration_ms: 10_000 * count, turns };
+  return (await sharedFile(template, call, sound)).text();
+}"""
+
+
+async def test_two_minutes_are_half_a_megabyte_and_a_long_one_says_what_is_missing(talked: Talked) -> None:
+    speech = base64.b64encode(clip_bytes("librivox_ss_0870")).decode()
+    async with demo_page(tapped=False, sample_rate=None, own_context=True, expect_problems=True) as demo:
+        await demo.page.goto(f"http://127.0.0.1:{talked.server.port}/openapi.json")
+
+        async def made(turns: int, speech: str | None = None) -> Any:
+            text = await demo.page.evaluate(_MADE, [turns, speech])
+            (data,) = re.findall(r'id="call">(.*?)</script>', text, re.DOTALL)
+            return {**json.loads(data), "bytes": len(text)}
+
+        two_minutes = await made(12, speech)
+        print(f"two minutes of speech: {two_minutes['bytes']:,} bytes, without sound {(await made(12))['bytes']:,}")
+        assert 300_000 < two_minutes["bytes"] < 700_000
+        assert two_minutes["left_out"] == []
+        assert (await made(180))["left_out"] == []
+        longer = await made(182)
+        assert longer["left_out"] == ["The begin is left out: 2 of 182 turns, 1 min."]
+        assert [len(longer["turns"]), longer["duration_ms"]] == [180, 1_800_000]
+        assert longer["turns"][0]["user"]["start_ms"] == 0
+        await demo.page.evaluate("delete globalThis.AudioEncoder")
+        silent = await made(12, speech)
+        assert silent["left_out"] == ["The sound is left out: the browser that made this file cannot compress sound."]
+        assert "peaks" not in silent
