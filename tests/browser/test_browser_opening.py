@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import segno
+from support.accessibility import load_axe, violations
 from support.chromium import IN_BROWSER, demo_page
 from support.live_server import LiveServer, live_server
 from support.raw_http import call
@@ -70,6 +71,8 @@ async def test_the_code_for_a_phone_is_shown_when_it_is_asked_for(server: LiveSe
         await demo.page.get_by_text("Open this page on a phone").click()
         await demo.until("() => document.querySelector('#phone-code').naturalWidth > 100")
         assert await demo.page.locator("#phone-key").is_visible()
+        await load_axe(demo.page)
+        assert await violations(demo.page) == []
         await demo.page.get_by_text("Open this page on a phone").click()
         await demo.until("() => !document.querySelector('#phone-code').hasAttribute('src')")
 
