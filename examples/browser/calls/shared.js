@@ -18,7 +18,7 @@ function whose({ turns, voice, peaks }) {
   if (!peaks) return "This file has the words of a person and of a speech server, and no sound.";
   const person = turns.some(({ user }) => user?.end_ms > user?.start_ms);
   const name = voice ? ` “${voice}”` : "";
-  return `Whose voice is inside: ${person ? "that of the person who talked (User), recorded; and" : ""} a voice${name} made by a computer (Server).`;
+  return `Whose voice is inside: ${person ? "that of the person who talked (User), recorded; and " : ""}a voice${name} made by a computer (Server).`;
 }
 
 function show() {
