@@ -94,4 +94,4 @@ def calls(app: App) -> FrontEnd:
 
 
 def demo(app: App) -> FrontEnd:
-    return DemoRoutes()
+    return DemoRoutes(app.authenticator, app.config.http.phone_url)

@@ -74,6 +74,31 @@ def test_the_next_start_has_the_same(tmp_path: Path) -> None:
     assert first.address == lan_address()
 
 
+def test_the_page_knows_its_address_for_a_phone(tmp_path: Path) -> None:
+    """Not where any port is taken: it is not known yet."""
+    port = ("--host", "192.0.2.7", "--port", "8443")
+    assert started(tmp_path, *port).config.http.phone_url == "https://192.0.2.7:8443/"
+    assert started(tmp_path, "--host", "192.0.2.7").config.http.phone_url is None
+
+
+@pytest.mark.parametrize(
+    ("url", "valid"),
+    [
+        ("https://voice.example/below/", True),
+        ("voice.example", False),
+        ("https://voice.example/#key=one", False),
+        ("https://" + "a" * 992, True),
+        ("https://" + "a" * 993, False),
+    ],
+)
+def test_an_address_for_phones_is_checked(url: str, valid: bool) -> None:
+    if valid:
+        assert load(("--http.phone-url", url)).config.http.phone_url == url
+    else:
+        with pytest.raises(ConfigurationError, match="must be an address such as"):
+            load(("--http.phone-url", url))
+
+
 def test_other_addresses_need_another_certificate(tmp_path: Path) -> None:
     path = tmp_path / "certificate.pem"
     first = kept_certificate(path, NAMES)

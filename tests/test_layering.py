@@ -87,7 +87,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "httpcore": "omni_ws.transport.http.media_fetch",
     "cryptography": ("omni_ws.tools.lan_certificate", "omni_ws.service.store.sealing"),
     "redis": "omni_ws.service.store.redis_backend",
-    "segno": "omni_ws.tools.lan",
+    "segno": ("omni_ws.tools.lan", "omni_ws.transport.routes.pages"),
     "opentelemetry": ("omni_ws.service.observing.tracing", "omni_ws.service.observing.otlp_metrics"),
     # JSON is for msgspec, or for orjson where there is no schema. Upstreams cut texts within a character, which both
     # refuse.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import pytest
@@ -31,11 +33,15 @@ def written(folder: Path, modules: dict[str, str]) -> Path:
     return folder
 
 
+def reader(folder: Traversable) -> Callable[[str], str]:
+    return lambda path: folder.joinpath(path).read_text(encoding="utf-8")
+
+
 async def test_it_does_what_the_modules_do(tmp_path: Path) -> None:
     """Names that two modules have are each its own; an address beside a module is the same."""
     command = await node_command()
     folder = written(tmp_path, MODULES)
-    (folder / "one.mjs").write_text(one_file(folder, "entry.js"), encoding="utf-8")
+    (folder / "one.mjs").write_text(one_file(reader(folder), "entry.js"), encoding="utf-8")
     (folder / "package.json").write_text('{"type": "module"}')
     results = []
     for name in ("entry.js", "one.mjs"):
@@ -57,8 +63,8 @@ async def test_it_does_what_the_modules_do(tmp_path: Path) -> None:
 def test_what_is_not_understood_is_said(tmp_path: Path, line: str, why: str) -> None:
     folder = written(tmp_path, {**MODULES, "parts/twice.js": f"{line}\n{MODULES['parts/twice.js']}"})
     with pytest.raises(ValueError, match=why):
-        one_file(folder, "entry.js")
+        one_file(reader(folder), "entry.js")
 
 
 def test_the_widget_is_small() -> None:
-    assert 50_000 < len(one_file(folders()[1], "widget.js").encode()) < MAX_WIDGET_BYTES
+    assert 50_000 < len(one_file(reader(folders()[1]), "widget.js").encode()) < MAX_WIDGET_BYTES

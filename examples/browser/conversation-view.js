@@ -2,7 +2,8 @@
    what can be done with it, is seen while the turn is pointed at or has the focus. Only what changed is touched. */
 
 import { Follow } from "./follow.js";
-import { duration, ofAnswer } from "./plain-words.js";
+import { duration } from "./calls/shown.js";
+import { ofAnswer } from "./plain-words.js";
 import { link, showRichText } from "./rich-text.js";
 import { markSpoken, markUnheard } from "../widget/spoken-word.js";
 

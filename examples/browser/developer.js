@@ -1,10 +1,10 @@
 /* The panel for developers: how long each step of a turn took, how loud both sides are, how the sound arrives, the frames on
    the wire, and the lines that make the same request elsewhere. */
 
+import { duration } from "./calls/shown.js";
 import { shownTime, spansOf, strip, waterfall } from "./calls/waterfall.js";
 import { Levels } from "./levels.js";
 import { element } from "./page.js";
-import { duration } from "./plain-words.js";
 
 const KEPT_FRAMES = 500;
 const SHOWN_FRAMES = 150;
@@ -175,7 +175,7 @@ export class Developer {
 
 /* The times of a turn since the end of speech: those that the server tells, and by the page's own clock when it was heard.
    Of a server that tells none there is what the page saw. */
-function timesOf({ speechEndedAt: begin, stoppedAt, heardAt, firstSoundMs, at, answer }) {
+export function timesOf({ speechEndedAt: begin, stoppedAt, heardAt, firstSoundMs, at, answer }) {
   const since = (time) => (time ? Math.max(0, time - begin) : undefined);
   const seen = { turn_decided: since(stoppedAt), transcript_settled: since(at.transcript), first_token: since(at.firstText), first_audio_sent: since(at.firstAudio) };
   return { ...(answer.times ?? seen), first_audio_played: heardAt ? since(heardAt) : firstSoundMs };

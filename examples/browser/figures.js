@@ -1,7 +1,7 @@
 /* Who works, and how fast it all is: two figures beside the conversation, the rest in the drawer. */
 
 import { element } from "./page.js";
-import { duration } from "./plain-words.js";
+import { duration } from "./calls/shown.js";
 import { NO_MODEL, abilities, brief, lacking, places, sentence, workers } from "./who.js";
 
 export class Figures {

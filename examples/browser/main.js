@@ -11,15 +11,18 @@ import { watchMicrophones } from "./devices.js";
 import { Figures } from "./figures.js";
 import { InputMeter } from "./input-meter.js";
 import { LiveView } from "./live-view.js";
+import { openAsAsked } from "./opening.js";
 import { announce, bindDialog, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";
+import { offerPhone } from "./phone.js";
 import { Replay } from "./replay.js";
 import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
 import { SettingsDrawer } from "./settings-drawer.js";
 import { bandsOf } from "../widget/spectrum.js";
 import { showTheme } from "./theme.js";
 import { ThinkingSound } from "./thinking-sound.js";
+import { shareConversation } from "./share.js";
 import { chosenTools } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
 import { showSuggestions } from "./welcome.js";
@@ -101,6 +104,7 @@ const coming = new Coming(document.baseURI, (error) => messages.show("server", p
 
 let models = [];
 let created = {}; // what the server said of itself
+let opened = false;
 
 // --- the session
 
@@ -136,7 +140,12 @@ session.addEventListener("created", async ({ detail }) => {
     messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
   }
   showRecorded(detail);
+  offerPhone().catch(() => {}); // the next session asks again
   await showServer(detail);
+  if (opened) return;
+  opened = true;
+  const listens = hears() && talk.mode === "open" && talk.phase === "off";
+  openAsAsked({ messages, listens, press: () => hands.press(performance.now()), write: () => element("text").focus() });
 });
 
 /* Who talks is told of a recording; a person at the server's own machine may hear it. */
@@ -321,6 +330,7 @@ talk.addEventListener("level", ({ detail: { peak } }) => {
 });
 talk.addEventListener("change", () => {
   if (talk.phase !== "opening") messages.hide("microphone");
+  if (talk.phase !== "off") messages.hide("listen");
   if (!talk.opening) messages.hide("silent");
   if (talk.phase === "listening") {
     keepAwake();
@@ -592,6 +602,16 @@ element("write").addEventListener("submit", (event) => {
 element("save-text").onclick = () => save({ text: true });
 element("save-sound").onclick = () => save({ recording: true });
 element("save-all").onclick = () => save({ everything: true, recording: true });
+element("save-page").onclick = async () => {
+  element("save-dialog").close();
+  messages.show("save", "The page to share is being made.", { kind: "busy" });
+  try {
+    await shareConversation(conversation.turns.filter((turn) => !turn.dropped), sound.rate, settings.voice || client.capabilities?.voices[0]);
+    messages.hide("save");
+  } catch (error) {
+    messages.show("save", `The page could not be made: ${error.message}`);
+  }
+};
 
 function save({ text = false, everything = false, recording = false }) {
   element("save-dialog").close();

@@ -39,11 +39,6 @@ const SERVER = {
   unsupported_format: "The server cannot read this format.",
 };
 
-/* Milliseconds as one reads them: "340 ms", "1.2 s". */
-export function duration(ms) {
-  return ms < 999.5 ? `${Math.round(ms)}\u00a0ms` : `${(ms / 1000).toFixed(1)}\u00a0s`;
-}
-
 /* A voice with its language (RFC 5646), where that is known and its name does not say it: "Heart (American English)". */
 export function voiceName(voice, language) {
   const name = voice && voice[0].toUpperCase() + voice.slice(1);

@@ -1,8 +1,9 @@
 /* The drawer: everything that one sets once, in groups, and the figures of the connection. Each field of the form has the
    name of its setting. */
 
+import { duration } from "./calls/shown.js";
 import { bindDialog, element } from "./page.js";
-import { duration, languageName, voiceName } from "./plain-words.js";
+import { languageName, voiceName } from "./plain-words.js";
 import { judgesTurns } from "./settings.js";
 import { settingOf, TOOLS } from "./tools.js";
 

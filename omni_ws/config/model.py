@@ -322,6 +322,18 @@ class HttpConfig(Section):
     )
     media_timeout_sec: Seconds = setting("Time in which all media of a request have to be fetched.", 20)
 
+    phone_url: Text | None = setting(
+        "Address by which phones open the page, which shows it as a QR code, to clients with a key if there are keys; "
+        "--lan sets it. Unset: no code."
+    )
+
+    @field_validator("phone_url")
+    @classmethod
+    def _check_phone_url(cls, url: str | None) -> str | None:
+        if url is not None and (not url.startswith(("https://", "http://")) or "#" in url or len(url) > 1000):
+            raise ValueError("must be an address such as https://192.168.1.20:8443/, at most 1,000 characters, no #")
+        return url
+
     @field_validator("media_domains")
     @classmethod
     def _check_media_domains(cls, entries: tuple[str, ...]) -> tuple[str, ...]:

@@ -390,7 +390,7 @@ class GenerationRequest:
     near: bool = False
     conversation: str | None = None  #: The id of the session; None for a single request, such as over HTTP.
     #: Whether nobody reads the answer, of one token: the prompt is computed for later requests of the conversation, to
-    #: which engines whose model shares the machine's cores let this one give way.
+    #: which engines whose model shares the machine's cores let this one give way (EngineOverloaded).
     computes_only: bool = False
     #: The text of this answer that the client has already, from another server; empty if it has none. An engine that
     #: ``continues`` answers writes the text that follows it.

@@ -59,6 +59,8 @@ def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
         raise ConfigurationError(
             [f"--lan keeps its certificate and key in {folder}: {error.strerror}; XDG_CACHE_HOME names another place"]
         ) from None
+    if config.port and config.http.phone_url is None:
+        changes["http"] = config.http.model_copy(update={"phone_url": _page_url(address, config.port)})
     return LanServer(config.model_copy(update=changes), address, key_file, fingerprint)
 
 
@@ -96,8 +98,7 @@ class LanServer:
         print("\n".join(self._lines(port, out)), file=out, flush=True)
 
     def _lines(self, port: int, out: TextIO) -> Iterator[str]:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        url = f"https://{host}:{port}/"
+        url = _page_url(self.address, port)
         if out.isatty() and self.config.api_key is not None:
             url += f"#key={quote(self.config.api_key.get_secret_value(), safe='')}"
         yield f"on a phone or another machine of this network, open {url}"
@@ -107,6 +108,10 @@ class LanServer:
             yield f"its browser warns of the certificate, which is this machine's own (SHA-256 {self.fingerprint})"
         if self.key_file is not None:
             yield f"the key is kept in {self.key_file}"
+
+
+def _page_url(address: str, port: int) -> str:
+    return f"https://{f'[{address}]' if ':' in address else address}:{port}/"
 
 
 def _qr_code(url: str, encoding: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ imports. Only the forms that our modules have are understood; anything else is a
 from __future__ import annotations
 
 import re
-from importlib.resources.abc import Traversable
+from collections.abc import Callable
 from posixpath import dirname, join, normpath
 from typing import Final
 
@@ -22,22 +22,25 @@ _INDENT: Final = re.compile(r"^[ \t]+|\n(?=\n)", re.MULTILINE)
 _OWN_ADDRESS: Final = re.compile(r'new URL\("\./([\w.-]+)", import\.meta\.url\)')
 
 
-def one_file(folder: Traversable, entry: str) -> str:
-    """Return the module ``entry`` of ``folder`` with all that it imports. Addresses of files beside a module hold."""
+def one_file(read: Callable[[str], str], entry: str) -> str:
+    """Return the module ``entry`` with all that it imports. Addresses of files beside a module hold.
+
+    ``read`` returns the text of a module by its path.
+    """
     modules: dict[str, str] = {}
-    _add(folder, entry, modules, [])
+    _add(read, entry, modules, [])
     return "".join([f"// {entry} of omni-ws, Apache-2.0\n", *modules.values()])
 
 
-def _add(folder: Traversable, path: str, modules: dict[str, str], importers: list[str]) -> None:
+def _add(read: Callable[[str], str], path: str, modules: dict[str, str], importers: list[str]) -> None:
     """Add the module at ``path`` behind those that it imports. Raises ValueError for forms that are not understood."""
     if path in importers:
         raise ValueError(f"{path} imports itself, by {' and '.join(importers)}")
-    text = _COMMENT.sub("", folder.joinpath(path).read_text(encoding="utf-8"))
+    text = _COMMENT.sub("", read(path))
     for imported in _IMPORT.finditer(text):
         found = normpath(join(dirname(path), imported[2]))
         if found not in modules:
-            _add(folder, found, modules, [*importers, path])
+            _add(read, found, modules, [*importers, path])
     body = _IMPORT.sub(lambda found: f"const {{ {found[1]} }} = {_name(path, found[2])};", text)
     body = _OWN_ADDRESS.sub(lambda found: f'new URL("./{join(dirname(path), found[1])}", import.meta.url)', body)
     body = _INDENT.sub("", body)

@@ -69,7 +69,7 @@ async def test_a_fresh_page() -> None:
         devtools = await demo.page.context.new_cdp_session(demo.page)
         manifest = await devtools.send("Page.getAppManifest")
         assert manifest["errors"] == []
-        assert manifest["manifest"]["startUrl"] == f"http://127.0.0.1:{server.port}/"
+        assert manifest["manifest"]["startUrl"] == f"http://127.0.0.1:{server.port}/?listen"
         problems = await devtools.send("Page.getInstallabilityErrors")
         # The tests' browser has no profile that lasts.
         assert {one["errorId"] for one in problems["installabilityErrors"]} <= {"in-incognito"}

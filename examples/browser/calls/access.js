@@ -4,13 +4,6 @@
 import { element } from "../page.js";
 import { currentKey, setKey } from "../settings.js";
 
-export const make = (tag, className = "", text = undefined) => {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  return node;
-};
-
 /* A response with status 200, 206 or so. Raises an Error with the server's sentence. */
 export async function ask(address, { headers = {}, ...options } = {}) {
   for (;;) {
@@ -43,18 +36,4 @@ function keyFor(problem, reason) {
     };
     dialog.onclose = () => failed(new Error(`Recorded calls are shown only to operators: ${reason}`));
   });
-}
-
-/* "0:07", "12:34", "1:02:03". */
-export function clock(ms) {
-  const seconds = Math.max(0, Math.floor(ms / 1000));
-  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
-  const two = (number) => String(number).padStart(2, "0");
-  return hours ? `${hours}:${two(minutes)}:${two(seconds % 60)}` : `${minutes}:${two(seconds % 60)}`;
-}
-
-/* A moment as one writes it here: "28 Nov 2026, 10:31". */
-export function day(started) {
-  const date = new Date(started);
-  return Number.isNaN(date.valueOf()) ? String(started) : date.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }

@@ -1,7 +1,8 @@
 /* The list of recorded calls, newest first. */
 
 import { element, Messages } from "../page.js";
-import { askJson, clock, day, make } from "./access.js";
+import { askJson } from "./access.js";
+import { clock, day, make } from "./shown.js";
 import { LongList } from "./long-list.js";
 
 const messages = new Messages(element("messages"));

@@ -1,7 +1,8 @@
 /* Go on from a turn of a recorded call with other instructions, another voice or model, and hear both answers. */
 
 import { bindDialog, element } from "../page.js";
-import { ask, askJson, make } from "./access.js";
+import { ask, askJson } from "./access.js";
+import { make } from "./shown.js";
 
 /* How often it is looked whether the answer has come, and how many times. */
 const LOOK_MS = 700;

@@ -1,7 +1,7 @@
 /* The frames of a call on the wire, in their order: what is looked for is listed, and each opens to all that it says. */
 
-import { make } from "./access.js";
 import { LongList } from "./long-list.js";
+import { make } from "./shown.js";
 
 /* How long frames are looked through before the page gets its turn. */
 const SLICE_MS = 12;

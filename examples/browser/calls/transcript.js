@@ -1,10 +1,9 @@
 /* What was said in a call, turn by turn. A click on a word or a turn asks to hear it (`jump(place, ms)`), words that sound are
    marked, and what was not heard of an answer that was cut is struck through. */
 
-import { duration } from "../plain-words.js";
 import { placesOf, rangeOf } from "../../widget/spoken-word.js";
-import { clock, make } from "./access.js";
 import { LongList } from "./long-list.js";
+import { clock, duration, make } from "./shown.js";
 
 const CAN_MARK = "highlights" in (globalThis.CSS ?? {}) && typeof Highlight !== "undefined";
 const SIDES = ["user", "answer"];
@@ -21,7 +20,8 @@ export class Transcript {
   #scrolledAt = -Infinity;
   #words = new WeakMap(); // of each side of a turn: where its words stand
 
-  /* `jump(place, ms)`, `link(place)` and `fork(place)` are called for what the person chooses. */
+  /* `jump(place, ms)`, `link(place)` and `fork(place)` are called for what the person chooses. Without `link` there is no
+     button for that. */
   constructor(scroller, list, { jump, link, fork }) {
     Object.assign(this, { jump, link, fork, scroller });
     this.canFork = false;
@@ -143,7 +143,8 @@ export class Transcript {
     stamp.type = "button";
     stamp.title = "Play from here";
     stamp.setAttribute("aria-label", `Turn ${place + 1}: play from ${clock(beginOf(turn))}`);
-    head.append(stamp, make("span", "gap"), iconButton("link", "Copy a link to this turn"));
+    head.append(stamp, make("span", "gap"));
+    if (this.link) head.append(iconButton("link", "Copy a link to this turn"));
     if (this.canFork) head.append(iconButton("fork", "Go on from here with…"));
     item.append(head);
     if (turn.user?.text) item.append(said("user", "you", "You: ", [turn.user.text, ""]));

@@ -81,6 +81,16 @@ export function waterfall({ spans, marks = [], begin = 0, end }) {
   return fall;
 }
 
+/* What a turn of a call waited for. `spans` are { name, start_ms, end_ms }. */
+export function turnFall(spans) {
+  // The speech before and the sound behind last longer than all that somebody waited for.
+  const waits = spans.filter(({ name }) => name !== "speech" && name !== "answer");
+  if (!waits.length) return drawn("p", "note", "No times were recorded of this turn.");
+  const begin = Math.min(...waits.map((span) => span.start_ms));
+  const end = Math.max(...waits.map((span) => span.end_ms));
+  return waterfall({ spans: waits.map(({ name, start_ms: start, end_ms: stop }) => ({ stage: name, start, end: stop })), begin, end });
+}
+
 /* All of it in one line, among others from `begin` to `end`. */
 export function strip(spans, begin, end, stages = stagesOf(spans)) {
   const track = drawn("span", "strip");

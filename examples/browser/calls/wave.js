@@ -151,17 +151,18 @@ export async function peaksOf(response, keep = null) {
   }
 }
 
-/* Channels, frames and where the samples begin, or null while that has not come. */
-function formatOf(bytes) {
+/* Channels, rate, frames and where the samples begin, or null while that has not come. */
+export function formatOf(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
   const tag = (place) => String.fromCharCode(...bytes.subarray(place, place + 4));
-  let channels = 0;
+  let [channels, rate] = [0, 0];
   for (let place = 12; place + 8 <= bytes.length; ) {
     const size = view.getUint32(place + 4, true);
     if (tag(place) === "fmt " && place + 24 <= bytes.length) {
       channels = view.getUint16(place + 8, true) === 1 && view.getUint16(place + 22, true) === 16 ? view.getUint16(place + 10, true) : 0;
+      rate = view.getUint32(place + 12, true);
     }
-    if (tag(place) === "data") return { channels, frames: Math.max(1, size / (2 * channels)), begin: place + 8 };
+    if (tag(place) === "data") return { channels, rate, frames: Math.max(1, size / (2 * channels)), begin: place + 8 };
     place += 8 + size + (size % 2);
   }
   return null;

@@ -8,9 +8,10 @@ import logging
 import re
 import secrets
 import struct
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,8 +209,8 @@ class GgufEngine:
             raise EngineFailed("the process of the model has died, and is being started again", fatal=True)
         if not request.computes_only:
             await self._generate(running, request, out)
-        elif not self._places.in_use:
-            await self._places.compute(self._generate(running, request, out))
+        elif self._places.in_use or not await self._places.compute(partial(self._generate, running, request, out)):
+            raise EngineOverloaded("an answer goes before what is computed ahead")
 
     async def _generate(self, running: RunningModel, request: GenerationRequest, out: OutputWriter) -> None:
         place = _Place(self._places, request)
@@ -323,15 +324,17 @@ class _Places:
         """Whether an answer or a prompt is being computed."""
         return len(self._slots) < self.number
 
-    async def compute(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do work that ends when an answer is to be made."""
-        task = asyncio.create_task(work, name="a prompt ahead")
+    async def compute(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Do work that ends when an answer is to be made. Returns whether it was done."""
+        task = asyncio.create_task(work(), name="a prompt ahead")
         self._ahead.add(task)
         task.add_done_callback(self._ahead.discard)
         try:
             await asyncio.wait([task])
-            if not task.cancelled():
-                task.result()
+            if task.cancelled():
+                return False
+            task.result()
+            return True
         finally:
             task.cancel()
 

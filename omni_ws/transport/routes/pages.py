@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
+from urllib.parse import quote
 
-from omni_ws.errors import NotFound
+from omni_ws.engine.threads import Work, run_work
+from omni_ws.errors import NotFound, OriginNotAllowed
+from omni_ws.transport.http.access import Authenticator, is_allowed_origin, presented_key
 from omni_ws.transport.http.application import FrontEnd, Router, shown_path
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.web import folders
 from omni_ws.web.one_file import one_file
+from omni_ws.web.shared_page import shared_page
 
 #: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {
@@ -80,8 +85,13 @@ class PageFile:
 class DemoRoutes(FrontEnd):
     """The demo page at ``/``, the files of all pages, and the client library for browsers at ``/client.js``.
 
-    They need no key, since the page asks the user for it. ``/widget.js`` is for pages of any origin.
+    They need no key, since the page asks the user for it. ``/widget.js`` is for pages of any origin. ``/phone`` is the
+    address of the page for a phone, with the key of who asks: nobody learns a key from it.
     """
+
+    def __init__(self, authenticator: Authenticator, phone_url: str | None = None) -> None:
+        self._authenticator = authenticator
+        self._phone_url = phone_url
 
     def register(self, router: Router) -> None:
         router.add("GET", "/", self.page)
@@ -91,6 +101,7 @@ class DemoRoutes(FrontEnd):
         router.add("GET", "/client/{name}", self.file)
         router.add("GET", "/widget.js", self.widget)
         router.add("GET", "/widget/{name}", self.file)
+        router.add("GET", "/phone", self.phone)
 
     async def page(self, exchange: HttpExchange) -> None:
         """Respond with the page."""
@@ -107,6 +118,30 @@ class DemoRoutes(FrontEnd):
         """
         exchange.origin_allowed = True
         await send_page_file(exchange, "widget.js", (("Cross-Origin-Resource-Policy", "cross-origin"),))
+
+    async def phone(self, exchange: HttpExchange) -> None:
+        """Respond with a QR code of the page (``{"svg": …}``), or null without ``http.phone_url`` or segno."""
+        request = exchange.request
+        exchange.origin_allowed = False  # no response has CORS fields
+        if not is_allowed_origin(request, ()):
+            raise OriginNotAllowed("no page but the server's own can read the code for a phone")
+        self._authenticator.authenticate(request)
+        url = self._phone_url
+        if url is not None and self._authenticator.has_keys and (key := presented_key(request)) is not None:
+            url += f"#key={quote(key, safe='', encoding='latin-1')}"
+        svg = None if url is None else await run_work(Work.BODIES, _qr_code, url)
+        await exchange.respond_json(200, {"svg": svg}, [("Cache-Control", "no-store")])
+
+
+def _qr_code(url: str) -> str | None:
+    """Return the code as SVG, black on white in any theme; None without the package segno (extra ``lan``)."""
+    try:
+        import segno
+    except ImportError:
+        return None
+    drawn = io.BytesIO()
+    segno.make_qr(url, error="l").save(drawn, kind="svg", scale=8, border=4, light="#fff", dark="#000")
+    return drawn.getvalue().decode()
 
 
 async def send_page_file(exchange: HttpExchange, name: str, headers: Iterable[tuple[str, str]] = ()) -> None:
@@ -150,9 +185,14 @@ def page_files() -> Mapping[str, PageFile]:
     entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}
     for part in ("client", "widget"):
         entries |= {f"{part}/{entry.name}": entry for entry in library.joinpath(part).iterdir()}
-    entries["client.js"] = library.joinpath("client.js")
+    entries |= {name: library.joinpath(name) for name in ("client.js", "widget.js")}
     contents = {path: entry.read_bytes() for path, entry in entries.items() if _suffix(path) in MEDIA_TYPES}
-    contents["widget.js"] = one_file(library, "widget.js").encode()
+
+    def read(path: str) -> str:
+        return contents[path].decode()
+
+    contents["widget.js"] = one_file(read, "widget.js").encode()
+    contents["browser/calls/shared.html"] = shared_page(read).encode()
     return {path: PageFile.of(content, MEDIA_TYPES[_suffix(path)]) for path, content in contents.items()}
 
 

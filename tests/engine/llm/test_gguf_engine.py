@@ -196,6 +196,7 @@ async def test_a_talk_that_was_summed_up_is_computed_ahead(server: LiveServer) -
 
 async def test_what_rules_have_answered_is_computed_ahead(engine: GgufEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.engine.llm.rules_engine.SPOKEN_SEC", 0)
+    monkeypatch.setattr("omni_ws.engine.llm.rules_engine.COMPUTED_WORDS", 5)
     rules = RulesFirst(engine)
     joke = await answered(rules, text("Tell me a joke."), conversation="C")
     await asyncio.gather(*rules._ahead.values())
@@ -215,7 +216,8 @@ async def test_a_prompt_that_is_computed_ahead_gives_way(engine: GgufEngine) -> 
     await until(lambda: engine.active_requests == 1)
     answer = await answered(engine, QUESTION, conversation="D", sampling=GREEDY)
     assert answer.finished.usage.output_tokens == GREEDY["max_tokens"]
-    await ahead
+    with pytest.raises(EngineOverloaded, match="an answer goes before"):
+        await ahead
     assert not any(isinstance(one, Finished) for one in out.outputs)
     assert engine.active_requests == 0
 
