@@ -149,7 +149,7 @@ async def send_page_file(exchange: HttpExchange, name: str, headers: Iterable[tu
 
     ``headers`` are sent besides the usual ones. Raises NotFound.
     """
-    file = page_files().get(name)
+    file = (await run_work(Work.FILES, page_files)).get(name)
     if file is None:
         raise NotFound(f"{shown_path(exchange.request.segments)} not found")
     fields = [*_PAGE_HEADERS, *headers]
@@ -179,7 +179,7 @@ def _takes_gzip(accepted: Iterable[str]) -> bool:
 
 @cache
 def page_files() -> Mapping[str, PageFile]:
-    """Return all files of the pages, by path. Cached, because reading and compressing block the event loop."""
+    """Return all files of the pages, by path. Blocks the first time: they are read and compressed."""
     page, library = folders()
     entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
     entries |= {f"browser/calls/{entry.name}": entry for entry in page.joinpath("calls").iterdir()}

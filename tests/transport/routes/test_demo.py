@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import threading
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -12,6 +13,7 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, raw_client, request
 
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.transport.routes import pages
 from omni_ws.transport.routes.pages import MEDIA_TYPES
 
 ROOT = Path(__file__).parents[3]
@@ -41,6 +43,20 @@ async def test_every_file_is_served_as_what_it_is() -> None:
             assert response.headers["x-content-type-options"] == "nosniff"
         page = await get(server, "/")
     assert page.body == (FOLDER / "index.html").read_bytes()
+
+
+async def test_files_are_read_and_compressed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def read() -> dict[str, pages.PageFile]:
+        threads.append(threading.current_thread())
+        return {}
+
+    monkeypatch.setattr(pages, "page_files", read)
+    async with live_server() as server:
+        assert (await get(server, "/")).status == 404
+    assert threading.current_thread() not in threads
+    assert len(threads) == 1
 
 
 async def test_nothing_inline_and_nothing_from_elsewhere() -> None:
