@@ -55,6 +55,8 @@ async def test_it_does_what_the_modules_do(tmp_path: Path) -> None:
     ("line", "why"),
     [
         ('import * as all from "./kept.js";', "cannot be made a part of one file: import"),
+        ('import { KEPT as two } from "../kept.js";', "cannot be made a part of one file: import"),
+        ("export { twice as double };", "cannot be made a part of one file: export"),
         ("export default 3;", "cannot be made a part of one file: export"),
         ('const late = () => import("./kept.js");', "cannot be made a part of one file: import"),
         ('import { found } from "../entry.js";', "imports itself, by entry.js and parts/twice.js"),

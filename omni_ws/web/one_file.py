@@ -11,9 +11,9 @@ from collections.abc import Callable
 from posixpath import dirname, join, normpath
 from typing import Final
 
-_IMPORT: Final = re.compile(r'^import \{ ([\w, ]+) \} from "(\.[^"]+)";$', re.MULTILINE)
+_IMPORT: Final = re.compile(r'^import \{ (\w+(?:, \w+)*) \} from "(\.[^"]+)";$', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export (?=(?:async )?(?:class|function|const) (\w+))", re.MULTILINE)
-_EXPORT_LIST: Final = re.compile(r"^export \{ ([\w, ]+) \};$", re.MULTILINE)
+_EXPORT_LIST: Final = re.compile(r"^export \{ (\w+(?:, \w+)*) \};$", re.MULTILINE)
 #: What this module does not understand.
 _FOREIGN: Final = re.compile(r"^(?:import|export)\b.*|\bimport\(.*", re.MULTILINE)
 #: Comments that have their lines for themselves. Others stay: what looks like one can be a part of a text.
