@@ -284,7 +284,7 @@ speaker.addEventListener("level", ({ detail }) => {
 });
 
 function showSpoken(turn, ms) {
-  if (!element("history").hidden) view.speak(turn, ms);
+  view.speak(element("history").hidden ? null : turn, ms);
   live.speak(turn, ms);
 }
 

@@ -55,10 +55,16 @@ async def test_nothing_moves_from_the_first_view_to_the_last_word(server: LiveSe
         )
         assert await demo.page.evaluate(PLACES) == before
         assert not await demo.page.locator("#welcome, #log").first.is_visible()
+        marked = """() => [...(CSS.highlights.get("spoken") ?? [])].some((range) =>
+          document.querySelector("#log").contains(range.startContainer))"""
+        await demo.page.locator("#text").blur()
+        await demo.page.keyboard.press("l")
+        await demo.until(marked)
+        await demo.page.keyboard.press("l")
         await demo.page.locator("#stop").click()
         await demo.in_state("ready")
+        assert not await demo.page.evaluate(marked)
         assert await demo.page.evaluate(PLACES) == before
-        await demo.page.locator("#text").blur()
         await demo.page.keyboard.press("l")
         await demo.answered("It is so.", state="stopped")
         assert await demo.page.evaluate("JSON.parse(localStorage.getItem('omni_ws.settings')).log") is True
