@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from omni_ws.core.history import Message
 from omni_ws.engine.base import AnswerOptions, StructuredOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.encyclopedia import Article, Encyclopedia
-from omni_ws.engine.llm.rules_engine import RulesFirst
+from omni_ws.engine.llm.rules_engine import SPOKEN_SEC, RulesFirst
 
 OWN = "Answer briefly."
 TOOLS = ({"type": "function", "function": {"name": "clock"}},)
@@ -146,3 +147,17 @@ async def test_both_in_one_conversation() -> None:
             await client.say(words)
             said.append((await client.answer()).text)
         assert said == ["the model", "Your name is Anna.", "the model", "That makes 4."]
+
+
+@pytest.mark.virtual_clock
+async def test_what_rules_answered_is_computed_unless_more_is_said_before() -> None:
+    """What would be computed is not what the conversation goes on with."""
+    llm = RetortEngine("the model", shares_cores=True)
+    rules = RulesFirst(llm)
+    for asked in ("What is two plus two?", "What is two plus three?"):
+        await answered(rules, text(asked), conversation="C")
+    await asyncio.sleep(2 * SPOKEN_SEC)
+    (ahead,) = llm.requests
+    assert (ahead.computes_only, ahead.conversation) == (True, "C")
+    assert [one.text for one in ahead.history] == ["What is two plus three?", "That makes 5."]
+    assert not rules._ahead
