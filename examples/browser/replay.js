@@ -17,6 +17,7 @@ export class Replay {
     this.stop();
     if (!again) return;
     const context = await this.sound.wake();
+    this.stop(); // pressed again meanwhile: the last one counts
     const heard = side === "user" || heardMs === null ? Infinity : Math.round((heardMs / 1000) * context.sampleRate);
     const pieces = cut(sound[side], heard);
     const length = pieces.reduce((sum, piece) => sum + piece.length, 0);

@@ -196,3 +196,19 @@ async def test_the_edge_of_the_orb_is_the_spectrum_of_the_voice(server: LiveServ
     async with demo_page() as demo:
         await opened(demo, server)
         assert await demo.page.evaluate(look) == [[0, 2, 4, 6, 7], [0, 2, 4, 6, 7], 0, 0]
+
+
+async def test_what_is_played_again_while_the_sound_wakes_is_played_once(server: LiveServer) -> None:
+    look = """async () => {
+      const { Replay } = await import("/browser/replay.js");
+      const quiet = [];
+      const client = Object.assign(new EventTarget(), { sound: { wake: async () => new AudioContext() } });
+      const replay = new Replay(client, { quiet: (on) => quiet.push(on) });
+      const turn = { sound: { user: [new Int16Array(48_000)] }, heardMs: null };
+      await Promise.all([replay.play(turn, "user"), replay.play(turn, "user")]);
+      replay.stop();
+      return quiet;
+    }"""
+    async with demo_page() as demo:
+        await opened(demo, server)
+        assert await demo.page.evaluate(look) == [True, False, True, False]
