@@ -128,6 +128,7 @@ session.addEventListener("state", ({ detail }) => {
     applySettings(["connection"]);
   } else if (detail.state === "ended") {
     const text = {
+      deleted: "This conversation was deleted.",
       replaced: "This conversation goes on in another window.",
       session_timeout: "The server closed the conversation, because nothing happened for long.",
     }[detail.reason];

@@ -499,3 +499,16 @@ async def test_an_answer_that_never_comes_is_stopped_by_the_person() -> None:
         await demo.page.locator("#stop").click()
         await demo.page.locator(".server[data-state=stopped]").wait_for()
         await demo.in_state("ready")
+
+
+async def test_a_session_that_was_deleted_is_told() -> None:
+    async with live_server() as server, demo_page() as demo:
+        await demo.open(url(server.port))
+        await demo.write("hello")
+        await demo.answered("hello")
+        (living,) = server.native._live._living.values()
+        await server.native._live.end(living.session, deleted=True)
+        await demo.message("This conversation was deleted.")
+        await demo.page.get_by_role("button", name="Begin anew here").click()
+        await demo.write("and now")
+        await demo.answered("and now", turn=1)

@@ -233,6 +233,12 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         await page.keyboard.press("Enter")
         await here.demo.until("() => document.querySelector('voice-chat').transcript.length === 4")
         assert here.server.sessions == 1
+        (living,) = here.server.native._live._living.values()
+        await here.server.native._live.end(living.session, deleted=True)
+        await here.shows("This conversation was deleted.")
+        await page.get_by_label("Write").fill("Anew?")
+        await page.keyboard.press("Enter")
+        await here.demo.until("() => document.querySelector('voice-chat').transcript.length === 6")
         await page.evaluate("(window.widget = document.querySelector('voice-chat')).remove()")
         await here.server.until(lambda: not here.server.sessions)
         states = "(states) => contexts.map(({ state }) => state).join() === states"
@@ -240,7 +246,7 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         await page.evaluate("document.body.append(widget)")
         await page.get_by_label("Write").fill("And now?")
         await page.keyboard.press("Enter")
-        await here.demo.until("() => widget.transcript.length === 6 && widget.transcript[5].spoken")
+        await here.demo.until("() => widget.transcript.length === 8 && widget.transcript[7].spoken")
         await here.demo.until(states, "running")
         await page.evaluate("""() => {
           const widget = document.createElement("voice-chat");
