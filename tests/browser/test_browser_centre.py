@@ -202,7 +202,8 @@ async def test_what_is_played_again_while_the_sound_wakes_is_played_once(server:
     look = """async () => {
       const { Replay } = await import("/browser/replay.js");
       const quiet = [];
-      const client = Object.assign(new EventTarget(), { sound: { wake: async () => new AudioContext() } });
+      const { Sound } = await import("/client/sound.js");
+      const client = Object.assign(new EventTarget(), { sound: new Sound(location.href) });
       const replay = new Replay(client, { quiet: (on) => quiet.push(on) });
       const turn = { sound: { user: [new Int16Array(48_000)] }, heardMs: null };
       await Promise.all([replay.play(turn, "user"), replay.play(turn, "user")]);
