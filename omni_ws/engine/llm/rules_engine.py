@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 #: How long after an answer by rules the model begins to compute it: the voice begins to speak first.
 SPOKEN_SEC: Final = 1.0
 #: So many words are computed at a time: what is heard first comes first, and an answer does not wait long for the rest.
-COMPUTED_WORDS: Final = 20
+COMPUTED_WORDS: Final = 12
 
 TAKES: Final = frozenset({Modality.TEXT, Modality.IMAGE, Modality.VIDEO})
 
@@ -266,8 +266,9 @@ class RulesFirst:
         self._now = now
         self._read_encyclopedia = encyclopedia
         self._encyclopedia: Encyclopedia | None = None
-        #: What the model computes, by conversation.
+        #: What the model computes, by conversation; and the conversations in which it begins no further piece.
         self._ahead: dict[str, asyncio.Task[None]] = {}
+        self._enough: set[str] = set()
 
     @property
     def active_requests(self) -> int:
@@ -304,6 +305,8 @@ class RulesFirst:
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
         if self._may_answer(request):
+            if (conversation := request.conversation) is not None and conversation in self._ahead:
+                self._enough.add(conversation)  # the answer may be interrupted: no more of it was heard
             taken = [chunk async for chunk in request.input]
             request = replace(request, input=Chunks(tuple(taken)))
             if (before := self._ahead.get(request.conversation or "")) is not None:
@@ -332,12 +335,18 @@ class RulesFirst:
             warn=lambda error: None,
         )
         said = b"".join(chunk.payload for chunk in taken).decode()
-        computing = self._compute(later, Message("user", said), " ".join(answered).split(" "))
+        computing = self._compute(later, conversation, Message("user", said), " ".join(answered).split(" "))
         task = asyncio.create_task(computing, name="what rules have answered, ahead")
         self._ahead[conversation] = task
-        task.add_done_callback(lambda done: self._ahead.get(conversation) is done and self._ahead.pop(conversation))
+        self._enough.discard(conversation)
+        task.add_done_callback(partial(self._computed, conversation))
 
-    async def _compute(self, later: GenerationRequest, asked: Message, words: list[str]) -> None:
+    def _computed(self, conversation: str, task: asyncio.Task[None]) -> None:
+        if self._ahead.get(conversation) is task:
+            del self._ahead[conversation]
+            self._enough.discard(conversation)
+
+    async def _compute(self, later: GenerationRequest, conversation: str, asked: Message, words: list[str]) -> None:
         await asyncio.sleep(SPOKEN_SEC)
         try:
             for end in range(COMPUTED_WORDS, len(words) + COMPUTED_WORDS, COMPUTED_WORDS):
@@ -345,6 +354,8 @@ class RulesFirst:
                 nothing = Chunks((InputChunk(Modality.TEXT, NOTHING_SAID.encode()),))
                 history = in_order((*later.history, *turn))
                 await self.llm.generate(replace(later, input=nothing, history=history), Unread())
+                if conversation in self._enough:
+                    break
         except OmniError as error:
             logger.debug("the model did not compute ahead: %s", error.message)
 
