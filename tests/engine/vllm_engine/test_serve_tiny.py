@@ -252,8 +252,8 @@ def test_make_serve_with_a_model_and_a_talker() -> None:
     names = ("MODEL=/models/thinker", "TALKER=/models/talker")
     settings = "--port 0 --vllm.args.max_model_len 1024"
     (serve,) = recipe("serve", "ENGINE=vllm", "VLLM=cpu", *names, f"ARGS={settings}")
-    program, given = serve[: serve.index("--fetch") + 1], serve[serve.index("--fetch") + 1 :]
-    assert program == ["set", "-f;", "exec", f"{sys.prefix}/bin/python", "-m", "omni_ws", "serve", "--fetch"]
+    program, given = serve[:6], serve[6:]
+    assert program == ["set", "-f;", "exec", f"{sys.prefix}/bin/python", "-m", "omni_ws"]
     config = load(given).config
     assert (config.engine, config.port) == (EngineName.VLLM, 0)
     assert (config.vllm.model, config.vllm.talker) == ("/models/thinker", "/models/talker")
