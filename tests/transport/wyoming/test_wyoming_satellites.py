@@ -221,3 +221,9 @@ async def test_a_satellite_that_is_away_is_sought_again() -> None:
         pass  # now its port is known, and closed
     async with connected_to(satellite, engine_that_hears()), satellite.listening():
         await satellite.visited()
+
+
+async def test_an_address_that_cannot_be_one_hinders_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    addresses = ["kitchen..local:10700"]
+    async with live_server(engine_that_hears(), wyoming={"satellites": addresses}) as server:
+        await server.until(lambda: "the satellite kitchen..local:10700 cannot be reached" in caplog.text)
