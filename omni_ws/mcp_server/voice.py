@@ -228,9 +228,13 @@ async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, second
 
     async def send() -> None:
         """Send what is heard, up to the end of the time; a turn that goes on then is cut off there."""
-        async with aclosing(_recorded(microphone, seconds)) as stream:
-            async for piece in stream:
-                await session.send_audio(piece)
+        try:
+            async with aclosing(_recorded(microphone, seconds)) as stream:
+                async for piece in stream:
+                    await session.send_audio(piece)
+        except NoSoundDevice:
+            await session.close()  # no events are to be waited for
+            raise
         close()
         await session.ping()
         if is_speaking:
@@ -238,8 +242,8 @@ async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, second
         else:
             await session.close()
 
-    _tell("the microphone is open")
     microphone.start()
+    _tell("the microphone is open")
     sending = asyncio.create_task(send())
     collector = AnswerCollector()
     try:
