@@ -35,7 +35,7 @@ from omni_ws.client import (
     TranscriptChunk,
 )
 from omni_ws.client import Final as LastEvent
-from omni_ws.client.connection import error_from_response
+from omni_ws.client.connection import authorization, error_from_response
 from omni_ws.core.chunks import AudioEncoding, FinishReason
 from omni_ws.errors import InvalidValue
 from omni_ws.scenarios.sessions import REALTIME_RATE, realtime_wire
@@ -92,7 +92,7 @@ async def connect_realtime(
     address = realtime_url(url)
     options: dict[str, Any] = {} if tls is None else {"ssl": tls}
     if api_key is not None:
-        options["additional_headers"] = {"Authorization": f"Bearer {api_key}"}
+        options["additional_headers"] = authorization(api_key)
     try:
         websocket = await open_websocket(address, open_timeout=_OPEN_SEC, max_size=None, compression=None, **options)
     except InvalidStatus as refusal:

@@ -159,6 +159,15 @@ async def test_the_key_of_a_realtime_server() -> None:
         assert (await talk(*asked, OPENAI_API_KEY="open sesame")).output.startswith("reply: hello")
 
 
+@pytest.mark.parametrize("option", ["--url", "--realtime"])
+async def test_a_key_that_no_header_can_have_is_not_quoted(option: str) -> None:
+    key = "open sesame\nX: y"
+    async with live_server() as server:
+        asked = ("--text", "hello", option, f"http://127.0.0.1:{server.port}")
+        refused = await talk(*asked, OMNI_WS_API_KEY=key, OPENAI_API_KEY=key)
+    assert (refused.status, "line break" in refused.errors, "sesame" in refused.errors) == (5, True, False)
+
+
 @asynccontextmanager
 async def microphone(tmp_path: Path, recording: bytes, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     (tmp_path / "sounddevice.py").write_text(SOUND_LIBRARY)
