@@ -37,9 +37,9 @@ def installer(prefix: Path | None = None) -> Installer:
     prefix = prefix or Path(sys.prefix)
     if (prefix / "uv-receipt.toml").is_file():
         return Installer.UV_TOOL
-    if any(re.fullmatch(r"(archive|environments)-v\d+", part) for part in prefix.parts):
+    if re.fullmatch(r"(archive|environments)-v\d+", prefix.parent.name):
         return Installer.UVX
-    if "pipx" in prefix.parts and prefix.parent.name != "venvs":
+    if prefix.parent.name == "pipx" or prefix.parts[-3:-1] in (("pipx", ".cache"), ("pipx", "Cache")):
         return Installer.PIPX_RUN
     return Installer.PIPX if (prefix / "pipx_metadata.json").is_file() else Installer.PIP
 

@@ -111,6 +111,20 @@ def test_commands_are_those_of_what_installed_the_package(
     assert install_command("", by).endswith(install.replace("'omni-ws[espeak]'", "omni-ws"))
 
 
+@pytest.mark.parametrize(
+    ("prefix", "by"),
+    [
+        ("archive-v2/project/.venv", Installer.PIP),
+        ("src/pipx/project/.venv", Installer.PIP),
+        (".cache/pipx/1a2b", Installer.PIPX_RUN),
+        ("pipx/pipx/Cache/1a2b", Installer.PIPX_RUN),
+        (".cache/uv/environments-v2/omni-ws-1a2b", Installer.UVX),
+    ],
+)
+def test_folders_that_are_named_like_caches_are_none(prefix: str, by: Installer, tmp_path: Path) -> None:
+    assert installer(tmp_path / prefix) is by
+
+
 def test_make_alone_lists_every_target_with_what_it_does() -> None:
     listed = [line.split(maxsplit=2) for line in make().stdout.splitlines()]
     assert all(line[0] == "make" and len(line) == 3 for line in listed), listed

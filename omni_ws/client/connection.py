@@ -30,6 +30,7 @@ from omni_ws.errors import (
     RateLimited,
     ResyncRequired,
     ShuttingDown,
+    Unauthenticated,
     leaves,
 )
 from omni_ws.wire.frames import encode_input, loads_object
@@ -202,10 +203,17 @@ async def _finish_resume(
     raise ConnectionFailed("the server neither resumed nor refused the session")
 
 
+def authorization(api_key: str) -> dict[str, str]:
+    """Return the header with a key. Raises Unauthenticated, which does not quote it, if no header can have it."""
+    if not api_key.isprintable():
+        raise Unauthenticated("the API key has a line break, or another character that no key has")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
 async def _handshake(endpoint: Endpoint, url: str, address: str | None) -> ClientConnection:
     options: dict[str, Any] = {} if address is None else {"host": address}
     if endpoint.api_key is not None:
-        options["additional_headers"] = {"Authorization": f"Bearer {endpoint.api_key}"}
+        options["additional_headers"] = authorization(endpoint.api_key)
     if endpoint.ssl is not None:
         options["ssl"] = endpoint.ssl
     if _is_loopback(urlsplit(url).hostname):

@@ -26,6 +26,7 @@ def websocket_url(url: str) -> str:
     try:
         parts = urlsplit(url if "://" in url else f"ws://{url}")
         port = parts.port
+        (parts.hostname or "").encode("idna")  # as a name is resolved
     except ValueError:
         raise refusal from None
     scheme = _SCHEMES.get(parts.scheme)

@@ -43,6 +43,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         parser.error(f"--files {options.files}: not a folder")
     if options.key_file is not None and options.port is None:
         parser.error("--key-file goes with --port")
+    if options.port is not None and not 0 <= options.port < 1 << 16:
+        parser.error(f"--port {options.port}: a port is a number up to 65535")
     key = None if options.port is None else _key(parser, options.key_file, environ)
     voice = VoiceOptions(
         environ=environ,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,21 +216,19 @@ class ProgramVoice:
 
 
 async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, seconds: float) -> str:
-    """Return the first words of a turn, or none after ``seconds`` of sound. The terminal shows the open microphone."""
-    is_speaking, is_open = False, True
-
-    def close() -> None:
-        nonlocal is_open
-        if is_open:
-            is_open = False
-            microphone.stop()
-            _tell("the microphone is closed")
+    """Return the first words of a turn, or none after ``seconds`` of sound."""
+    is_speaking = False
+    close = _opened(microphone)
 
     async def send() -> None:
         """Send what is heard, up to the end of the time; a turn that goes on then is cut off there."""
-        async with aclosing(_recorded(microphone, seconds)) as stream:
-            async for piece in stream:
-                await session.send_audio(piece)
+        try:
+            async with aclosing(_recorded(microphone, seconds)) as stream:
+                async for piece in stream:
+                    await session.send_audio(piece)
+        except NoSoundDevice:
+            await session.close()  # no events are to be waited for
+            raise
         close()
         await session.ping()
         if is_speaking:
@@ -238,8 +236,6 @@ async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, second
         else:
             await session.close()
 
-    _tell("the microphone is open")
-    microphone.start()
     sending = asyncio.create_task(send())
     collector = AnswerCollector()
     try:
@@ -261,6 +257,22 @@ async def _one_turn(session: ClientSession, microphone: MicrophoneDevice, second
         sending.cancel()
         await asyncio.wait([sending])
         close()
+
+
+def _opened(microphone: MicrophoneDevice) -> Callable[[], None]:
+    """Start a microphone, and return what stops it. The terminal shows both."""
+    is_open = True
+
+    def close() -> None:
+        nonlocal is_open
+        if is_open:
+            is_open = False
+            microphone.stop()
+            _tell("the microphone is closed")
+
+    microphone.start()
+    _tell("the microphone is open")
+    return close
 
 
 async def _recorded(microphone: MicrophoneDevice, seconds: float) -> AsyncGenerator[bytes, None]:

@@ -171,6 +171,9 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         return fields
     if is_open:
         fields["turn_detection"] = {"interrupt_resume": True, "duck": True, **fields["turn_detection"]}
+    for name in ("input_audio", "output_audio"):
+        if not isinstance(fields.get(name, {}), dict):
+            raise ValueError(f"--config {name}: must be an object; the formats are those of the devices")
     # Playback and --save need this format.
     fields["output_audio"] = {**fields.get("output_audio", {}), "format": "pcm16"}
     return fields
@@ -215,7 +218,8 @@ async def _native(
     if may_choose:
         config["turn_detection"]["type"] = "server_vad"
     if options.text is None:
-        config["input_audio"] = {"format": "pcm16", "sample_rate": rates.heard, "channels": rates.heard_channels}
+        sound = {"format": "pcm16", "sample_rate": rates.heard, "channels": rates.heard_channels}
+        config["input_audio"] = {**config.get("input_audio", {}), **sound}
     config["output_audio"]["sample_rate"] = rates.played
     async with AsyncExitStack() as stack:
         url = options.url

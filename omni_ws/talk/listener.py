@@ -128,6 +128,8 @@ class AnswerListener:
                 if self.error is None or self.error.message != error.message:
                     self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
                 self.error = error
+                if event.blocks_request:
+                    self.asked.discard(event.ref or "")
             case Reconnected() | Resumed() | Reconnecting():
                 self.take_connection(event)
             case Final():

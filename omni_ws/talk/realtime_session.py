@@ -35,7 +35,7 @@ from omni_ws.client import (
     TranscriptChunk,
 )
 from omni_ws.client import Final as LastEvent
-from omni_ws.client.connection import error_from_response
+from omni_ws.client.connection import authorization, error_from_response
 from omni_ws.core.chunks import AudioEncoding, FinishReason
 from omni_ws.errors import InvalidValue
 from omni_ws.scenarios.sessions import REALTIME_RATE, realtime_wire
@@ -64,10 +64,16 @@ def realtime_url(url: str) -> str:
 
     Raises InvalidValue.
     """
-    parts = urlsplit(url)
+    refusal = InvalidValue(f"{url} is not an address such as wss://api.openai.com/v1/realtime?model=gpt-realtime")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        (parts.hostname or "").encode("idna")  # as a name is resolved
+    except ValueError:
+        raise refusal from None
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss") or not parts.hostname or parts.username is not None or parts.fragment:
-        raise InvalidValue(f"{url} is not an address such as wss://api.openai.com/v1/realtime?model=gpt-realtime")
+    if scheme not in ("ws", "wss") or not parts.hostname or port == 0 or parts.username is not None or parts.fragment:
+        raise refusal
     path = parts.path.rstrip("/") or "/v1"
     path = f"{path}/realtime" if path.endswith("/v1") else path
     return urlunsplit((scheme, parts.netloc, path, parts.query or "model=gpt-realtime", ""))
@@ -86,7 +92,7 @@ async def connect_realtime(
     address = realtime_url(url)
     options: dict[str, Any] = {} if tls is None else {"ssl": tls}
     if api_key is not None:
-        options["additional_headers"] = {"Authorization": f"Bearer {api_key}"}
+        options["additional_headers"] = authorization(api_key)
     try:
         websocket = await open_websocket(address, open_timeout=_OPEN_SEC, max_size=None, compression=None, **options)
     except InvalidStatus as refusal:
@@ -204,7 +210,7 @@ class RealtimeSession:
             async for message in self._websocket:
                 try:
                     events = [*self._read(message)]
-                except (LookupError, TypeError, AttributeError):
+                except (LookupError, TypeError, AttributeError, ValueError):
                     kind = parsed(message).get("type")
                     raise ConnectionLost(f"the server sent an event {kind} that is not of the Realtime API") from None
                 for event in events:
@@ -227,8 +233,11 @@ class RealtimeSession:
         match fields.get("type"):
             case "error":
                 error = _error(fields["error"])
-                if error.code != _TOO_LATE:
-                    yield ErrorEvent(error)
+                if error.code == _TOO_LATE:
+                    return
+                if blocks := self._running is None and bool(self._asked):
+                    error.ref = self._asked.popleft()
+                yield ErrorEvent(error, blocks_request=blocks)
                 return
             case "response.done":
                 details = fields["response"].get("status_details") or {}

@@ -20,6 +20,8 @@ PIECE_MS: Final = 20
 #: Recorded audio that waits to be sent; beyond it audio is dropped, as during a long reconnect.
 QUEUED_PIECES: Final = 30_000 // PIECE_MS
 PREFILL_MS: Final = 80
+#: A microphone that gives nothing for so long is gone, or never was there.
+DEAD_SEC: Final = 10.0
 NO_DEVICE: Final = "this machine has no sound device"
 
 Device = str | int | None
@@ -122,7 +124,11 @@ class MicrophoneDevice:
         return float(self._stream.latency) * 1000
 
     def start(self) -> None:
-        self._stream.start()
+        """Starts recording. Raises NoSoundDevice."""
+        try:
+            self._stream.start()
+        except sound_library().PortAudioError as error:
+            raise NoSoundDevice(f"the microphone cannot be started: {error}") from None
 
     def stop(self) -> None:
         """Stops recording. ``pieces`` yields what was recorded, and then ends."""
@@ -131,8 +137,16 @@ class MicrophoneDevice:
         self._loop.call_soon(self._pieces.put_nowait, None)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        while (piece := await self._pieces.get()) is not None:
+        """Yields what is recorded. Raises NoSoundDevice if nothing is, as of a device that was unplugged."""
+        while (piece := await self._next_piece()) is not None:
             yield piece
+
+    async def _next_piece(self) -> bytes | None:
+        try:
+            async with asyncio.timeout(DEAD_SEC):
+                return await self._pieces.get()
+        except TimeoutError:
+            raise NoSoundDevice(f"the microphone gave nothing for {DEAD_SEC:g} s") from None
 
     def close(self) -> None:
         self._stream.close()

@@ -87,7 +87,7 @@ async def test_what_is_allowed_is_done_and_what_is_not_is_refused_by_name(tmp_pa
         assert [tool.name for tool in tools] == ["speak", "listen", "converse"]
         assert tools[0].input_schema["properties"]["text"]["maxLength"] == 5000
         words, sound = await told(session, "speak", text="Good morning.")
-        assert re.search(r"0\.1 s of speech, not played: .*pip install 'omni_ws\[talk\]'", words)
+        assert re.search(r"0\.1 s of speech, not played: .*pip install 'omni-ws\[talk\]'", words)
         with wave.open(io.BytesIO(sound)) as wav:
             assert (wav.getframerate(), wav.getnframes()) == (24_000, 2400)
         assert [request.task for request in engine.requests] == ["speech"]
@@ -209,6 +209,8 @@ async def test_a_voice_server_that_is_not_there_is_an_error_of_the_tool(tmp_path
         (["--port", "0"], {}, "needs a key"),
         (["--port", "0"], {"OMNI_WS_MCP_KEY": KEY[:15]}, "needs a key of 16 characters"),
         (["--port", "0", "--key-file", "no/such/file"], {}, "No such file"),
+        (["--port", "65536"], {"OMNI_WS_MCP_KEY": KEY}, "--port 65536: a port is a number up to 65535"),
+        (["--port", "-1"], {"OMNI_WS_MCP_KEY": KEY}, "--port -1: a port is a number up to 65535"),
         (["--key-file", __file__], {}, "--key-file goes with --port"),
         (["--files", __file__], {}, "not a folder"),
     ],

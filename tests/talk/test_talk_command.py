@@ -154,6 +154,11 @@ async def test_settings_from_the_command_line(url: str) -> None:
     assert ended.of_type("final")[0]["finish_reason"] == "length"
 
 
+async def test_a_setting_of_the_sound_is_sent_beside_its_format(url: str, tone: Path) -> None:
+    ended = await talk("--url", url, "--file", str(tone), "--fast", "--config", "input_audio.language=no language")
+    assert (ended.status, "input_audio.language" in ended.complaints) == (1, True)
+
+
 @pytest.mark.slow
 async def test_the_key(locked_url: str) -> None:
     arguments = ["--url", locked_url, "--text", "x", "--json"]
@@ -207,6 +212,8 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--text", "x", "--ca-file", "no/such/ca.pem"], "--ca-file no/such/ca.pem: No such file"),
         (["--text", "x", "--ca-file", __file__], "--ca-file"),
         (["--text", "x", "--config", "stage_params=5", "--config", "stage_params.a.b=c"], "has a value already"),
+        (["--text", "x", "--config", "output_audio=1"], "--config output_audio: must be an object"),
+        (["--text", "x", "--config", "input_audio=null"], "--config input_audio: must be an object"),
         (["--text", "x", "--raw"], "not allowed with"),
         (["--save", "x.wav"], "--save goes with"),
         (["--text", "--save", "x.wav"], "--save goes with"),

@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 from support.capable_engine import HearingEngine, long_answer
-from support.commands import Ended, run_here
+from support.commands import Ended, run_here, running
 from support.live_server import live_server
 from support.patience import PATIENCE_SEC
 from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, silence
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as websockets_server
 
 from omni_ws.client.audio import read_wav
 from omni_ws.config.keys import ApiKey, digest
@@ -94,6 +96,43 @@ def test_the_address_of_a_realtime_server(given: str, opened: str) -> None:
     assert realtime_url(given) == opened
 
 
+@pytest.mark.parametrize("option", ["--url", "--realtime"])
+@pytest.mark.parametrize(
+    "url", ["ws://[::1", "ws://host:port", "ws://host:99999", "ws://host:0", "ws://a..b", "ftp://x"]
+)
+async def test_an_address_that_is_none(option: str, url: str) -> None:
+    ended = await talk("--text", "x", option, url)
+    assert (ended.status, ended.errors.startswith("omni-ws talk: invalid_value: ")) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"type": "error", "error": {"code": "no_quota", "message": "no more"}}, "error: no_quota: no more"),
+        ({"type": "response.output_audio.delta", "response_id": "r", "item_id": "i", "delta": "AAAA"}, "not of the"),
+    ],
+)
+async def test_a_realtime_server_that_does_not_answer_as_it_should(event: dict[str, Any], words: str) -> None:
+    """Typed turns from a pipe, each of which waits for the answer to the one before, end."""
+
+    async def serve(websocket: ServerConnection) -> None:
+        await websocket.send(json.dumps({"type": "session.created", "session": {"model": "m"}}))
+        async for message in websocket:
+            match json.loads(message)["type"]:
+                case "session.update":
+                    await websocket.send('{"type": "session.updated"}')
+                case "response.create":
+                    await websocket.send(json.dumps(event))
+
+    async with websockets_server(serve, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        command = (sys.executable, "-m", "omni_ws", "talk", "--text", "--realtime", f"http://127.0.0.1:{port}")
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        async with running(*command, **pipes) as process, asyncio.timeout(PATIENCE_SEC):
+            told = b"".join(await process.communicate(b"one\ntwo\n")).decode()
+    assert (words in told, "Traceback" in told) == (True, False), told
+
+
 async def test_a_question_to_the_realtime_api(tmp_path: Path) -> None:
     """A file, whose answer is saved as it was spoken; and a voice that is not there."""
     reply = tmp_path / "reply.wav"
@@ -118,6 +157,15 @@ async def test_the_key_of_a_realtime_server() -> None:
         refused = await talk(*asked, OMNI_WS_API_KEY="open sesame")
         assert (refused.status, "OPENAI_API_KEY" in refused.errors) == (5, True)
         assert (await talk(*asked, OPENAI_API_KEY="open sesame")).output.startswith("reply: hello")
+
+
+@pytest.mark.parametrize("option", ["--url", "--realtime"])
+async def test_a_key_that_no_header_can_have_is_not_quoted(option: str) -> None:
+    key = "open sesame\nX: y"
+    async with live_server() as server:
+        asked = ("--text", "hello", option, f"http://127.0.0.1:{server.port}")
+        refused = await talk(*asked, OMNI_WS_API_KEY=key, OPENAI_API_KEY=key)
+    assert (refused.status, "line break" in refused.errors, "sesame" in refused.errors) == (5, True, False)
 
 
 @asynccontextmanager

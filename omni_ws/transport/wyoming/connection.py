@@ -182,7 +182,9 @@ class WyomingConnection(SoleConnection):
                 self._session.end(error)
                 return
             self._write([error_event(error)])
-            self._end_turn()
+            if self._turn is not None and self._again is None:
+                self._conversation.cancel()
+                self._end_turn()
         except OmniError as error:
             self._session.end(error)
         except Exception as error:
@@ -444,6 +446,8 @@ class WyomingConnection(SoleConnection):
 
     def _end_turn(self) -> None:
         """End the turn, and expect the next one if the satellite wants that: once its user has heard the answer."""
+        if self._again is not None:
+            return  # it has ended before
         turn, self._turn = self._turn, None
         if turn is None or not turn.pipeline.restart_on_end:
             return

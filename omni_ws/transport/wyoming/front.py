@@ -140,7 +140,7 @@ class WyomingServices(SessionFrontEnd):
         while not self._draining:
             try:
                 link, lobby = await self._connect(host.strip("[]"), int(port))
-            except (OSError, TimeoutError) as error:
+            except (OSError, TimeoutError, UnicodeError) as error:  # the last for a host that cannot be a name
                 if was_reached:  # once, not with each attempt
                     logger.warning("the satellite %s cannot be reached: %s", address, error or "no answer")
                 was_reached = False

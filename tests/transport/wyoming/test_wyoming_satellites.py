@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.capable_engine import HearingEngine
+from support.capable_engine import HearingEngine, takes
 from support.inline_workers import inline, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.wyoming_peer import ON, AudioChunk, AudioStop, WyomingPeer, WyomingSatellite, peer
@@ -180,6 +180,39 @@ async def test_a_pipeline_that_cannot_run_is_refused_by_name(fields: dict[str, s
         assert (await satellite.until("error")).data["code"] == "invalid_value"  # the rate has changed
 
 
+async def test_a_wrong_event_ends_the_turn_with_its_answer() -> None:
+    engine = engine_that_hears(*HEARD[:3], takes(3600), SECOND)
+    async with live_server(engine, **ON) as server, peer(inline(server)) as satellite:
+        await satellite.send(RUN)
+        await command(satellite)
+        await satellite.until("transcript")
+        await satellite.say("synthesize-stop")
+        assert (await satellite.until("error")).data["code"] == "invalid_value"
+        engine.heard, began = HEARD, server_time()
+        await satellite.send(RUN)
+        await command(satellite)
+        await satellite.until("audio-stop")
+        assert server_time() - began < 3600
+
+
+async def test_a_wrong_event_does_not_have_a_satellite_heard_again_twice() -> None:
+    engine = engine_that_hears()
+    async with live_server(engine, **ON) as server, peer(inline(server)) as satellite:
+        await satellite.send(ALWAYS)
+        await command(satellite)
+        await satellite.until("audio-stop")
+        await satellite.say("synthesize-stop")
+        await satellite.until("error")
+        await satellite.send(Played())
+        await satellite.until("transcribe")
+        await satellite.speak(quiet(96) + loud(640))
+        await satellite.until("voice-started")
+        await asyncio.sleep(60)  # longer than the answer before took to be played
+        await satellite.speak(quiet(704))
+        await satellite.until("audio-stop")
+        assert satellite.types.count("transcribe") == 2
+
+
 # satellites that the server connects to
 
 
@@ -221,3 +254,9 @@ async def test_a_satellite_that_is_away_is_sought_again() -> None:
         pass  # now its port is known, and closed
     async with connected_to(satellite, engine_that_hears()), satellite.listening():
         await satellite.visited()
+
+
+async def test_an_address_that_cannot_be_one_hinders_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    addresses = ["kitchen..local:10700"]
+    async with live_server(engine_that_hears(), wyoming={"satellites": addresses}) as server:
+        await server.until(lambda: "the satellite kitchen..local:10700 cannot be reached" in caplog.text)

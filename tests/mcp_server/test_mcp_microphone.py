@@ -1,0 +1,63 @@
+"""Microphones that fail while `omni-ws mcp` listens."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.capable_engine import HearingEngine
+from support.live_server import live_server
+
+from omni_ws.mcp_server.voice import ProgramVoice, VoiceOptions
+from omni_ws.talk.sound_devices import NoSoundDevice
+
+pytestmark = pytest.mark.virtual_clock
+
+
+class PortAudioError(Exception):
+    pass
+
+
+class DeadStream:
+    """A stream of a device that gives nothing."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def start(self) -> None: ...
+
+    stop = close = start
+
+
+class BusyStream(DeadStream):
+    """A stream of a device that another program has taken."""
+
+    def start(self) -> None:
+        raise PortAudioError("Device unavailable")
+
+
+@pytest.mark.parametrize(
+    ("stream", "words", "log"),
+    [
+        (DeadStream, "the microphone gave nothing for 10 s", ["open", "closed"]),
+        (BusyStream, "the microphone cannot be started: Device unavailable", []),
+    ],
+)
+async def test_a_microphone_that_fails_is_told(
+    stream: type, words: str, log: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = SimpleNamespace(
+        PortAudioError=PortAudioError,
+        query_devices=lambda *_: {"default_samplerate": 16_000.0},
+        check_input_settings=lambda **_: None,
+        RawInputStream=stream,
+    )
+    monkeypatch.setitem(sys.modules, "sounddevice", library)
+    async with live_server(HearingEngine()) as server:
+        options = VoiceOptions(environ={}, microphone=True, url=server.websocket_url)
+        async with ProgramVoice(options) as voice:
+            with pytest.raises(NoSoundDevice, match=words):
+                await voice.listen(1)
+        await server.check_empty()
+    assert capsys.readouterr().err.splitlines() == [f"omni-ws mcp: the microphone is {state}" for state in log]
