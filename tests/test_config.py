@@ -106,6 +106,7 @@ SAMPLE_OF_SETTING = {
     "tts.use": "http://127.0.0.1:8880/v1",
     "fronts": "demo,chat",
     "languages": "en,es",
+    "http.phone_url": "https://192.0.2.7:8443/",
     "sessions.store": "redis://a.example:6379/0",
     "wyoming.satellites": "a.example:10700,[::1]:10700",
     "tts.voices": '{"es": "kokoro:ef_dora"}',

@@ -36,6 +36,7 @@ ROUTES = {
     "/browser/calls/{name}": {"get"},
     "/client.js": {"get"},
     "/client/{name}": {"get"},
+    "/phone": {"get"},
     "/widget.js": {"get"},
     "/widget/{name}": {"get"},
     "/fetch_llm": {"post"},

@@ -386,7 +386,7 @@ async def test_places_in_the_audio_count_what_the_server_listens_to(demo: DemoPa
 async def test_durations(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {
-          const { duration } = await import("/browser/plain-words.js");
+          const { duration } = await import("/browser/calls/shown.js");
           return [0, 3.2, 340, 999.4, 999.6, 1000, 1249, 61_000].map(duration);
         }"""
     )

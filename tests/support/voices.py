@@ -12,6 +12,7 @@ from functools import cache
 
 import pytest
 from support.child_messages import read_message
+from support.real_models import fetched
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.tts.synthesiser import FromWorker, VoiceReady
@@ -30,6 +31,8 @@ def _missing(choice: VoiceChoice) -> str:
 
 def need(choice: VoiceChoice) -> VoiceChoice:
     """``choice``; skips the test, or fails it under CI, where this machine does not have it."""
+    if choice is VoiceChoice.HIBARI:
+        fetched("hibari")
     reason = _missing(choice)
     if reason and os.environ.get("CI"):
         pytest.fail(f"{reason}, and under CI nothing is skipped")
