@@ -191,6 +191,8 @@ async def test_a_talk_that_was_summed_up_is_computed_ahead(server: LiveServer) -
         assert notes["content"].startswith('- "My dog is called Biscuit."\n- "I live in Trondheim."\nTopics: What is')
         usage = (await session.ask_text("What is my dog called?")).usage
     assert usage is not None
+    assert usage.cached_tokens is not None
+    assert usage.input_tokens is not None
     assert usage.cached_tokens > 0.8 * usage.input_tokens
 
 
