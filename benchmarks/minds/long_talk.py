@@ -49,7 +49,7 @@ _SUMMARIES: Final = re.compile(r'^omni_ws_summaries_total\{outcome="(\w+)"\} (\S
 _LOOK_SEC: Final = 0.1
 _LOOKS: Final = 3
 #: After so many turns the progress is told.
-_TOLD_TURNS: Final = 100
+_TOLD_TURNS: Final = 50
 
 
 @dataclass(slots=True)
