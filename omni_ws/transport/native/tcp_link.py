@@ -1,8 +1,12 @@
-"""TcpLink: the base class of links over TCP connections without WebSocket, whose bytes are frames of another kind."""
+"""TcpLink: the base class of links over TCP connections without WebSocket, whose bytes are frames of another kind.
+
+TcpPort is the port on which they are accepted.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,10 +16,53 @@ from websockets.frames import CloseCode
 
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError
-from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up
+from omni_ws.transport.http.hang_up import HangUp, Recheck, hang_up, notice_dead_networks
 from omni_ws.transport.native.connection import CLOSE_TIMEOUT_SEC, FrameReceiver, Pause, PausedReading
 
+logger = logging.getLogger(__name__)
+
 _FRAMES_PER_PASS: Final = 64
+
+
+class TcpPort:
+    """A port beside that of HTTP, which may stay closed."""
+
+    def __init__(self, protocol: str, *, flag: str) -> None:
+        """``protocol`` is its name for people, and ``flag`` the one that chooses the port."""
+        self._protocol = protocol
+        self._flag = flag
+        self._server: asyncio.Server | None = None
+
+    @property
+    def number(self) -> int | None:
+        """The port that is listened on; None if it is not open."""
+        if self._server is None or not self._server.sockets:
+            return None
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def open(self, make: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
+        """Listen, and ``make`` a protocol for each connection. Raises OSError with what to do if the port is taken."""
+        try:
+            self._server = await asyncio.get_running_loop().create_server(make, host, port)
+        except OSError as error:
+            raise OSError(
+                f"{self._protocol} cannot listen on {host}, port {port}, {error.strerror}: stop the process that uses "
+                f"the port, or choose another with {self._flag} (0: any)"
+            ) from error
+        for listening in self._server.sockets:
+            notice_dead_networks(listening)
+        logger.info("%s listens on %s, port %d", self._protocol, host, self.number)
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if self._server is not None:
+            self._server.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until all connections are gone."""
+        if self._server is not None:
+            await self._server.wait_closed()
 
 
 class TcpLink(PausedReading, asyncio.Protocol):

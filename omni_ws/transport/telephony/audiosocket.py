@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -22,11 +23,10 @@ from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Session
 from omni_ws.transport.http.access import Authenticator
-from omni_ws.transport.http.hang_up import notice_dead_networks
 from omni_ws.transport.native.connection import Pause
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.playout import Playout
-from omni_ws.transport.native.tcp_link import TcpLink
+from omni_ws.transport.native.tcp_link import TcpLink, TcpPort
 from omni_ws.transport.recording.recordings import begin_recording
 from omni_ws.transport.telephony.call import TELEPHONY_ORIGIN, PhoneCall, PhoneCalls
 
@@ -46,35 +46,19 @@ class AudioSocketCalls(PhoneCalls):
     ) -> None:
         super().__init__(sessions, authenticator)
         self._recorder = recorder
-        self._server: asyncio.Server | None = None
+        self._port = TcpPort("AudioSocket", flag="--telephony.audiosocket-port")
         self._calls: set[asyncio.Task[None]] = set()
 
     @property
     def port(self) -> int | None:
         """The port that is listened on; None if the server does not listen for Asterisk."""
-        if self._server is None or not self._server.sockets:
-            return None
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return self._port.number
 
     async def open_ports(self) -> None:
         settings = self._sessions.config.telephony
-        if settings.audiosocket_port is None:
-            return
-        host = settings.audiosocket_host
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: AudioSocketLink(self._accept), host, settings.audiosocket_port
-            )
-        except OSError as error:
-            raise OSError(
-                f"AudioSocket cannot listen on {host}, port {settings.audiosocket_port}, {error.strerror}: "
-                "stop the process that uses the port, or choose another with --telephony.audiosocket-port (0: any)"
-            ) from error
-        for listening in self._server.sockets:
-            notice_dead_networks(listening)
-        logger.info("AudioSocket listens on %s, port %d", host, self.port)
+        if settings.audiosocket_port is not None:
+            make = partial(AudioSocketLink, self._accept)
+            await self._port.open(make, settings.audiosocket_host, settings.audiosocket_port)
 
     def _accept(self, link: AudioSocketLink) -> None:
         if len(self._calls) >= self._sessions.config.limits.max_connections:
@@ -110,16 +94,14 @@ class AudioSocketCalls(PhoneCalls):
         await call.serve()
 
     def end_all(self, error: OmniError) -> None:
-        if self._server is not None:
-            self._server.close()
+        self._port.close()
         super().end_all(error)
 
     async def wait_closed(self) -> None:
         if self._calls:
             await asyncio.wait(tuple(self._calls))
         await super().wait_closed()
-        if self._server is not None:
-            await self._server.wait_closed()
+        await self._port.wait_closed()
 
 
 # A call.

@@ -17,7 +17,7 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.session import Sessions
 from omni_ws.transport.http.access import Authenticator
 from omni_ws.transport.http.application import SessionFrontEnd
-from omni_ws.transport.http.hang_up import notice_dead_networks
+from omni_ws.transport.native.tcp_link import TcpPort
 from omni_ws.transport.recording.recordings import begin_recording
 from omni_ws.transport.wyoming.connection import WyomingConnection
 from omni_ws.transport.wyoming.link import WyomingLink
@@ -55,7 +55,7 @@ class WyomingServices(SessionFrontEnd):
         if name is not None and self._key is None:
             raise ConfigurationError([f"wyoming.key: no API key is named {name}"])
         self._talks = Talks(max_tokens=sessions.config.limits.max_history_tokens)
-        self._server: asyncio.Server | None = None
+        self._port = TcpPort("Wyoming", flag="--wyoming-port")
         #: The tasks of connections and satellites.
         self._tasks: set[asyncio.Task[None]] = set()
         self._lobbies: set[Lobby] = set()
@@ -66,25 +66,11 @@ class WyomingServices(SessionFrontEnd):
     @property
     def port(self) -> int | None:
         """The port that is listened on; None if the server does not listen for Wyoming."""
-        if self._server is None or not self._server.sockets:
-            return None
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return self._port.number
 
     async def open_ports(self) -> None:
-        host, port = self._settings.host, self._settings.port
-        if port is not None:
-            loop = asyncio.get_running_loop()
-            try:
-                self._server = await loop.create_server(partial(self._link, self._accept), host, port)
-            except OSError as error:
-                raise OSError(
-                    f"Wyoming cannot listen on {host}, port {port}, {error.strerror}: stop the process that uses the "
-                    "port, or choose another with --wyoming-port (0: any)"
-                ) from error
-            for listening in self._server.sockets:
-                notice_dead_networks(listening)
-            logger.info("Wyoming listens on %s, port %d", host, self.port)
+        if self._settings.port is not None:
+            await self._port.open(partial(self._link, self._accept), self._settings.host, self._settings.port)
         for address in self._settings.satellites:
             self._start(self._keep(address), name=f"satellite {address}")
 
@@ -190,8 +176,7 @@ class WyomingServices(SessionFrontEnd):
         super().drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
-        if self._server is not None:
-            self._server.close()
+        self._port.close()
         self._refuse(error)
         super().end_all(error)
 
@@ -206,8 +191,7 @@ class WyomingServices(SessionFrontEnd):
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
         await super().wait_closed()
-        if self._server is not None:
-            await self._server.wait_closed()
+        await self._port.wait_closed()
 
 
 async def _ping(link: WyomingLink) -> None:

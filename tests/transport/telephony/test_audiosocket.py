@@ -342,7 +342,7 @@ async def test_a_caller_who_never_reads_ends_alone() -> None:
     """What waits for it is bounded: the engine waits, and then the call ends."""
     unpaced = {"max_lead_ms": 1_000_000, "max_output_bytes": 65_536}
     async with live_server(talk(600), **ON, streaming_input=unpaced) as server:
-        (listening,) = front_end(server)._server.sockets  # type: ignore[union-attr]
+        (listening,) = front_end(server)._port._server.sockets  # type: ignore[union-attr]
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # which connections inherit
         async with asterisk_call(inline(server)) as call:
             call.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
