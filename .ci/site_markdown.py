@@ -1,6 +1,6 @@
 """Puts every page of the site as plain Markdown beside its HTML: `site_markdown.py SOURCES SITE`.
 
-`llms.txt` lists the pages (https://llmstxt.org), and `llms-full.txt` has the text of those that it lists. Runs in the
+`llms.txt` lists the pages (https://llmstxt.org), and `llms-full.txt` contains their text. Runs in the
 environment of `make docs`, whose griffe reads the docstrings of the reference.
 """
 

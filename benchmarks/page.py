@@ -1,8 +1,8 @@
-"""What the page costs whoever opens it: time to its first paint, bytes, what moves by itself, and a processor's time.
+"""What the page costs: time to first paint, bytes transferred, layout shift, and CPU time.
 
 The server runs the embedded engine with rules in its own process, and Chromium has no graphics card. Each load is that
 of a browser that has seen nothing. The layout shift (CLS) is that of one whole conversation: a question by text, its
-answer, and a microphone that is opened. The processor's time is that of all of Chromium's processes: while the page
+answer, and a microphone that is opened. The CPU time is that of all of Chromium's processes: while the page
 waits, while it listens to a quiet room (with the threads of the sound and the network), and while it speaks.
 """
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> bool:
 
 
 def _quiet_room(folder: str) -> Path:
-    """A recording of faint noise: a microphone that gives zeros counts as one that is switched off."""
+    """A recording of faint noise: the page takes a microphone that sends only zeros for one that is switched off."""
     path = Path(folder, "room.wav")
     noise = np.random.default_rng(1).normal(0, 6, _RATE * 30).astype("<i2")
     with wave.open(str(path), "wb") as file:

@@ -48,7 +48,7 @@ _SUMMARIES: Final = re.compile(r'^omni_ws_summaries_total\{outcome="(\w+)"\} (\S
 #: How often the server is asked whether it works, and how often it has not, before the pause ends.
 _LOOK_SEC: Final = 0.1
 _LOOKS: Final = 3
-#: After so many turns the progress is told.
+#: Turns from one line of progress to the next.
 _TOLD_TURNS: Final = 50
 
 

@@ -16,7 +16,7 @@ export interface ChatOptions {
   tools?: Record<string, Tool>;
 }
 
-/* One line of a conversation: what somebody said, or an answer. */
+/* One line of the transcript: a message of the user, or an answer. */
 export interface ChatLine {
   readonly id: string;
   readonly who: "you" | "server";

@@ -1,10 +1,10 @@
-/* A conversation as a user interface shows it: a VoiceClient that connects when somebody begins to talk or to write, and
-   what is shown of it as values, which are replaced and never change. `voice-chat` and the hook for React are built on it.
+/* A conversation as a user interface shows it: a VoiceClient, which connects when the user begins to talk or to write, and
+   the state to show, as values that are replaced and never change. `voice-chat` and the hook for React are built on it.
    Events:
 
    change              `shown` is another value
-   said     { line }   what somebody said, or a part of it
-   answered { line }   an answer, or a part of it
+   said     { line }   a message of the user, or its transcript so far
+   answered { line }   an answer, or its text so far
    interrupted         an answer was cut short
    level    { side, peak }  20 ms of sound of "you" or "server" (0 to 1)
    error    { code, message }  what went wrong, also in `shown.error` until the next start */
