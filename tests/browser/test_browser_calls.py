@@ -129,6 +129,7 @@ async def test_what_was_written_is_stopped_and_changed(server: LiveServer) -> No
     async with calling_page(server) as demo:
         await demo.write("Count to twenty.")
         await demo.in_state("speaking")
+        await demo.until_played(0.3)  # what is stopped before it is heard is answered together with what follows
         await demo.page.keyboard.press("Escape")
         await demo.answered(state="stopped")
         await server.until(lambda: server.engine.active_requests == 0, "the engine to stop")

@@ -108,6 +108,7 @@ async def test_a_welcome_is_read_from_its_beginning_and_an_answer_to_its_end() -
         await demo.write("word " * 200)
         at_end = "(box) => box.clientHeight > 0 && box.scrollHeight - box.scrollTop - box.clientHeight < 2"
         await demo.until(at_end, await demo.page.locator("#live").element_handle())
+        await demo.page.locator(".turn .server[data-state=done]").wait_for(state="attached")  # Escape would stop it
         await demo.page.keyboard.press("Escape")
         await demo.page.locator("#open-log").click()
         await demo.answered("word")

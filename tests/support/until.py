@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from threading import Barrier
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from support.patience import PATIENCE_SEC
 from support.virtual_clock import VirtualClockLoop
@@ -37,16 +39,24 @@ async def until_heard(asr: RecogniserEngine) -> None:
     do, and a few passes of the loop give them nothing more. What comes next does not come too fast."""
     threads, shared = asr.threads, Lane().threads
     assert threads is not None
-    idle = 0
+    submit, given = threads.submit, 0
 
-    def still_idle() -> bool:
-        nonlocal idle
-        idle = idle + 1 if not shared._active and _has_nothing_to_do(threads) else 0
-        return idle > _IDLE_PASSES
+    def counted(*call: Any) -> Future[Any]:
+        nonlocal given
+        given += 1
+        return submit(*call)
 
-    await until(still_idle)
+    with patch.object(threads, "submit", counted):
+        while True:
+            before = given
+            await _all_free(submit, threads._max_workers)
+            for _ in range(_IDLE_PASSES):
+                await asyncio.sleep(0)
+            if given == before and not shared._active:
+                return
 
 
-def _has_nothing_to_do(executor: ThreadPoolExecutor) -> bool:
-    # No method tells. A thread that finds the queue empty gives its permit back, and takes it again with its next work.
-    return executor._work_queue.empty() and executor._idle_semaphore._value == len(executor._threads)
+async def _all_free(submit: Callable[..., Future[Any]], threads: int) -> None:
+    """Waits until all threads of a pool have come to the same place, each with nothing left to do before it."""
+    together = Barrier(threads)
+    await asyncio.gather(*(asyncio.wrap_future(submit(together.wait, PATIENCE_SEC)) for _ in range(threads)))
