@@ -21,6 +21,10 @@ from omni_ws.core.chunks import AudioEncoding, AudioFormat
 
 #: A sound is far if it is more than this many decibels below the voice. A turn is soft if its mean power is.
 FAR_DB: Final = 12.0
+#: In a turn it is far once it has been so soft for longer than so many windows: a voice may be as soft where a sentence
+#: ends, and before the gain of a client has settled, most of what follows is. Not in a turn over an answer, where so
+#: much more of a television would count as a long interruption.
+FADING_WINDOWS: Final = 448 // WINDOW_MS
 #: Sound behind a far one counts as near if it is this much louder than what would count as far.
 _NEARER_DB: Final = 3.0
 #: The level of digital silence, and its power.
@@ -65,6 +69,8 @@ class NearVoice:
         self._least = SILENT_DB
         #: Whether the last window was speech from afar while a turn was open.
         self.far = False
+        #: The number of windows of the turn's speech that were so soft since the last that was not.
+        self._soft = 0
         #: The loudest sound from afar since the turn's last near one.
         self._beside = SILENT_DB
         #: The mean power below which the turn is soft, 0 if the voice was not known as it began; the power of
@@ -96,7 +102,7 @@ class NearVoice:
             return 0.0 if far or (only_near and self._far(loudness)) else probability
         self._lately.append(loudness)
         if self._turn is None:
-            self._turn, self._background = loudness, None
+            self._turn, self._background, self._soft = loudness, None, 0
             self._least = SILENT_DB if self.level is None or not only_near else self.level
             self._soft_power = 0.0 if self.level is None else 10 ** ((self.level - FAR_DB) / 10)
             # The windows that opened the turn are its loudest. Without them, a voice over an answer would be judged by
@@ -106,10 +112,13 @@ class NearVoice:
         if probability < 0.5:
             return probability
         if loudness < self._turn - FAR_DB + (_NEARER_DB if was_far else 0.0):
+            self._soft += 1
+            if self._soft <= (0 if only_near else FADING_WINDOWS):
+                return probability
             self.far = True
             self._beside = max(self._beside, loudness)
             return 0.0
-        self._beside = SILENT_DB
+        self._beside, self._soft = SILENT_DB, 0
         self._power, self._count = self._power + power, self._count + 1
         self._turn = _moved(self._turn, loudness)
         self.level = max(self._least, _moved(loudness if self.level is None else self.level, loudness))

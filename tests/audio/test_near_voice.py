@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from omni_ws.audio.near_voice import (
+    FADING_WINDOWS,
     FALL_DB,
     FALLEN_MS,
     FAR_DB,
@@ -41,15 +42,29 @@ def test_powers_of_whole_windows() -> None:
 @pytest.mark.parametrize(("below", "counts"), [(FAR_DB, True), (FAR_DB + 0.3, False)])
 def test_so_far_below_the_voice_a_sound_keeps_no_turn_open(below: float, counts: bool) -> None:
     near = spoken()
-    kept = heard(near, -20 - below, ms=640)
-    assert kept[-1] is counts
-    assert kept[:7] == [True] * 7  # a voice has gaps of a quarter of a second
+    kept = heard(near, -20 - below, ms=960)
+    # A voice has gaps of a quarter of a second, and fades for longer.
+    assert kept[: 7 + FADING_WINDOWS] == [True] * (7 + FADING_WINDOWS)
+    assert kept[7 + FADING_WINDOWS] is counts
+
+
+def test_over_an_answer_a_voice_does_not_fade() -> None:
+    near = spoken()
+    kept = heard(near, -20 - FAR_DB - 0.3, ms=640, only_near=True)
+    assert kept == [True] * 7 + [False] * 13
+
+
+def test_a_voice_that_fades_and_comes_back_fades_anew() -> None:
+    near = spoken()
+    for _ in range(3):
+        assert all(heard(near, -20 - FAR_DB - 1, ms=(7 + FADING_WINDOWS) * WINDOW_MS))
+        assert all(heard(near, -20, ms=320))
 
 
 @pytest.mark.parametrize(("below", "is_far"), [(FAR_DB - 3.1, False), (FAR_DB - 2.9, True)])
 def test_behind_a_far_sound_the_voice_is_3_db_louder(below: float, is_far: bool) -> None:
     near = spoken()
-    heard(near, -20 - FAR_DB - 1, ms=640)
+    heard(near, -20 - FAR_DB - 1, ms=960)
     assert near.far
     assert heard(near, -20 - below, ms=640)[-1] is not is_far
     assert near.far is is_far
@@ -80,7 +95,7 @@ def test_the_windows_that_open_a_turn_are_part_of_it(level: float, soft: bool) -
 @pytest.mark.parametrize(("level", "opens"), [(-36.0, False), (-24.0, True)], ids=["the same", "the voice"])
 def test_what_is_heard_behind_a_turn_is_background(level: float, opens: bool) -> None:
     near = spoken()
-    heard(near, -36, ms=640)
+    heard(near, -36, ms=960)
     near.end_beside()
     assert any(heard(near, level, ms=1600, speaking=False)) is opens
 
@@ -119,7 +134,7 @@ def test_a_voice_in_front_of_a_television_ends_where_it_ends() -> None:
     heard(near, -35, ms=320, speaking=False)
     assert all(heard(near, -35, ms=5000))
     assert all(heard(near, -20, ms=1600))
-    assert not any(heard(near, -35, ms=5000)[8:])
+    assert not any(heard(near, -35, ms=5000)[8 + FADING_WINDOWS :])
 
 
 def test_half_of_the_difference_is_gone_after_ten_seconds_of_softer_speech() -> None:

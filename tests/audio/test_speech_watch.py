@@ -216,6 +216,18 @@ def test_a_far_sound_opens_no_turn_over_an_answer(level: float, bar: StartBar, s
     assert [type(event) for event in found] == [SpeechOnset] * starts
 
 
+@pytest.mark.parametrize(("name", "end_ms"), [("goforward", 2272), ("cards_005", 3296), ("librivox_ss_0870", 6880)])
+def test_a_client_whose_gain_settles_cuts_nobody_off(name: str, end_ms: int) -> None:
+    """For 0.6 s the voice is 6 dB louder than after that."""
+    samples = clip_samples(name)
+    begins = np.flatnonzero(abs(samples) > 0.1 * abs(samples).max())[0]
+    later_sec = np.clip((np.arange(len(samples)) - begins) / CLIP_RATE - 0.6, 0, None)
+    settling = (samples * 2 ** np.exp(-later_sec / 0.4)).clip(-1, 1)
+    padded = np.concatenate([settling, np.zeros(CLIP_RATE)]).astype(np.float32)
+    (ended,) = [event for event in turns(padded, AudioFormat()) if isinstance(event, SpeechOffset)]
+    assert ended.audio_ms == pytest.approx(end_ms, abs=TOLERANCE_MS)
+
+
 @pytest.mark.parametrize(("level", "ends"), [(0.06, True), (0.1, False)])
 def test_a_far_sound_keeps_no_turn_open(level: float, ends: bool) -> None:
     watched = SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=500)
