@@ -1,9 +1,10 @@
-"""ComposedEngine: an engine made of an ASR, an LLM and a TTS."""
+"""ComposedEngine: an engine made of an ASR, an LLM and a TTS. FirstToStart: a part that is the best that starts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,6 @@ from omni_ws.engine.composed.parts import (
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
 from omni_ws.engine.continued_answer import go_on
 from omni_ws.engine.continued_input import ContinuedInput
-from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.coming import GrowingLlm
 from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EngineFailed, UnsupportedParameter
@@ -364,3 +364,65 @@ def _with_input(finished: Finished, hearing: AsrStage | None) -> Finished:
         return finished
     usage = replace(finished.usage, input_audio_ms=max(finished.usage.input_audio_ms, hearing.audio_ms))
     return replace(finished, usage=usage)
+
+
+# A part that is the first of several that starts.
+
+logger = logging.getLogger(__name__)
+
+
+class FirstToStart:
+    """An engine that stands for the first of several ``engines`` that starts on this machine.
+
+    ``engines`` maps names for the operator to engines, the best first. After the start, ``why`` is the reason why the
+    best engine is not used; None if it is.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = dict(engines)
+        self.engine = next(iter(self._engines.values()))
+        self.name = self.engine.name
+        self.model = self.engine.model
+        self.why: str | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self.engine.capabilities
+
+    @property
+    def state(self) -> EngineState:
+        return self.engine.state
+
+    @property
+    def active_requests(self) -> int:
+        return self.engine.active_requests
+
+    def describe(self) -> tuple[str, ...]:
+        return (*self.engine.describe(), *filter(None, [self.why]))
+
+    async def start(self) -> None:
+        """Start the first engine that starts. Idempotent. Raises the error of the last engine if none does."""
+        if self.state is not EngineState.STARTING:
+            return
+        best, last = next(iter(self._engines)), next(reversed(self._engines))
+        reasons = []
+        for name, engine in self._engines.items():
+            self.engine = engine
+            try:
+                await engine.start()
+                break
+            except Exception as error:
+                await engine.stop()
+                if name == last:
+                    raise
+                if not isinstance(error, EngineFailed):
+                    logger.warning("%s does not start", name, exc_info=error)
+                reasons.append(error.message if isinstance(error, EngineFailed) else f"{type(error).__name__}: {error}")
+        self.name, self.model = self.engine.name, self.engine.model
+        self.why = f"{name} instead of {best}: {'; '.join(reasons)}" if reasons else None
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        await self.engine.generate(request, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -485,3 +486,19 @@ class LocalServerLlm(RemoteLlmEngine):
                 f"another server: --llm http://HOST:{LOCAL_PORTS[self._server]}/v1)",
                 fatal=True,
             ) from error
+
+
+class Backend(RemoteLlmEngine):
+    """A RemoteLlmEngine that connects when it is first asked: nobody waits for a server that may never be needed."""
+
+    def __init__(self, settings: RemoteLlmSettings) -> None:
+        super().__init__(settings)
+        self._starting = asyncio.Lock()
+
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        try:
+            async with self._starting:
+                await self.start()
+        except EngineFailed as error:  # a fatal one would end the chat
+            raise EngineFailed(error.message) from error
+        await super().generate(request, out)
