@@ -17,11 +17,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
-import orjson
 
 from omni_ws import __version__
 from omni_ws.config.startup import is_loopback
-from omni_ws.core.json_values import check_values
+from omni_ws.core.json_values import json_or_none
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds, says_no_tools
@@ -39,7 +38,7 @@ from omni_ws.engine.remote.settings import (
     listed_models,
     opens_thoughts_in_props,
 )
-from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
+from omni_ws.errors import EngineFailed, OmniError
 
 logger = logging.getLogger(__name__)
 
@@ -301,6 +300,37 @@ class Pool:
         return delay if delay <= LONGEST_WAIT else None
 
 
+class OnUpstreams:
+    """Base class of what servers do the work of: a language model, a recogniser, a voice. It has its Pool.
+
+    ``says`` is what its lines for the operator begin with.
+    """
+
+    name = "remote"
+
+    def __init__(self, settings: UpstreamSettings, *, says: str = "", reads_context: bool = False) -> None:
+        #: The name of the model. If the settings have none, it is known after the start.
+        self.model = settings.model or self.name
+        self.pool = Pool(settings, reads_context=reads_context)
+        self.hosts = self.pool.hosts
+        self._says = says
+
+    @property
+    def state(self) -> EngineState:
+        return self.pool.state
+
+    def describe(self) -> tuple[str, ...]:
+        return self.pool.describe(self._says)
+
+    async def start(self) -> None:
+        """Wait until an upstream can be used. Idempotent."""
+        await self.pool.start()
+        self.model = self.pool.model or self.model
+
+    async def stop(self) -> None:
+        await self.pool.stop()
+
+
 # Upstream: a single server.
 
 #: Idle connections are closed after so many seconds, before the server does so, which might lose a request.
@@ -458,13 +488,7 @@ class Upstream:
                         raise Unusable(f"its answer to {urlsplit(url).path} has more than {most} MiB")
             except EngineFailed as error:
                 raise Unusable(error.message) from None
-        if not response.is_success:
-            return response.status_code, None
-        try:
-            check_values(body)
-            return response.status_code, orjson.loads(body)
-        except (InvalidFrame, ValueError):
-            return response.status_code, None
+        return response.status_code, json_or_none(body) if response.is_success else None
 
     async def _check_health(self) -> None:
         if not self._health:
