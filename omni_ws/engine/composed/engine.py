@@ -45,6 +45,7 @@ from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
 from omni_ws.engine.continued_answer import go_on
 from omni_ws.engine.continued_input import ContinuedInput
 from omni_ws.engine.llm.coming import GrowingLlm
+from omni_ws.engine.threads import end_tasks
 from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
@@ -191,9 +192,7 @@ class ComposedEngine:
         try:
             await asyncio.gather(*starting)
         finally:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+            await end_tasks(*starting)
 
     async def _start_part(self, part: Engine) -> None:
         try:

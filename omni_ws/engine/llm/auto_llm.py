@@ -24,7 +24,7 @@ from omni_ws.engine.continued_answer import go_on
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.coming import Coming, ComingState, GrowingLlm
 from omni_ws.engine.llm.rules_engine import is_plain
-from omni_ws.engine.threads import Work, available_memory, cores, run_work
+from omni_ws.engine.threads import Work, available_memory, cores, end_tasks, run_work
 from omni_ws.errors import EngineFailed, OmniError, SessionConflict
 from omni_ws.installing import fetch_command, install_command
 from omni_ws.weights.cache import WeightsCache, weights_cache
@@ -290,9 +290,7 @@ class AutoLlm(GrowingLlm):
         """Stop all of it. What was fetched is kept. Idempotent."""
         growing, self._growing, self._looked = self._growing, None, False
         self._fetching.stop.set()
-        if growing is not None:
-            growing.cancel()
-            await asyncio.gather(growing, return_exceptions=True)
+        await end_tasks(growing)
         llm, self._llm, self.coming = self._llm, None, None
         self.name, self.model = self._rules.name, self._rules.model
         if llm is not None:

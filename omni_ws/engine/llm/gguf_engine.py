@@ -48,7 +48,7 @@ from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
-from omni_ws.engine.threads import available_memory, cores, free_cores
+from omni_ws.engine.threads import available_memory, cores, end_tasks, free_cores
 from omni_ws.engine.unread import Unread
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
@@ -170,9 +170,7 @@ class GgufEngine:
     async def stop(self) -> None:
         """End the process. Idempotent."""
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+        await end_tasks(keeper)
         await self._release()
 
     async def _launch(self) -> None:
@@ -358,10 +356,7 @@ class _Places:
 
     async def give_way(self) -> None:
         """End what is computed for later requests. llama.cpp keeps what it has of it."""
-        ahead = [*self._ahead]
-        for task in ahead:
-            task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
+        await end_tasks(*self._ahead)
 
     async def take(self, conversation: str | None) -> tuple[int, bool]:
         """Wait for a free slot; return it, and whether the request is to name it.

@@ -48,7 +48,7 @@ from omni_ws.engine.llm.rules import (
     prepare,
 )
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.threads import end_tasks, run_in_thread
 from omni_ws.engine.told_language import told_language
 from omni_ws.engine.turn_times import TurnTimes
 from omni_ws.engine.unread import NOTHING_SAID, Unread
@@ -352,10 +352,7 @@ class RulesFirst:
         self.model = self.llm.model
 
     async def stop(self) -> None:
-        ahead = [*self._ahead.values()]
-        for task in ahead:
-            task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
+        await end_tasks(*self._ahead.values())
         await self.llm.stop()
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:

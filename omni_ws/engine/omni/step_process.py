@@ -22,6 +22,7 @@ from omni_ws.engine.base import EngineState
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.omni.step_model import AnswerRows, Codes, PromptRows, TalkerItem, VocoderInput
+from omni_ws.engine.threads import end_tasks
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError
 
 log = logging.getLogger(__name__)
@@ -95,9 +96,7 @@ class StepProcess:
         """End the process; sessions fail. Idempotent."""
         self.state = EngineState.STARTING
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         self._fail_all(f"the {self.role} has stopped")
         await self._end()
 

@@ -38,6 +38,7 @@ from omni_ws.engine.remote.settings import (
     listed_models,
     opens_thoughts_in_props,
 )
+from omni_ws.engine.threads import end_tasks
 from omni_ws.errors import EngineFailed, OmniError
 
 logger = logging.getLogger(__name__)
@@ -141,9 +142,7 @@ class Pool:
         self._started = False
         upstreams, self.upstreams = self.upstreams, ()
         watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
+        await end_tasks(*watchers)
         for kept in (self._troubled, self._slow_checks, self._last_turn, self._rests_until):
             kept.clear()
         for upstream in upstreams:

@@ -21,6 +21,7 @@ from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
+from omni_ws.engine.threads import end_tasks
 from omni_ws.engine.tts.speech_engine import clause_by_clause
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
@@ -276,9 +277,7 @@ class VoiceProcess:
     async def stop(self) -> None:
         """End the worker; jobs in progress fail with EngineFailed. Idempotent."""
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+        await end_tasks(keeper)
         await self._end()
         if self._own_reader is not None:
             await self._own_reader.stop()
