@@ -28,7 +28,7 @@ from benchmarks.gpu.shapes import Family, OmniShape, omni_shape
 from benchmarks.results import printed, write_results
 from benchmarks.vllm_parts.report import Report
 from omni_ws.engine.omni.slot_talker import SlotTalker
-from omni_ws.engine.omni.step_model import StepModel, VocoderInput
+from omni_ws.engine.omni.step_process import StepModel, VocoderInput
 from omni_ws.engine.omni.talker_network import SamplingState
 from omni_ws.engine.omni.vocoder import StepGraphs
 

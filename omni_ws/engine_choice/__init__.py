@@ -202,7 +202,7 @@ def _with_rules(llm: Engine, config: ServerConfig, rules: RulesEngine | None = N
 def _auto_llm(config: ServerConfig) -> Engine:
     """Create the LLM that answers by rules until a language model was found or fetched."""
     from omni_ws.engine.llm.auto_llm import RULES_ALONE, AutoLlm, FetchedMind, Found, why_none
-    from omni_ws.engine_choice.local_servers import local_servers
+    from omni_ws.engine_choice.available import local_servers
 
     rules = _rules()
 
@@ -348,7 +348,7 @@ def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
     """Create the engine that speaks with a voice, and in the configured languages with those that they have."""
     from omni_ws.engine.tts.language_voices import LanguageVoices
     from omni_ws.engine.tts.speech_engine import SpeechEngine
-    from omni_ws.engine.tts.voice_table import voice_table
+    from omni_ws.engine_choice.available import voice_table
 
     table = voice_table(config)
     if not table:

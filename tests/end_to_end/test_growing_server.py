@@ -38,9 +38,9 @@ files = tuple(replace(file, official=None) for file in small.files)
 weights = {{**real, "qwen": replace(small, name="qwen", official={url!r}, wheels=(), files=files)}}
 sources.pinned_weights = lambda: weights
 from omni_ws.engine.llm import auto_llm
-from omni_ws.engine_choice import local_servers
+from omni_ws.engine_choice import available
 auto_llm.LEAST_MEMORY = auto_llm.LEAST_CORES = auto_llm.LEAST_DISK = 0
-local_servers.LOCAL_SERVERS = ()
+available.LOCAL_SERVERS = ()
 """
 
 

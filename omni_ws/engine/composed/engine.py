@@ -43,10 +43,9 @@ from omni_ws.engine.composed.parts import (
 )
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
 from omni_ws.engine.continued_answer import go_on
-from omni_ws.engine.continued_input import ContinuedInput
+from omni_ws.engine.continued_input import ContinuedInput, told_language
 from omni_ws.engine.llm.coming import GrowingLlm
 from omni_ws.engine.threads import end_tasks
-from omni_ws.engine.told_language import told_language
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
 #: Long, because a model that is busy, or is loaded at the first request, may need a minute.

@@ -43,11 +43,10 @@ from omni_ws.engine.composed.parts import (
     run_part,
 )
 from omni_ws.engine.continued_answer import go_on, not_continued
-from omni_ws.engine.continued_input import EarlierParts
+from omni_ws.engine.continued_input import EarlierParts, told_language
 from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
-from omni_ws.engine.told_language import told_language
 from omni_ws.engine.turn_times import TurnTimes
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 

@@ -42,6 +42,7 @@ from omni_ws.engine.base import (
     TextOutput,
     ThoughtOutput,
     ToolCallOutput,
+    Unread,
 )
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.decoding import Chunks
@@ -49,7 +50,6 @@ from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.threads import available_memory, cores, end_tasks, free_cores
-from omni_ws.engine.unread import Unread
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 
 logger = logging.getLogger(__name__)

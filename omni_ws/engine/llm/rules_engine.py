@@ -23,6 +23,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModali
 from omni_ws.core.history import Message, in_order
 from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
+    NOTHING_SAID,
     Cut,
     Engine,
     EngineCapabilities,
@@ -31,11 +32,12 @@ from omni_ws.engine.base import (
     GenerationRequest,
     OutputWriter,
     TextOutput,
+    Unread,
     UsageMeter,
 )
 from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_answer import go_on, rest_of
-from omni_ws.engine.continued_input import unanswered
+from omni_ws.engine.continued_input import told_language, unanswered
 from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
 from omni_ws.engine.llm.coming import RULES
 from omni_ws.engine.llm.encyclopedia import CREDIT, LICENSE, Cited, Encyclopedia, load_encyclopedia
@@ -49,9 +51,7 @@ from omni_ws.engine.llm.rules import (
 )
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import end_tasks, run_in_thread
-from omni_ws.engine.told_language import told_language
 from omni_ws.engine.turn_times import TurnTimes
-from omni_ws.engine.unread import NOTHING_SAID, Unread
 from omni_ws.errors import EmptyInput, EngineFailed, OmniError
 from omni_ws.media.image import ImageFacts, MediaLimits, Pixels, describe_image
 from omni_ws.media.video import VideoFacts, VideoFrame, VideoObserver

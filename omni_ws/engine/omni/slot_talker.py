@@ -21,7 +21,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import CheckpointTensors, load_speakers
 from omni_ws.engine.omni.prompt_reading import RowQueue, TalkerRows, plain_rows
 from omni_ws.engine.omni.qwen3_code2wav import CONTEXT_FRAMES, Code2WavShape, Qwen3Code2Wav
-from omni_ws.engine.omni.step_model import (
+from omni_ws.engine.omni.step_process import (
     AnswerEnd,
     AnswerRows,
     Codes,

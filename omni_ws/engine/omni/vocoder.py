@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import StepResult, VocoderInput
+from omni_ws.engine.omni.step_process import StepResult, VocoderInput
 from omni_ws.errors import EngineOverloaded, InvalidValue
 
 #: The settings that sessions of vocoders may have.

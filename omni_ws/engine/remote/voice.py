@@ -10,13 +10,13 @@ from typing import Any, Final
 import orjson
 
 from omni_ws.audio.container import parse_audio_mime
-from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, OutputModality, Task
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, GenerationRequest, OutputWriter
 from omni_ws.engine.clauses import is_speakable
 from omni_ws.engine.remote.event_stream import DONE, ServerSentEvent, UpstreamAudio, event_content
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.upstream import OnUpstreams, UpstreamAnswer
-from omni_ws.engine.tts.speech_engine import clause_by_clause
+from omni_ws.engine.tts.speech_engine import clause_by_clause, speech_capabilities
 from omni_ws.errors import EngineFailed, OmniError
 
 _EVENT_STREAM: Final = "text/event-stream"
@@ -33,15 +33,7 @@ class RemoteVoice(OnUpstreams):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO}),
-            tasks=frozenset({Task.SPEECH}),
-            extend=True,
-            voices=self.settings.voices,
-            speed=True,
-            lexicon=True,
-        )
+        return speech_capabilities(self.settings.voices, speed=True)
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         # Converts the audio of all clauses of a request to one rate.

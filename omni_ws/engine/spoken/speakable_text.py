@@ -110,8 +110,6 @@ class SpeakableText:
         self._gap = False
         self._last = "\n"
         self._at_line_start = True
-        #: Whether the line is a row of a table.
-        self._in_row = False
         #: Whether the line is a heading or an item of a list, which ends like a sentence.
         self._ends_like_sentence = False
         #: The number of a list item, until other text follows it in its line.
@@ -181,7 +179,7 @@ class SpeakableText:
             end = end if end >= 0 else len(raw)
             self._known = 0
             if end - at <= MAX_ROW:
-                self._at_line_start, self._in_row = False, True
+                self._at_line_start = False
                 self._say_table(self._table.feed(raw[at:end], self._offset + at))
                 return end
         return self._read_word(raw, at, final=final)
@@ -220,7 +218,7 @@ class SpeakableText:
         if self._at_line_start:
             self._say_table(self._table.end())
         self._at_line_start = True
-        self._in_row = self._ends_like_sentence = False
+        self._ends_like_sentence = False
         self._before = ""
 
     def _space(self, at: int) -> None:

@@ -25,8 +25,7 @@ from omni_ws.engine.omni.stages import (
     OmniTalker,
     VocoderStage,
 )
-from omni_ws.engine.omni.step_model import wrong_settings
-from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.omni.step_process import StepProcess, wrong_settings
 from omni_ws.engine.threads import end_tasks, run_in_thread
 from omni_ws.engine.vllm.checkpoint import SHARE, OmniFamily, OmniModel, check_omni_fits, omni_sizes, thinker_share
 from omni_ws.engine.vllm.early_input import EarlyOrigin
