@@ -251,15 +251,16 @@ class ComposedEngine:
 
     @contextmanager
     def _counted(self, request: GenerationRequest) -> Iterator[None]:
-        """Count a request without audio in AheadLoad during the block, since its answer occupies the LLM."""
-        if self._ahead_load is None or not request.without_audio:
-            yield
-            return
-        under_way = self._ahead_load.begin(ahead=False)
+        """Count a chat during the block; without audio in AheadLoad, too, since its answer occupies the LLM."""
+        load = self._ahead_load if request.without_audio else None
+        under_way = None if load is None else load.begin(ahead=False)
+        self.active_requests += 1
         try:
             yield
         finally:
-            under_way.end()
+            self.active_requests -= 1
+            if under_way is not None:
+                under_way.end()
 
     def _within_speech(self, request: GenerationRequest) -> GenerationRequest:
         """Return ``request`` with the limit on spoken answers as ``max_tokens``, for an LLM that speaks."""
@@ -286,8 +287,8 @@ class ComposedEngine:
         asked = told_language(request, self._llm)
         asked = replace(asked, input=WatchedInput(aiter(asked.input), stall_timer))
         with self._counted(request):
-            async with stall_timer.limiting(Role.LLM, self._llm):
-                await self._alone(Role.LLM, self._llm, asked, FirstOutput(out, stall_timer))
+            async with stall_timer.limiting(Role.LLM, self._llm, request_id=request.request_id):
+                await go_on(self._llm, asked, FirstOutput(out, stall_timer))
 
     async def _staged_chat(
         self, request: GenerationRequest, out: OutputWriter, *, asr: Engine | None, tts: Engine | None
@@ -320,18 +321,14 @@ class ComposedEngine:
                 earlier, source = source.earlier, source.own
             hearing = AsrStage(asr, request, beside=llm_hears, guesses=load is not None, earlier=earlier)
             stages, links = [hearing, *stages], [INPUT_LINK, *links]
-        self.active_requests += 1
-        try:
-            with self._counted(request):
-                await pipeline(aiter(source), stages, links, out, cut=cut)
+        with self._counted(request):
+            await pipeline(aiter(source), stages, links, out, cut=cut)
             if hearing is not None and request.cut.made:
                 out.write(Finished(FinishReason.STOP, Usage(input_audio_ms=hearing.audio_ms)))
                 return
             finished = answer.finished
             assert finished is not None
             out.write(_with_input(finished, hearing))
-        finally:
-            self.active_requests -= 1
 
     # what only some LLMs have
 
