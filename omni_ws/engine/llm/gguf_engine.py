@@ -47,6 +47,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
 from omni_ws.engine.decoding import Chunks
 from omni_ws.engine.llm.gguf_server import FromModel, ModelServed, Order
+from omni_ws.engine.remote.answer_stream import OpenBrackets
 from omni_ws.engine.remote.engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.engine.threads import available_memory, cores, end_tasks, free_cores
@@ -554,8 +555,6 @@ def _gigabytes(size: int) -> str:
 
 #: The text from the end of one call to the arguments of the next; ``name`` comes first, as in ``schema_of_calls``.
 _CALL_HEAD: Final = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
-#: Brackets and quotes of JSON, and escaped characters with their backslash.
-_MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
 #: The beginning of a call in a form that models write instead of their template's: JSON, perhaps in a fence or a tag,
 #: perhaps with two braces for one, as an often copied template of Qwen2.5 shows it.
@@ -632,9 +631,8 @@ class CallsInJson(OutputFilter):
         self._count = 0
         #: The text that precedes arguments, as far as it has come.
         self._held = ""
-        #: How many brackets are open in the arguments; 0 outside of them.
-        self._depth = 0
-        self._in_string = self._escaped = False
+        #: What is open in the arguments; None outside of them.
+        self._arguments: OpenBrackets | None = None
 
     def write(self, output: EngineOutput) -> None:
         match output:
@@ -658,36 +656,21 @@ class CallsInJson(OutputFilter):
 
     def _read(self, text: str) -> Iterator[ToolCallFragment]:
         while text:
-            if self._depth:
-                end = self._end_of_arguments(text)
-                yield ToolCallFragment(self._count - 1, arguments=text[:end])
-                text = text[end:]
-                continue
-            self._held += text
-            head = _CALL_HEAD.match(self._held)
-            if head is None or head.end() == len(self._held):
-                return  # the bracket of the arguments is still to come
-            text, self._held = self._held[head.end() :], ""
-            self._count += 1
-            name, end = orjson.loads(head[1]), self._end_of_arguments(text)
-            yield ToolCallFragment(self._count - 1, f"call_{uuid.uuid4().hex[:24]}", name, text[:end])
-            text = text[end:]
-
-    def _end_of_arguments(self, text: str) -> int:
-        """Return the place in ``text`` behind the arguments, and note what is open there."""
-        start = 0
-        if self._escaped:
-            self._escaped, start = False, 1
-        for mark in _MARKS.finditer(text, start):
-            if mark[0][0] == "\\":
-                self._escaped = len(mark[0]) == 1
-            elif mark[0] == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if mark[0] in "{[" else -1
-                if not self._depth:
-                    return mark.end()
-        return len(text)
+            begun: tuple[str | None, str | None] = (None, None)
+            if self._arguments is None:
+                self._held += text
+                head = _CALL_HEAD.match(self._held)
+                if head is None or head.end() == len(self._held):
+                    return  # the bracket of the arguments is still to come
+                text, self._held = self._held[head.end() :], ""
+                self._arguments = OpenBrackets()
+                self._count += 1
+                begun = (f"call_{uuid.uuid4().hex[:24]}", orjson.loads(head[1]))
+            end = self._arguments.read(text)
+            if end is not None:
+                self._arguments = None
+            yield ToolCallFragment(self._count - 1, *begun, text[:end])
+            text = "" if end is None else text[end:]
 
 
 class CallWatch(OutputFilter):

@@ -458,6 +458,32 @@ _NO_ARGUMENTS: Final = "{}"
 _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
 
+class OpenBrackets:
+    """What is open in JSON that arrives in pieces."""
+
+    def __init__(self) -> None:
+        #: Whether all brackets so far are closed; False before the first.
+        self.closed = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def read(self, text: str) -> int | None:
+        """Note the next piece; return where in it brackets were closed first, None if they were not."""
+        end = None
+        start = int(self._escaped and bool(text))
+        self._escaped = self._escaped and not text
+        for mark in _MARKS.finditer(text, start):
+            if mark[0][0] == "\\":
+                self._escaped = len(mark[0]) == 1
+            elif mark[0] == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark[0] in "{[" else -1
+                self.closed = self._depth == 0
+                end = mark.end() if self.closed and end is None else end
+        return end
+
+
 class _Call:
     """A tool call that arrives in pieces; ``place`` and ``their_id`` are the upstream's index and ID."""
 
@@ -469,10 +495,8 @@ class _Call:
         #: The index of the call in our answer; None until its first piece is passed on.
         self.index: int | None = None
         self.has_arguments = False
-        #: Whether the arguments are a complete JSON value; only maintained for calls without an ID.
-        self.closed = False
-        self._depth = 0
-        self._in_string = self._escaped = False
+        #: What is open in the arguments; only maintained for calls without an ID.
+        self._brackets = OpenBrackets()
         self._halves = Halves()
         #: Arguments that may turn out to be ``null``, which means no arguments.
         self._held = ""
@@ -504,24 +528,17 @@ class _Call:
     def told(self, arguments: str, *, index: int | None = None) -> ToolCallFragment:
         """Return ``arguments`` as the next piece of the call; with ``index`` as the first one, with ID and name."""
         if not self.their_id:
-            self._note_brackets(arguments)
+            self._brackets.read(arguments)
         if index is None:
             assert self.index is not None
             return ToolCallFragment(self.index, arguments=arguments)
         self.index = index
         return ToolCallFragment(index, self.id, self.name, arguments)
 
-    def _note_brackets(self, text: str) -> None:
-        if self._escaped:
-            text, self._escaped = text[1:], not text
-        for mark in _MARKS.findall(text):
-            if mark[0] == "\\":
-                self._escaped = len(mark) == 1
-            elif mark == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if mark in "{[" else -1
-                self.closed = self._depth == 0
+    @property
+    def closed(self) -> bool:
+        """Whether the arguments are a complete JSON value; only known for calls without an ID."""
+        return self._brackets.closed
 
     def rest(self) -> str:
         """Return the arguments that are still held back, at the end of the answer; "{}" if there were none."""
