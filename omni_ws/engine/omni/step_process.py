@@ -252,13 +252,12 @@ _SMOOTHING: Final = 0.3
 class StepProcess:
     """The process of one StepModel.
 
-    ``role`` is its name in logs and errors, ``part`` the ``param`` of its EngineFailed. ``factory``, for instance
-    ``package.module:function``, is called in the process with ``arguments``, and returns a LoadedModel. When the
-    process dies, its sessions fail, ``state`` becomes UNHEALTHY, and a new process is started, with increasing delays
-    until that succeeds.
+    ``role`` is its name in logs and errors. ``factory``, for instance ``package.module:function``, is called in the
+    process with ``arguments``, and returns a LoadedModel. When the process dies, its sessions fail, ``state`` becomes
+    UNHEALTHY, and a new process is started, with increasing delays until that succeeds.
     """
 
-    def __init__(self, role: str, factory: str, arguments: Mapping[str, Any], *, part: str = "tts") -> None:
+    def __init__(self, role: str, factory: str, arguments: Mapping[str, Any]) -> None:
         self.role = role
         self.state = EngineState.STARTING
         #: The report of the process that it is ready; None while none runs.
@@ -268,7 +267,6 @@ class StepProcess:
         #: A vocoder's average decoding time, queueing included, in milliseconds per frame with context; 0 if unknown.
         self.ms_per_frame = 0.0
         self._load = LoadModel(factory, dict(arguments))
-        self._part = part
         self._sessions: dict[int, StepSession] = {}
         self._next_session = 1
         self._child: Child | None = None
@@ -376,7 +374,7 @@ class StepProcess:
         return EngineOverloaded(f"all {slots} sessions of the {self.role} are taken; retry later", retry_after_ms=1000)
 
     def _failed(self, message: str) -> EngineFailed:
-        return EngineFailed(message, param=self._part, fatal=True)
+        return EngineFailed(message, param="tts", fatal=True)
 
     async def _launch(self) -> None:
         """Start a process and wait until it is ready. Raises EngineFailed."""
