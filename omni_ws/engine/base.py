@@ -157,7 +157,7 @@ class EngineCapabilities:
     #: Whether answers that are made at once slow one another down: work in the background gives way to each of them.
     shares_cores: bool = False
     #: Whether the engine reads ``GenerationRequest.heard_language``. A composed engine tells other text models in the
-    #: text of the message (``engine.told_language``).
+    #: text of the message (``engine.continued_input``).
     reads_language: bool = False
 
     @property
