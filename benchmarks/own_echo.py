@@ -20,8 +20,7 @@ import numpy as np
 from support.echoing_client import Room
 from support.speech_clips import SAMPLE_RATE, clip_samples, noises
 
-from omni_ws.audio.echo import NoiseReduction, NoiseSuppressor
-from omni_ws.audio.own_echo import OwnEcho
+from omni_ws.audio.echo import NoiseReduction, NoiseSuppressor, OwnEcho
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.audio.speech_watch import BARGE_IN_BAR, SpeechOnset, TurnDetector
 from omni_ws.audio.vad import SpeechDetector

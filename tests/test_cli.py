@@ -18,7 +18,7 @@ from support.patience import PATIENCE_SEC
 from omni_ws import __version__
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig
-from omni_ws.config.settings import SETTINGS
+from omni_ws.config.loading import SETTINGS
 from omni_ws.errors import EngineFailed
 
 

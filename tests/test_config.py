@@ -20,9 +20,9 @@ from omni_ws.config import (
     check_exposure,
     load,
 )
+from omni_ws.config.loading import SETTINGS, SettingKind
 from omni_ws.config.model import SessionsConfig, TelephonyConfig
 from omni_ws.config.parts import FORMS, SERVER, AsrConfig, LlmConfig, TtsConfig
-from omni_ws.config.settings import SETTINGS, SettingKind
 from omni_ws.config.stores import StoreAddress
 from omni_ws.config.values import format_size, mark, parse_size
 from omni_ws.wire.openai_fields import MediaLimitFields

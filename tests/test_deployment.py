@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from omni_ws.cli import main
+from omni_ws.config.loading import SETTINGS
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.settings import SETTINGS
 from omni_ws.config.stores import StoreAddress
 from omni_ws.metrics import Metrics
 

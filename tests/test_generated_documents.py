@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_ws.config.settings import SETTINGS
+from omni_ws.config.loading import SETTINGS
 from omni_ws.errors import leaves
 from omni_ws.tools.documents import GENERATED, configuration_reference, error_codes, main
 

@@ -91,7 +91,7 @@ AT_HOME: dict[str, str | tuple[str, ...]] = {
     "opentelemetry": ("omni_ws.service.observing.tracing", "omni_ws.service.observing.otlp_metrics"),
     # JSON is for msgspec, or for orjson where there is no schema. Upstreams cut texts within a character, which both
     # refuse.
-    "json": ("omni_ws.engine.remote.answer_stream",),
+    "json": ("omni_ws.engine.remote.event_stream",),
 }
 
 CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.errors")

@@ -35,13 +35,13 @@ from benchmarks.backchannel.sounds import (
     trimmed,
 )
 from benchmarks.speech.corpus import telephone_prompts
-from omni_ws.audio import backchannel
-from omni_ws.audio.backchannel import Class, backchannel_probability, spectrogram
+from omni_ws.audio import smart_turn
 from omni_ws.audio.pcm import Samples
+from omni_ws.audio.smart_turn import Class, backchannel_probability, spectrogram
 from omni_ws.audio.vad import SAMPLE_RATE
 from omni_ws.service.conversation.mere_acknowledgements import SURE_BACKCHANNEL, SURE_WORDS, is_acknowledgement
 
-WEIGHTS: Final = Path(backchannel.__file__).with_name("backchannel.npz")
+WEIGHTS: Final = Path(smart_turn.__file__).with_name("backchannel.npz")
 #: How many sounds are made for training, for choosing and for judging, and how often each sound is heard.
 _MADE: Final = {"training": 700, "choosing": 60, "judging": 100}
 #: How often a sound is heard, each time otherwise; of Kokoro, which sounds more like people, more often.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from omni_ws.audio.backchannel import BANDS, CONVOLUTIONS, Class
+from omni_ws.audio.smart_turn import BANDS, CONVOLUTIONS, Class
 
 _CHANNELS: Final = 32
 _BATCH: Final = 128

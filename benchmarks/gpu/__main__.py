@@ -28,9 +28,9 @@ from benchmarks.gpu.shapes import Family, OmniShape, omni_shape
 from benchmarks.results import printed, write_results
 from benchmarks.vllm_parts.report import Report
 from omni_ws.engine.omni.slot_talker import SlotTalker
-from omni_ws.engine.omni.step_graphs import StepGraphs
-from omni_ws.engine.omni.step_model import StepModel, VocoderInput
+from omni_ws.engine.omni.step_process import StepModel, VocoderInput
 from omni_ws.engine.omni.talker_network import SamplingState
+from omni_ws.engine.omni.vocoder import StepGraphs
 
 RESULTS: Final = Path(__file__).parents[1] / "RESULTS-gpu.md"
 _TITLE: Final = """# Results on a GPU

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.conversations import answer, ask
 from benchmarks.gpu.models import load_talker, load_vocoder
 from benchmarks.gpu.shapes import Family, omni_shape
-from omni_ws.engine.omni.step_model import VocoderInput
+from omni_ws.engine.omni.step_process import VocoderInput
 
 _FRAMES = 24
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.models import Vocoder
 from benchmarks.gpu.shapes import Family, OmniShape
 from omni_ws.engine.omni.slot_talker import SlotTalker
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptRows, VocoderInput
+from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptRows, VocoderInput
 
 #: Tokens of the user's turn.
 _PROMPT_TOKENS = 200

@@ -90,8 +90,6 @@ class AudioDecoder:
         checked_channels(source.channels)
         self.source = source
         self.sample_rate = checked_sample_rate(sample_rate)
-        #: The duration of the input decoded so far, in milliseconds.
-        self.consumed_ms = 0.0
         self._decoder: _SourceDecoder
         #: The same as ``_decoder`` if the source is raw audio at ``sample_rate``, which is only converted to float32.
         self._raw: _RawDecoder | None = None
@@ -149,9 +147,7 @@ class AudioDecoder:
 
     def _decode_raw(self, data: bytes, decoder: _RawDecoder) -> Samples:
         self._check_open()
-        samples = decoder.samples(data)
-        self.consumed_ms += len(samples) * 1000 / self.sample_rate
-        return samples
+        return decoder.samples(data)
 
     def flush(self) -> Samples:
         """End the input; return the samples that the decoder still held. A second call returns none."""
@@ -196,7 +192,6 @@ class AudioDecoder:
 
     def _resampled(self, block: SourceBlock) -> Iterator[Samples]:
         samples, source_rate = block
-        self.consumed_ms += len(samples) * 1000 / source_rate
         if self._resampler is not None and self._resampler.source_rate != source_rate:
             # The parts of a chained Ogg file, and successive files, may differ in sample rate.
             yield self._clipped(self._resampler.flush())

@@ -382,11 +382,11 @@ class OpusPacketDecoder:
 class OpusPacketEncoder:
     """Encodes pieces of 20 ms as Opus packets. Each packet repeats the one before in few bits, in case that is lost."""
 
-    def __init__(self, *, bit_rate: int = 32_000) -> None:
+    def __init__(self) -> None:
         codec = self._codec = av.CodecContext.create("libopus", "w")
         codec.sample_rate = SAMPLE_RATE
         codec.format, codec.layout = "s16", "mono"
-        codec.bit_rate = bit_rate
+        codec.bit_rate = 32_000
         codec.time_base = Fraction(1, SAMPLE_RATE)
         codec.options = {
             "application": "voip",

@@ -1,15 +1,33 @@
-"""WebRTC's echo canceller (AEC3) and noise suppressor, by the library pywebrtc-audio, imported on first use."""
+"""WebRTC's echo canceller (AEC3) and noise suppressor, by the library pywebrtc-audio, imported on first use.
+
+FarEnd takes the server's own voice out of a client's microphone, by what was sent to the client and when it was played.
+
+**The far end.** What the client plays is known by its answer and the position in it, from the ledger's playback line,
+which follows the client's reports. Each piece of the microphone comes with that position at the piece's end
+(``Playing``). The samples of the microphone are the clock: for as many of them, as many samples of the answer are read
+on, however unevenly pieces arrive. Only if the two are apart by more than the network explains is the position set
+anew. The far end is read LEAD_MS ahead of the near end, so that the echo cannot be before it; the canceller finds the
+delay that is left, of up to 300 ms and more.
+
+**Cost.** The canceller runs only while something sounds, and RUNS_ON_MS longer. Otherwise the samples pass as they are.
+While it runs, they are late by DELAY samples and less than a frame, and none is lost or added at either end.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+from collections import deque
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples, samples_from_pcm16
+from omni_ws.core.chunks import AudioFormat
+from omni_ws.core.sent_sound import Playing, SentPiece
 
 PACKAGE: Final = "pywebrtc_audio"
 #: While the loudspeaker sounds, and so long after it, sound of which the canceller leaves less than this is silenced:
@@ -98,3 +116,165 @@ class NoiseSuppressor:
         quieter: Pcm16 = self._processor.process(waiting[:whole])
         skipped, self._skip = self._skip, max(0, self._skip - whole)
         return samples_from_pcm16(quieter[skipped:])
+
+
+# The server's own voice.
+
+#: How far the far end is read ahead of the position that the client is thought to be at.
+LEAD_MS: Final = 50
+#: How much later or earlier than that it may be. At the end of what was sent it has no lead.
+LATEST_MS: Final = 60
+EARLIEST_MS: Final = 200
+#: A piece that arrives late says little about when it was recorded: the promptest of so long a time says it.
+PROMPT_MS: Final = 2000
+#: How long after the last sound the canceller still runs: echo dies away, and the client is behind.
+RUNS_ON_MS: Final = 1000
+#: By how many samples the canceller's output is late.
+DELAY: Final = 128
+#: Of an answer, what is kept to be played, and what is kept that was, for a client that goes back.
+AHEAD: Final = 10 * RATE
+BEHIND: Final = 2 * RATE
+#: Answers that are kept: the one that is played, and those behind it.
+MAX_ANSWERS: Final = 4
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Sound of an answer at 16 kHz; ``begin`` is the index in the answer of its first sample."""
+
+    audio: AudioFormat
+    decoder: AudioDecoder
+    begin: int
+    #: Where in the answer the next piece begins, in milliseconds.
+    next_ms: float
+    samples: Pcm16 = field(default_factory=lambda: np.empty(0, np.int16))
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.samples)
+
+    def forget(self, before: int) -> None:
+        """Drop samples before the index ``before``, and the oldest beyond AHEAD and BEHIND."""
+        dropped = min(len(self.samples), max(0, before - self.begin, len(self.samples) - AHEAD - BEHIND))
+        self.samples = self.samples[dropped:]
+        self.begin += dropped
+
+
+class FarEnd:
+    """What the client plays, in step with the samples of its microphone."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, _Answer] = {}
+        #: The answer that is read, and the index in it of the next sample.
+        self._answer_id: str | None = None
+        self._at = 0
+        #: Milliseconds of the microphone so far, and how late pieces ended: the time, and how much later than recorded.
+        self._heard_ms = 0.0
+        self._lags: deque[tuple[float, float]] = deque()
+
+    def take(self, count: int, playing: Playing, *, behind: int = 0) -> Pcm16:
+        """Return the far end of the next ``count`` samples of the microphone.
+
+        ``playing`` is about the sample ``behind`` samples after them.
+        """
+        for piece in playing.sent:
+            self._add(piece)
+        self._heard_ms += count * 1000 / RATE
+        late_ms = self._lateness(playing.at_ms, self._heard_ms + behind * 1000 / RATE)
+        far = np.zeros(count, np.int16)
+        if playing.answer_id is None or not playing.sounds:
+            return far
+        position = playing.position_ms - late_ms + LEAD_MS
+        start = round(position * RATE / 1000) - behind - count
+        if playing.answer_id != self._answer_id:
+            self._answer_id, self._at = playing.answer_id, start
+        elif playing.moves and not -LATEST_MS <= (self._at - start) * 1000 / RATE <= EARLIEST_MS:
+            self._at = start
+        answer = self._answers.get(playing.answer_id)
+        if answer is not None:
+            self._read(answer, far)
+        return far
+
+    def _read(self, answer: _Answer, far: Pcm16) -> None:
+        """Fill ``far`` with the next samples of ``answer``, as far as they are there."""
+        end = min(self._at + len(far), answer.end)
+        begin = max(self._at, answer.begin)
+        if begin < end:
+            far[begin - self._at : end - self._at] = answer.samples[begin - answer.begin : end - answer.begin]
+        self._at = max(self._at, end)
+        answer.forget(self._at - BEHIND)
+
+    def _lateness(self, at_ms: float, heard_ms: float) -> float:
+        """Return how much later the piece that ends now arrived than the promptest of late."""
+        lag = at_ms - heard_ms
+        while self._lags and (self._lags[-1][1] >= lag or self._lags[0][0] < at_ms - PROMPT_MS):
+            if self._lags[-1][1] >= lag:
+                self._lags.pop()
+            else:
+                self._lags.popleft()
+        self._lags.append((at_ms, lag))
+        return lag - self._lags[0][1]
+
+    def _add(self, piece: SentPiece) -> None:
+        answer = self._answers.get(piece.answer_id)
+        if answer is None or answer.audio != piece.audio or abs(answer.next_ms - piece.start_ms) > 1:
+            answer = _Answer(
+                piece.audio,
+                AudioDecoder(piece.audio, sample_rate=RATE),
+                round(piece.start_ms * RATE / 1000),
+                piece.start_ms,
+            )
+            self._answers[piece.answer_id] = answer
+        answer.next_ms += piece.audio.duration_ms(len(piece.payload))
+        answer.samples = np.concatenate((answer.samples, pcm16_from_samples(answer.decoder.decode(piece.payload))))
+        answer.forget(0)
+        while len(self._answers) > MAX_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+
+
+class OwnEcho:
+    """Removes the echo of what the server sent from the audio of one microphone, at 16 kHz. See the module.
+
+    For use by one thread at a time. Raises ImportError without the library.
+    """
+
+    def __init__(self) -> None:
+        self._far_end = FarEnd()
+        self._remover = EchoRemover(RATE)
+        #: For how many more samples the canceller runs; 0: it does not.
+        self._left = 0
+        #: What was heard and not returned yet, and its far end, as far as the canceller has not taken it.
+        self._held = np.empty(0, np.int16)
+        self._far = np.empty(0, np.int16)
+        #: How many samples of the canceller's output are still of what it was given before it last rested.
+        self._stale = DELAY
+
+    def clean(self, near: Samples, playing: Playing, *, behind: int = 0) -> Samples:
+        """Return the next samples without the echo.
+
+        ``playing`` is about the sample ``behind`` samples after them.
+        """
+        far = self._far_end.take(len(near), playing, behind=behind)
+        self._left = RUNS_ON_MS * RATE // 1000 if far.any() else max(0, self._left - len(near))
+        if not self._left:
+            return near if not len(self._held) else np.concatenate((self.rest(), near))
+        self._held = np.concatenate((self._held, pcm16_from_samples(near)))
+        self._far = np.concatenate((self._far, far))
+        whole = len(self._far) // FRAME * FRAME
+        first = len(self._held) - len(self._far)
+        cleaned = [
+            self._remover.process(self._held[first + begin : first + begin + FRAME], self._far[begin : begin + FRAME])
+            for begin in range(0, whole, FRAME)
+        ]
+        self._far = self._far[whole:]
+        stale, self._stale = self._stale, max(0, self._stale - whole)
+        passed = np.concatenate([np.empty(0, np.int16), *cleaned])[stale:]
+        self._held = self._held[len(passed) :]
+        return samples_from_pcm16(passed)
+
+    def rest(self) -> Samples:
+        """Return what was held back, as it was heard. What follows is a new beginning for the canceller."""
+        rest = samples_from_pcm16(self._held)
+        self._held = self._far = np.empty(0, np.int16)
+        self._stale = DELAY
+        return rest

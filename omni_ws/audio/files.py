@@ -7,11 +7,12 @@ file, add its first bytes to ``kind_of_head`` (``core/file_heads.py``), a Walker
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from enum import Enum, auto
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from omni_ws.core.file_heads import (
     BEGINS_STREAM,
@@ -345,22 +346,25 @@ def _tag_bytes(window: bytes, *, final: bool) -> int | Look | None:
 # RFC 9559 (EBML, Matroska); ISO/IEC 14496-12, 4.2, and Apple, "QuickTime File Format" (MP4, MOV).
 
 
-class Walker(Protocol):
+class Walker(ABC):
     """Finds the elements of one file, one by one. ``window`` always begins at the border between two elements."""
 
     @property
     def has_length(self) -> bool:
         """Whether the file gives its length. Otherwise it ends at any chunk that begins with the head of a file."""
+        return False
 
-    def step(self, window: bytes) -> Step: ...
+    @abstractmethod
+    def step(self, window: bytes) -> Step:
+        """Return the length of the next element."""
 
+    @abstractmethod
     def allows(self, kind: FileKind, window: bytes) -> bool:
         """Return whether the head of this kind, with which ``window`` begins, is the beginning of a new file."""
-        ...
 
     def resume(self, window: bytes) -> int | None:
         """Return where in ``window``, as an offset, the file may go on after damage; None if it has ended there."""
-        ...
+        return None
 
 
 _RIFF_HEAD_BYTES: Final = 12
@@ -376,7 +380,7 @@ _TRAILING_CHUNKS: Final = frozenset(
 )
 
 
-class WavWalker:
+class WavWalker(Walker):
     """Walks through the RIFF chunks of a WAV file. Samples of unknown length extend to the end of the input."""
 
     def __init__(self) -> None:
@@ -439,25 +443,18 @@ class WavWalker:
         # A file without samples may be followed by another file.
         return kind is FileKind.WAV if self._is_endless else self._has_samples
 
-    def resume(self, window: bytes) -> int | None:
-        return None
-
 
 _PAGE_HEAD_BYTES: Final = 27
 _ENDS_STREAM: Final = 4
 
 
-class OggWalker:
+class OggWalker(Walker):
     """Walks through Ogg pages. The file ends with its last stream, or before a page that begins new streams."""
 
     def __init__(self) -> None:
         self._open: set[bytes] = set()
         self._has_data = False
         self._has_ended = False
-
-    @property
-    def has_length(self) -> bool:
-        return False
 
     def step(self, window: bytes) -> Step:
         if not window.startswith(b"OggS"):
@@ -494,16 +491,12 @@ _HEADS_IN_FLAC: Final = re.compile(
 )
 
 
-class FlacWalker:
+class FlacWalker(Walker):
     """Walks through FLAC: metadata, then frames without a length. A head after a whole frame ends the file."""
 
     def __init__(self) -> None:
         self._begun = False
         self._has_metadata = False
-
-    @property
-    def has_length(self) -> bool:
-        return False
 
     def step(self, window: bytes) -> Step:
         if self._has_metadata:
@@ -523,15 +516,12 @@ class FlacWalker:
     def allows(self, kind: FileKind, window: bytes) -> bool:
         return self._has_metadata
 
-    def resume(self, window: bytes) -> int | None:
-        return None
-
     @staticmethod
     def heads(window: bytes) -> list[int]:
         return [found.start() for found in _HEADS_IN_FLAC.finditer(window)]
 
 
-class FrameWalker:
+class FrameWalker(Walker):
     """Walks through tags and frames. A recording that was cut out of a stream begins in the middle of a frame."""
 
     def __init__(
@@ -558,10 +548,6 @@ class FrameWalker:
         self._frame_bytes = frame_bytes
         self._two_frames = two_frames
         self._has_frames = False
-
-    @property
-    def has_length(self) -> bool:
-        return False
 
     def step(self, window: bytes) -> Step:
         if window.startswith(b"ID3"):
@@ -617,7 +603,7 @@ _INSIDE: Final = frozenset(
 )
 
 
-class MatroskaWalker:
+class MatroskaWalker(Walker):
     """Walks through EBML elements. It enters segments and clusters, which may have no length."""
 
     def __init__(self) -> None:
@@ -675,7 +661,7 @@ _BOXES: Final = frozenset(
 _BOX_NAME: Final = re.compile(rb"[ -~\xa9]{4}")
 
 
-class IsoWalker:
+class IsoWalker(Walker):
     """Walks through MP4 boxes. A file has an index (``moov``) and media data; recordings of browsers have fragments."""
 
     def __init__(self) -> None:
@@ -716,9 +702,6 @@ class IsoWalker:
 
     def allows(self, kind: FileKind, window: bytes) -> bool:
         return self._is_whole
-
-    def resume(self, window: bytes) -> int | None:
-        return None
 
 
 WALKERS: Final[dict[FileKind, Callable[[], Walker]]] = {

@@ -17,9 +17,8 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from omni_ws.audio.backchannel import backchannel_probability
 from omni_ws.audio.codec import AudioDecoder
-from omni_ws.audio.echo import NoiseSuppressor
+from omni_ws.audio.echo import NoiseSuppressor, OwnEcho
 from omni_ws.audio.near_voice import NearVoice, window_powers
 from omni_ws.audio.onset_meter import (
     CLEAR_MARGIN,
@@ -34,9 +33,8 @@ from omni_ws.audio.onset_meter import (
     SpeechLasts,
     SpeechLull,
 )
-from omni_ws.audio.own_echo import OwnEcho
 from omni_ws.audio.pcm import NO_SAMPLES, RecentSamples, Samples, pcm16_from_samples, samples_from_pcm16
-from omni_ws.audio.smart_turn import HEARD_SAMPLES
+from omni_ws.audio.smart_turn import HEARD_SAMPLES, backchannel_probability
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.chunks import AudioFormat
 from omni_ws.core.sent_sound import Playing

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from omni_ws.config.loading import read_toml
+from omni_ws.config.loading import hint, read_toml
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.settings import hint
 from omni_ws.config.values import ConfigurationError, parse_size
 
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from omni_ws.errors import InvalidFrame
 
@@ -44,6 +46,15 @@ def check_values(data: bytes | bytearray | memoryview | str, most: int = MAX_MES
         values += _CONTAINER * int(np.count_nonzero((outside == _ARRAY) | (outside == _OBJECT)))
         if values > most:
             raise InvalidFrame(f"the JSON has more than {most} values")
+
+
+def json_or_none(data: bytes | bytearray | str, most: int = MAX_MESSAGE_VALUES) -> Any:
+    """Return what a document holds; None if it is not JSON, or has more than ``most`` values."""
+    try:
+        check_values(data, most)
+        return orjson.loads(data)
+    except (InvalidFrame, ValueError):
+        return None
 
 
 # The languages that multilingual Whisper can be told to expect. Sources: RFC 5646 for the codes; openai-whisper's

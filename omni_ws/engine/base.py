@@ -157,7 +157,7 @@ class EngineCapabilities:
     #: Whether answers that are made at once slow one another down: work in the background gives way to each of them.
     shares_cores: bool = False
     #: Whether the engine reads ``GenerationRequest.heard_language``. A composed engine tells other text models in the
-    #: text of the message (``engine.told_language``).
+    #: text of the message (``engine.continued_input``).
     reads_language: bool = False
 
     @property
@@ -267,6 +267,22 @@ class OutputFilter:
 
     def drain(self) -> Coroutine[Any, Any, None]:
         return self._out.drain()
+
+
+#: What stands for the next words of the user in a request that only has the model compute its prompt.
+NOTHING_SAID: Final = "…"
+
+
+class Unread:
+    """An OutputWriter that drops all outputs, for such requests."""
+
+    full = False
+
+    def write(self, output: EngineOutput) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
 
 
 class UsageMeter:
@@ -558,8 +574,39 @@ class EngineState(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
+class Component(Protocol):
+    """What is started, stopped and described as an engine is: an engine, or a voice."""
+
+    #: The name of the kind of engine, for logs, metrics and health reports.
+    name: str
+    #: The name of the model, as clients see it. May be set by ``start``.
+    model: str
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What the engine can do. Final once ``start`` has returned."""
+        ...
+
+    @property
+    def state(self) -> EngineState:
+        """The current state. It may turn UNHEALTHY at any time."""
+        ...
+
+    def describe(self) -> tuple[str, ...]:
+        """Return lines to print for the operator after ``start``: what the engine found, and what is missing."""
+        ...
+
+    async def start(self) -> None:
+        """Load models and warm up; returns once requests can be served. Raises EngineFailed."""
+        ...
+
+    async def stop(self) -> None:
+        """Release everything. Idempotent; also called after a failed ``start``."""
+        ...
+
+
 @runtime_checkable
-class Engine(Protocol):
+class Engine(Component, Protocol):
     """An engine: ``start``, then any number of concurrent ``generate``, then ``stop``.
 
     **Threads.** All methods are called on the event loop that also serves the connections, which an engine must not
@@ -579,36 +626,9 @@ class Engine(Protocol):
     details. An EngineFailed also ends the session if ``state`` is no longer OK.
     """
 
-    #: The name of the kind of engine, for logs, metrics and health reports.
-    name: str
-    #: The name of the model, as clients see it. May be set by ``start``.
-    model: str
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """What the engine can do. Final once ``start`` has returned."""
-        ...
-
-    @property
-    def state(self) -> EngineState:
-        """The current state. It may turn UNHEALTHY at any time."""
-        ...
-
     @property
     def active_requests(self) -> int:
         """The number of requests that hold resources of the engine, such as a slot, a worker or a stream."""
-        ...
-
-    def describe(self) -> tuple[str, ...]:
-        """Return lines to print for the operator after ``start``: what the engine found, and what is missing."""
-        ...
-
-    async def start(self) -> None:
-        """Load models and warm up; returns once requests can be served. Raises EngineFailed."""
-        ...
-
-    async def stop(self) -> None:
-        """Release everything. Idempotent; also called after a failed ``start``."""
         ...
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:

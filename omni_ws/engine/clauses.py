@@ -13,6 +13,7 @@ from omni_ws.engine.base import InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import own_part
 from omni_ws.engine.spoken.languages import PhraseWords, abbreviations_of
+from omni_ws.engine.threads import end_tasks
 
 # Pieces, so short that work on one of them does not block the event loop.
 
@@ -350,9 +351,7 @@ async def with_pauses(
                 return
             yield text
     finally:
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+        await end_tasks(reading)
 
 
 async def _next(source: AsyncIterator[str]) -> str | None:

@@ -33,7 +33,7 @@ from omni_ws.engine.base import GenerationRequest, InputSource
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import pieces_of
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import SLICE_SEC, Lane, run_in_thread
+from omni_ws.engine.threads import SLICE_SEC, Lane, end_tasks, run_in_thread
 from omni_ws.errors import OmniError, UnsupportedModality
 from omni_ws.media.image import MediaLimits, Pixels, decode_image, decoding_bytes
 from omni_ws.media.video import MAX_FRAMES, FrameSelection, VideoDecoder, VideoFrame
@@ -207,9 +207,8 @@ async def decode_input(
             yield part
         decoder.tell(warn)
     finally:
-        reader.cancel()
         waiting.discard()
-        await asyncio.gather(reader, return_exceptions=True)
+        await end_tasks(reader)
         decoder.close()
         hops.close()
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 from omni_ws.audio.pcm import Samples
 from omni_ws.engine.base import AudioOutput, OutputWriter
 from omni_ws.engine.channel import StageLink
+from omni_ws.engine.threads import end_tasks
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 
@@ -256,8 +257,7 @@ class FrameChunks(Generic[Item]):
             yield
             await task
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     async def has_more(self) -> bool:
         """Wait for an item; returns False at the end of the source."""

@@ -1,4 +1,4 @@
-"""The cores and the memory of the machine, and the threads in which blocking work runs."""
+"""The cores and the memory of the machine, the threads in which blocking work runs, and the end of tasks."""
 
 from __future__ import annotations
 
@@ -201,6 +201,14 @@ async def _wait_until_done(work: asyncio.Future[T]) -> None:
             continue
     if not work.cancelled():
         work.exception()
+
+
+async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel those of ``tasks`` that run, and wait for the end of all; how they end does not matter."""
+    ending = [task for task in tasks if task is not None]
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 # The threads in which a server decodes audio and detects speech.

@@ -24,7 +24,6 @@ from omni_ws.config.parts import (
 from omni_ws.config.plugins import ENGINES, made
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
-from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 
@@ -202,9 +201,8 @@ def _with_rules(llm: Engine, config: ServerConfig, rules: RulesEngine | None = N
 
 def _auto_llm(config: ServerConfig) -> Engine:
     """Create the LLM that answers by rules until a language model was found or fetched."""
-    from omni_ws.engine.llm.auto_llm import AutoLlm, Found
-    from omni_ws.engine.llm.fetched_mind import RULES_ALONE, FetchedMind, why_none
-    from omni_ws.engine_choice.local_servers import local_servers
+    from omni_ws.engine.llm.auto_llm import RULES_ALONE, AutoLlm, FetchedMind, Found, why_none
+    from omni_ws.engine_choice.available import local_servers
 
     rules = _rules()
 
@@ -335,6 +333,7 @@ def tts_of(config: ServerConfig) -> Engine | None:
 
 def _best_voice(config: ServerConfig) -> Engine:
     """Create the voice that ``embedded.voice`` names; by default Hibari, or else espeak-ng."""
+    from omni_ws.engine.composed.engine import FirstToStart
     from omni_ws.engine.tts.voice_process import VoiceProcess
 
     choice, voice = config.embedded.voice, config.tts.voice or config.embedded.default_voice
@@ -349,7 +348,7 @@ def _speaking(config: ServerConfig, voice: VoiceProcess) -> Engine:
     """Create the engine that speaks with a voice, and in the configured languages with those that they have."""
     from omni_ws.engine.tts.language_voices import LanguageVoices
     from omni_ws.engine.tts.speech_engine import SpeechEngine
-    from omni_ws.engine.tts.voice_table import voice_table
+    from omni_ws.engine_choice.available import voice_table
 
     table = voice_table(config)
     if not table:
@@ -364,7 +363,7 @@ def live_backend(config: ServerConfig) -> Engine | None:
     live = config.live
     if live.backend is None:
         return None
-    from omni_ws.engine.remote.backend import Backend
+    from omni_ws.engine.remote.engine import Backend
     from omni_ws.engine.remote.settings import RemoteLlmSettings, key_of, patience
 
     common = {**patience(config.remote), "start_timeout": 0, "log_content": config.log_content}

@@ -1,6 +1,6 @@
 """What is available on this machine for the parts of an engine, and which improvements can be suggested.
 
-It looks for weights, and for the model that detects the ends of turns. Model servers: ``local_servers``.
+It looks for weights, for voices, for the model that detects the ends of turns, and for servers of language models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from omni_ws.engine.asr.whisper_model import PINNED
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
 from omni_ws.engine.llm.coming import growing_llm
-from omni_ws.engine.tts.voice_table import voice_table
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 from omni_ws.weights.cache import fetched_file
@@ -31,6 +30,24 @@ from omni_ws.weights.sources import PinnedWeights, pinned_weights
 
 if TYPE_CHECKING:
     from omni_ws.audio.smart_turn import SmartTurn
+
+
+import asyncio
+import os
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any, TypeVar
+
+import orjson
+
+from omni_ws.config.parts import LOCAL_PORTS
+from omni_ws.core.json_values import check_values
+from omni_ws.errors import InvalidFrame
 
 log = logging.getLogger(__name__)
 
@@ -170,3 +187,271 @@ def advice(engine: Engine, config: ServerConfig) -> str | None:
         return str(shortcomings[0])
     llm = growing_llm(engine)
     return None if llm is None else next(iter(llm.advice), None)
+
+
+# Servers of language models that run on this machine: which there are, which may be used, and with which model.
+#
+# Only loopback is looked at, at the usual ports, without keys and with one request or two a server. What another user
+# of this machine runs is named and not used: it would read every conversation.
+
+T = TypeVar("T")
+
+#: The time-out for all servers together.
+LOOK_SEC: Final = 0.3
+_MOST_BYTES: Final = 1 << 20
+#: The longest name of a model.
+_MOST_NAME_CHARACTERS: Final = 200
+#: How many of a server's models are looked at.
+_MOST_MODELS: Final = 1000
+#: The owner that the servers of this package name for their models.
+_OWN_KIND: Final = "omni_ws"
+#: Words in the names of models that do not chat.
+_NO_CHAT: Final = ("embed", "rerank", "whisper", "bge-", "-tts", "tts-", "minilm", "colbert")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A port on which a model server may listen, and the name for it in ``--llm``."""
+
+    kind: str
+    port: int
+    use: str
+
+
+#: In the order in which they are used.
+LOCAL_SERVERS: Final = (
+    LocalServer("Ollama", LOCAL_PORTS["ollama"], "ollama"),
+    LocalServer("LM Studio", LOCAL_PORTS["lmstudio"], "lmstudio"),
+    LocalServer("a server like vLLM", 8000, "http://127.0.0.1:8000/v1"),
+    LocalServer("llama.cpp", LOCAL_PORTS["llamacpp"], "llamacpp"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundServer:
+    """A server that serves ``model``. ``why_not`` is why it may not be used unasked; empty if it may."""
+
+    server: LocalServer
+    model: str
+    why_not: str = ""
+
+    @property
+    def suggestion(self) -> str:
+        """The line for a person who may want to use it."""
+        because = f" ({self.why_not})" if self.why_not else ""
+        return (
+            f"{self.server.kind} on this machine serves {self.model}{because}: to talk with it, start with "
+            f"--llm {self.server.use}"
+        )
+
+
+async def local_servers(own_port: int, *, timeout: float | None = None) -> tuple[FoundServer, ...]:
+    """Return the servers on loopback that serve a model that chats; takes ``timeout`` (LOOK_SEC) seconds at most."""
+    end = asyncio.get_running_loop().time() + (LOOK_SEC if timeout is None else timeout)
+    looks = (_until(end, _look_at(server)) for server in LOCAL_SERVERS if server.port != own_port)
+    # Whose they are is looked up meanwhile: a server that does not answer uses up the time-out.
+    uids, looked = await asyncio.gather(_until(end, asyncio.to_thread(listener_owners)), asyncio.gather(*looks))
+    return tuple(_judged(one, uids) for one in looked if one is not None)
+
+
+async def _until(end: float, look: Awaitable[T]) -> T | None:
+    """Return what ``look`` finds; None if it fails, or lasts beyond the time ``end`` of the event loop."""
+    with suppress(OSError, TimeoutError, ValueError, InvalidFrame):
+        async with asyncio.timeout_at(end):
+            return await look
+    return None
+
+
+def _judged(found: FoundServer, uids: dict[int, set[int]] | None) -> FoundServer:
+    """Return ``found`` with the reason why it may not be used, if its listener is not ours, nor root's."""
+    if found.why_not:
+        return found
+    if uids is None or not (owners := uids.get(found.server.port)):
+        return FoundServer(found.server, found.model, "it cannot be told whose it is")
+    if owners <= {os.getuid(), 0}:
+        return found
+    return FoundServer(found.server, found.model, "another user of this machine runs it")
+
+
+# Whose a listening port is
+
+#: The state LISTEN in /proc/net/tcp.
+_LISTEN: Final = "0A"
+#: The addresses to which a connection to 127.0.0.1 may lead, as /proc/net writes them on a little-endian machine.
+_ANSWERING: Final = frozenset(
+    {
+        "0100007F",
+        "00000000",
+        "0" * 32,
+        "0000000000000000FFFF00000100007F",
+        "0000000000000000FFFF000000000000",
+    }
+)
+
+
+def listener_owners(
+    tables: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6")),
+) -> dict[int, set[int]] | None:
+    """Return the ids of the users that listen on 127.0.0.1, by port; None where the system does not tell. Blocks."""
+    if sys.platform != "linux" or sys.byteorder != "little":
+        return None
+    owners: dict[int, set[int]] = {}
+    told = False
+    for table in tables:
+        with suppress(OSError), table.open(encoding="ascii") as lines:
+            told = True
+            next(lines, "")
+            for line in lines:
+                for port, uid in _listener(line.split()):
+                    owners.setdefault(port, set()).add(uid)
+    return owners if told else None
+
+
+def _listener(fields: list[str]) -> Iterator[tuple[int, int]]:
+    if len(fields) > 7 and fields[3] == _LISTEN:
+        address, _, port = fields[1].partition(":")
+        if address in _ANSWERING:
+            yield int(port, 16), int(fields[7])
+
+
+# Which model it serves
+
+
+async def _look_at(server: LocalServer) -> FoundServer | None:
+    """Return the model of a server that chats, the one that it has loaded if it tells. Raises OSError, ValueError."""
+    if server.use == "ollama":
+        return await _ollama(server)
+    if server.use == "lmstudio":
+        return await _lm_studio(server)
+    if not (models := await _chatting(server)):
+        return None
+    owner = models[0].get("owned_by")
+    expected = ("llamacpp",) if server.use == "llamacpp" else ("vllm", "sglang")
+    return FoundServer(server, _name(models[0], "id"), "" if owner in expected else "it is not told what it is")
+
+
+async def _ollama(server: LocalServer) -> FoundServer | None:
+    """Return the first of the loaded models that chats and runs here, or else of all."""
+    loaded, there = await asyncio.gather(
+        *(_get_json(server.port, path) for path in ("/api/ps", "/api/tags")), return_exceptions=True
+    )
+    if isinstance(there, BaseException):
+        if not isinstance(there, (OSError, ValueError, InvalidFrame)):
+            raise there
+        return await _any_model(server)
+    listed = [*([] if isinstance(loaded, BaseException) else _listed(loaded, "models")), *_listed(there, "models")]
+    by_name = {name: one for one in _listed(there, "models") if (name := _name(one, "name"))}
+    for one in listed:
+        name = _name(one, "name")
+        # What is loaded is described in full only in the list of all.
+        if _chats(name) and not any(map(_is_elsewhere, (one, by_name.get(name, {})))) and not _embeds(one):
+            return FoundServer(server, name)
+    return None
+
+
+def _is_elsewhere(model: dict[str, Any]) -> bool:
+    """Whether Ollama forwards a model to its cloud."""
+    name = str(model.get("name"))
+    return bool(model.get("remote_host") or model.get("remote_model")) or name.endswith(("-cloud", ":cloud"))
+
+
+def _embeds(model: dict[str, Any]) -> bool:
+    """Whether a model of Ollama is of a family that turns text into vectors."""
+    details = model.get("details")
+    return isinstance(details, dict) and "bert" in str(details.get("family"))
+
+
+async def _lm_studio(server: LocalServer) -> FoundServer | None:
+    """Return the first loaded model that chats, or else the first of all, which LM Studio loads when it is asked."""
+    try:
+        described = _listed(await _get_json(server.port, "/api/v0/models"), "data")
+    except (ValueError, InvalidFrame):
+        return await _any_model(server)
+    able = [one for one in described if one.get("type") in ("llm", "vlm") and _chats(_name(one, "id"))]
+    able.sort(key=lambda one: one.get("state") != "loaded")
+    return FoundServer(server, _name(able[0], "id")) if able else None
+
+
+async def _any_model(server: LocalServer) -> FoundServer | None:
+    """Return the first model of what is no such server, or an old one: it is named, and not used."""
+    models = await _chatting(server)
+    return FoundServer(server, _name(models[0], "id"), f"it is not known to be {server.kind}") if models else None
+
+
+async def _chatting(server: LocalServer) -> list[dict[str, Any]]:
+    """Return the models of ``/v1/models`` that chat; none if they are of a server of this package."""
+    models = [one for one in _listed(await _get_json(server.port, "/v1/models"), "data") if _chats(_name(one, "id"))]
+    return [] if any(one.get("owned_by") == _OWN_KIND for one in models) else models
+
+
+def _listed(content: Any, key: str) -> list[dict[str, Any]]:
+    listed = content.get(key) if isinstance(content, dict) else None
+    return [one for one in listed[:_MOST_MODELS] if isinstance(one, dict)] if isinstance(listed, list) else []
+
+
+def _name(model: dict[str, Any], key: str) -> str:
+    """Return the name of a model; empty if it has none that can be shown, and asked for."""
+    name = model.get(key)
+    if isinstance(name, str) and name.isprintable() and len(name) <= _MOST_NAME_CHARACTERS:
+        return name
+    return ""
+
+
+def _chats(name: str) -> bool:
+    return bool(name) and not any(word in name.lower() for word in _NO_CHAT)
+
+
+async def _get_json(port: int, path: str) -> Any:
+    """Return the JSON at ``path``, using only the standard library. Raises OSError, ValueError and InvalidFrame."""
+    async with _answer(port, path) as reader:
+        received = bytearray()
+        while piece := await reader.read(1 << 16):
+            received += piece
+            if len(received) > _MOST_BYTES:
+                raise ValueError("no list of models is as long")
+    head, _, body = bytes(received).partition(b"\r\n\r\n")
+    if head[:5] != b"HTTP/" or head.split(None, 2)[1:2] != [b"200"]:
+        raise ValueError("no list of models")
+    check_values(body)
+    return orjson.loads(body)
+
+
+@asynccontextmanager
+async def _answer(port: int, path: str) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        # With HTTP/1.0 the body ends with the connection.
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nAccept: application/json\r\n\r\n".encode())
+        yield reader
+    finally:
+        writer.transport.abort()
+
+
+# The table of voices: which may speak which language.
+
+
+def voice_table(config: ServerConfig) -> Mapping[str, Sequence[str]]:
+    """Return the voices that may speak each of the configured ``languages``; empty where one voice speaks all of them.
+
+    English is spoken by the TTS itself, unless ``tts.voices`` has it. A TTS that was named and speaks a language is the
+    first choice for it.
+    """
+    own: Mapping[str, str] = config.tts.voices
+    choice = config.tts.choice
+    if choice.name not in ("embedded", "hibari", "kokoro", "espeak") or config.embedded.voice is VoiceChoice.NONE:
+        return {}
+    table: dict[str, Sequence[str]] = {}
+    for language in dict.fromkeys((*config.languages, *own)):
+        if language in own:
+            table[language] = (own[language],)
+        elif language != "en":
+            usual = _usual_voices().get(language, [f"espeak:{language}"])
+            named = [voice for voice in usual if voice.partition(":")[0] == choice.name]
+            table[language] = (*named, *(voice for voice in usual if voice not in named))
+    return table
+
+
+@lru_cache
+def _usual_voices() -> Mapping[str, list[str]]:
+    text = (resources.files("omni_ws.engine.tts") / "voice_table.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)

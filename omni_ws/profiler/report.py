@@ -484,12 +484,12 @@ _FIGURES: Final = ("count", "avg", "p50", "p95", "max")
 MOST_TIMELINES: Final = 20
 
 
-def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
-    """Return the report as text for a terminal; ``timelines`` limits the requests that are listed."""
-    return "\n".join(_lines(report, timelines)) + "\n"
+def as_text(report: Mapping[str, Any]) -> str:
+    """Return the report as text for a terminal."""
+    return "\n".join(_lines(report)) + "\n"
 
 
-def _lines(report: Mapping[str, Any], timelines: int) -> Iterator[str]:
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _head(report)
     yield ""
     yield "Latencies (ms; rtf: a ratio)"
@@ -502,10 +502,10 @@ def _lines(report: Mapping[str, Any], timelines: int) -> Iterator[str]:
     yield from _table(report["hop_breakdown"], ("src", "dst", "kind", *_in_ms(_FIGURES)))
     yield ""
     requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])
-    shown = f", the {timelines} longest" if len(requests) > timelines else ""
+    shown = f", the {MOST_TIMELINES} longest" if len(requests) > MOST_TIMELINES else ""
     yield f"Requests (ms){shown}"
     columns = ("request_id", "origin", "task", "finish_reason", "end_to_end_ms", "ttft_ms", "ttfa_ms", "unaccounted_ms")
-    yield from _table(requests[:timelines], columns)
+    yield from _table(requests[:MOST_TIMELINES], columns)
 
 
 def _head(report: Mapping[str, Any]) -> Iterator[str]:

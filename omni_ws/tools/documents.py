@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from omni_ws.config.settings import SECTIONS, SETTINGS, Setting, SettingKind, default_words
+from omni_ws.config.loading import SECTIONS, SETTINGS, Setting, SettingKind, default_words
 from omni_ws.core.chunks import AudioEncoding, FinishReason, InputMode, Modality, OutputModality, StartTrigger, Task
 from omni_ws.errors import leaves
 from omni_ws.metrics import Metrics

@@ -245,22 +245,22 @@ def _holds(path: Path, file: PinnedFile) -> bool:
 # The official site of the model
 
 _DOWNLOAD_BLOCK: Final = 1 << 18
+LEAST_BYTES_PER_SEC: Final = 100_000
 
 
 class OfficialSource:
     """Downloads by HTTP, and resumes an earlier download.
 
     Gives up early, since there are other sources: if there is no response within ``open_sec``, if nothing arrives for
-    ``stall_sec``, or if, after ``stall_sec``, the average rate of a file is below ``least_bytes_per_sec``. A host that
+    ``stall_sec``, or if, after ``stall_sec``, the average rate of a file is below LEAST_BYTES_PER_SEC. A host that
     did not respond in time is not asked again.
     """
 
     name = "official"
 
-    def __init__(self, *, open_sec: float = 5, stall_sec: float = 10, least_bytes_per_sec: float = 100_000) -> None:
+    def __init__(self, *, open_sec: float = 5, stall_sec: float = 10) -> None:
         self._open_sec = open_sec
         self._stall_sec = stall_sec
-        self._least_bytes_per_sec = least_bytes_per_sec
         self._silent: set[str] = set()
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
@@ -299,7 +299,7 @@ class OfficialSource:
                     opened.write(block)
                     fetching.progress(Progress(weights.name, file.name, have, file.size))
                     passed = time.monotonic() - began
-                    if passed > self._stall_sec and have - had < passed * self._least_bytes_per_sec:
+                    if passed > self._stall_sec and have - had < passed * LEAST_BYTES_PER_SEC:
                         raise WeightsError(f"{url} is slow: {have - had} bytes in {passed:.0f} s")
         if have < file.size:
             raise WeightsError(f"{url} ended after {have} of {file.size} bytes")

@@ -109,7 +109,6 @@ def test_audio_comes_while_the_bytes_still_arrive(encoding: AudioEncoding) -> No
     with AudioDecoder(AudioFormat(encoding), sample_rate=16000) as decoder:
         early = decoder.decode(data[: len(data) // 2])
         assert len(early) > len(speech()) / 8
-        assert decoder.consumed_ms == pytest.approx(len(early) / 16, abs=25)
 
 
 def test_webm_is_nearly_live() -> None:

@@ -103,7 +103,6 @@ def test_half_a_sample_at_the_end_is_dropped() -> None:
     assert len(decoder.decode(b"\0")) == 1
     assert len(decoder.decode(b"\0" * 3)) == 0
     assert len(decoder.flush()) == 0
-    assert decoder.consumed_ms == 2 / 16
 
 
 def test_what_is_no_number_becomes_silence() -> None:
@@ -117,12 +116,6 @@ def test_resampling_full_scale_stays_in_range() -> None:
     square = np.sign(np.sin(np.arange(4000) / 7)).astype(np.float32)
     result = decoded(square.astype("<f4").tobytes(), AudioFormat(AudioEncoding.F32), sample_rate=44100)
     assert np.abs(result).max() <= 1.0
-
-
-def test_consumed_counts_input_at_its_own_rate() -> None:
-    decoder = AudioDecoder(AudioFormat(sample_rate=48000, channels=2), sample_rate=16000)
-    decoder.decode(bytes(48000 * 4))
-    assert decoder.consumed_ms == 1000.0
 
 
 def test_nothing_in_nothing_out() -> None:

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from support.speech_clips import clip_samples, noises
 
-from omni_ws.audio.echo import RATE, NoiseSuppressor
-from omni_ws.audio.own_echo import (
+from omni_ws.audio.echo import (
     AHEAD,
     BEHIND,
     EARLIEST_MS,
     LATEST_MS,
     LEAD_MS,
     MAX_ANSWERS,
-    TAIL_MS,
+    RATE,
+    RUNS_ON_MS,
     FarEnd,
+    NoiseSuppressor,
     OwnEcho,
 )
 from omni_ws.audio.pcm import Pcm16, Samples, pcm16_from_samples
@@ -216,7 +217,7 @@ def test_no_sample_is_lost_or_added_and_those_in_silence_stay_bit_for_bit() -> N
     assert len(cleaned) == len(near)
     changed = np.flatnonzero(cleaned != near)
     assert changed[0] > 900 * MS
-    assert changed[-1] < (3000 + TAIL_MS) * MS
+    assert changed[-1] < (3000 + RUNS_ON_MS) * MS
     # In between it is the same sound at the same place, apart from the delay of a filter against hum.
     middle = slice(1500 * MS, 2500 * MS)
     matches = [float(np.dot(np.roll(cleaned, shift)[middle], near[middle])) for shift in range(-160, 161)]

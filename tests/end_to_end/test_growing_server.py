@@ -37,10 +37,10 @@ small = real["smollm2"]
 files = tuple(replace(file, official=None) for file in small.files)
 weights = {{**real, "qwen": replace(small, name="qwen", official={url!r}, wheels=(), files=files)}}
 sources.pinned_weights = lambda: weights
-from omni_ws.engine.llm import fetched_mind
-from omni_ws.engine_choice import local_servers
-fetched_mind.LEAST_MEMORY = fetched_mind.LEAST_CORES = fetched_mind.LEAST_DISK = 0
-local_servers.LOCAL_SERVERS = ()
+from omni_ws.engine.llm import auto_llm
+from omni_ws.engine_choice import available
+auto_llm.LEAST_MEMORY = auto_llm.LEAST_CORES = auto_llm.LEAST_DISK = 0
+available.LOCAL_SERVERS = ()
 """
 
 

@@ -7,8 +7,8 @@ from support.live_server import live_server
 
 from omni_ws.client import connect
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.composed.engine import FirstToStart
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.errors import EngineFailed
 from omni_ws.wire.server_frames import Part
 

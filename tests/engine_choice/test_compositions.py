@@ -19,9 +19,8 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
 from omni_ws.engine.asr.whisper import WhisperRecogniser
 from omni_ws.engine.base import Engine
-from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.composed.engine import ComposedEngine, FirstToStart
 from omni_ws.engine.composed.parts import PartDescription
-from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.auto_llm import AutoLlm
 from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from support.patience import PATIENCE_SEC
 
-from omni_ws.engine_choice import local_servers as module
-from omni_ws.engine_choice.local_servers import FoundServer, LocalServer, listener_owners, local_servers
+from omni_ws.engine_choice import available as module
+from omni_ws.engine_choice.available import FoundServer, LocalServer, listener_owners, local_servers
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -11,8 +11,7 @@ from support.part_engines import RetortEngine
 
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import Engine
-from omni_ws.engine.llm.auto_llm import AutoLlm, Found
-from omni_ws.engine.llm.fetched_mind import FetchedMind, Plan
+from omni_ws.engine.llm.auto_llm import AutoLlm, FetchedMind, Found, Plan
 from omni_ws.engine.llm.rules_engine import RulesEngine, RulesFirst
 from omni_ws.errors import EngineFailed
 from omni_ws.weights.sources import Fetching, Progress

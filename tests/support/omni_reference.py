@@ -29,7 +29,7 @@ from transformers import (
     Qwen3OmniMoeProcessor,
 )
 
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptRows
+from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptRows
 
 TEXT_TOKENS: Final = 24
 CODEC_FRAMES: Final = 32

@@ -15,7 +15,7 @@ from support.omni_reference import SPEAKER, Spoken, spoken
 from support.tiny_omni import Family, omni_checkpoint
 
 from omni_ws.engine.omni.slot_talker import SlotTalker, load_talker
-from omni_ws.engine.omni.step_model import Codes, CodesEnd, PromptRows, TalkerItem
+from omni_ws.engine.omni.step_process import Codes, CodesEnd, PromptRows, TalkerItem
 
 LONGEST = 768
 SLOTS = 8

@@ -23,7 +23,7 @@ from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.threads import SoleThread
 from omni_ws.engine.vllm.answer_reader import TokenBytes
 from omni_ws.engine.vllm.checkpoint import read_checkpoint

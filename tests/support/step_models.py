@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.step_model import (
+from omni_ws.engine.omni.step_process import (
     AnswerEnd,
     AnswerRows,
     Codes,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import StepModel, VocoderInput
+from omni_ws.engine.omni.step_process import StepModel, VocoderInput
 
 Sound = NDArray[np.float32]
 

@@ -1,9 +1,10 @@
-"""ComposedEngine: an engine made of an ASR, an LLM and a TTS."""
+"""ComposedEngine: an engine made of an ASR, an LLM and a TTS. FirstToStart: a part that is the best that starts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -42,10 +43,9 @@ from omni_ws.engine.composed.parts import (
 )
 from omni_ws.engine.composed.stages import INPUT_LINK, AnswerStages, AsrStage
 from omni_ws.engine.continued_answer import go_on
-from omni_ws.engine.continued_input import ContinuedInput
-from omni_ws.engine.first_to_start import FirstToStart
+from omni_ws.engine.continued_input import ContinuedInput, told_language
 from omni_ws.engine.llm.coming import GrowingLlm
-from omni_ws.engine.told_language import told_language
+from omni_ws.engine.threads import end_tasks
 from omni_ws.errors import EngineFailed, UnsupportedParameter
 
 #: Long, because a model that is busy, or is loaded at the first request, may need a minute.
@@ -191,9 +191,7 @@ class ComposedEngine:
         try:
             await asyncio.gather(*starting)
         finally:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+            await end_tasks(*starting)
 
     async def _start_part(self, part: Engine) -> None:
         try:
@@ -253,15 +251,16 @@ class ComposedEngine:
 
     @contextmanager
     def _counted(self, request: GenerationRequest) -> Iterator[None]:
-        """Count a request without audio in AheadLoad during the block, since its answer occupies the LLM."""
-        if self._ahead_load is None or not request.without_audio:
-            yield
-            return
-        under_way = self._ahead_load.begin(ahead=False)
+        """Count a chat during the block; without audio in AheadLoad, too, since its answer occupies the LLM."""
+        load = self._ahead_load if request.without_audio else None
+        under_way = None if load is None else load.begin(ahead=False)
+        self.active_requests += 1
         try:
             yield
         finally:
-            under_way.end()
+            self.active_requests -= 1
+            if under_way is not None:
+                under_way.end()
 
     def _within_speech(self, request: GenerationRequest) -> GenerationRequest:
         """Return ``request`` with the limit on spoken answers as ``max_tokens``, for an LLM that speaks."""
@@ -288,8 +287,8 @@ class ComposedEngine:
         asked = told_language(request, self._llm)
         asked = replace(asked, input=WatchedInput(aiter(asked.input), stall_timer))
         with self._counted(request):
-            async with stall_timer.limiting(Role.LLM, self._llm):
-                await self._alone(Role.LLM, self._llm, asked, FirstOutput(out, stall_timer))
+            async with stall_timer.limiting(Role.LLM, self._llm, request_id=request.request_id):
+                await go_on(self._llm, asked, FirstOutput(out, stall_timer))
 
     async def _staged_chat(
         self, request: GenerationRequest, out: OutputWriter, *, asr: Engine | None, tts: Engine | None
@@ -322,18 +321,14 @@ class ComposedEngine:
                 earlier, source = source.earlier, source.own
             hearing = AsrStage(asr, request, beside=llm_hears, guesses=load is not None, earlier=earlier)
             stages, links = [hearing, *stages], [INPUT_LINK, *links]
-        self.active_requests += 1
-        try:
-            with self._counted(request):
-                await pipeline(aiter(source), stages, links, out, cut=cut)
+        with self._counted(request):
+            await pipeline(aiter(source), stages, links, out, cut=cut)
             if hearing is not None and request.cut.made:
                 out.write(Finished(FinishReason.STOP, Usage(input_audio_ms=hearing.audio_ms)))
                 return
             finished = answer.finished
             assert finished is not None
             out.write(_with_input(finished, hearing))
-        finally:
-            self.active_requests -= 1
 
     # what only some LLMs have
 
@@ -364,3 +359,65 @@ def _with_input(finished: Finished, hearing: AsrStage | None) -> Finished:
         return finished
     usage = replace(finished.usage, input_audio_ms=max(finished.usage.input_audio_ms, hearing.audio_ms))
     return replace(finished, usage=usage)
+
+
+# A part that is the first of several that starts.
+
+logger = logging.getLogger(__name__)
+
+
+class FirstToStart:
+    """An engine that stands for the first of several ``engines`` that starts on this machine.
+
+    ``engines`` maps names for the operator to engines, the best first. After the start, ``why`` is the reason why the
+    best engine is not used; None if it is.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = dict(engines)
+        self.engine = next(iter(self._engines.values()))
+        self.name = self.engine.name
+        self.model = self.engine.model
+        self.why: str | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self.engine.capabilities
+
+    @property
+    def state(self) -> EngineState:
+        return self.engine.state
+
+    @property
+    def active_requests(self) -> int:
+        return self.engine.active_requests
+
+    def describe(self) -> tuple[str, ...]:
+        return (*self.engine.describe(), *filter(None, [self.why]))
+
+    async def start(self) -> None:
+        """Start the first engine that starts. Idempotent. Raises the error of the last engine if none does."""
+        if self.state is not EngineState.STARTING:
+            return
+        best, last = next(iter(self._engines)), next(reversed(self._engines))
+        reasons = []
+        for name, engine in self._engines.items():
+            self.engine = engine
+            try:
+                await engine.start()
+                break
+            except Exception as error:
+                await engine.stop()
+                if name == last:
+                    raise
+                if not isinstance(error, EngineFailed):
+                    logger.warning("%s does not start", name, exc_info=error)
+                reasons.append(error.message if isinstance(error, EngineFailed) else f"{type(error).__name__}: {error}")
+        self.name, self.model = self.engine.name, self.engine.model
+        self.why = f"{name} instead of {best}: {'; '.join(reasons)}" if reasons else None
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        await self.engine.generate(request, out)

@@ -246,12 +246,13 @@ class StallTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def limiting(self, role: Role, engine: Engine) -> AsyncIterator[None]:
-        """Cancel the block if the part stalls; then raises EngineFailed."""
+    async def limiting(self, role: Role, engine: Engine, *, request_id: str) -> AsyncIterator[None]:
+        """Cancel the block if the part stalls; then raises EngineFailed. Also does what ``failures_of`` does."""
         try:
             async with asyncio.timeout(None) as self._timeout:
                 self._look()
-                yield
+                with failures_of(role, engine, request_id=request_id):
+                    yield
         except TimeoutError:
             failure = f"{role.upper()} ({engine.name}): nothing came within {self._seconds:g} seconds"
             raise EngineFailed(failure, param=role.value) from None
@@ -309,12 +310,11 @@ class WatchedInput(AsyncIterator[T]):
 
 
 async def run_part(role: Role, part: Engine, request: GenerationRequest, out: OutputWriter) -> None:
-    """Run a request on an ASR or TTS, with ``failures_of`` and a StallTimer; its outputs go to ``out``."""
+    """Run a request on an ASR or TTS, with a StallTimer; its outputs go to ``out``."""
     stall_timer = StallTimer(STALLED_SEC)
     asked = replace(request, input=WatchedInput(aiter(request.input), stall_timer))
-    async with stall_timer.limiting(role, part):
-        with failures_of(role, part, request_id=request.request_id):
-            await part.generate(asked, _WatchedOutputs(out, stall_timer))
+    async with stall_timer.limiting(role, part, request_id=request.request_id):
+        await part.generate(asked, _WatchedOutputs(out, stall_timer))
 
 
 class _WatchedOutputs(OutputFilter):

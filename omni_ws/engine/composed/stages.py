@@ -35,19 +35,17 @@ from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable, pieces_of
 from omni_ws.engine.composed.parts import (
     Role,
     StallTimer,
-    WatchedInput,
     asked_of,
-    failures_of,
     mode_of,
     part_failed,
     run_part,
 )
 from omni_ws.engine.continued_answer import go_on, not_continued
-from omni_ws.engine.continued_input import EarlierParts
+from omni_ws.engine.continued_input import EarlierParts, told_language
 from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.spoken.lexicon import prepare
 from omni_ws.engine.spoken.speakable_text import AT_A_STRETCH, SpeakableText, Spoken, WrittenWords
-from omni_ws.engine.told_language import told_language
+from omni_ws.engine.threads import end_tasks
 from omni_ws.engine.turn_times import TurnTimes
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidRequest, OmniError
 
@@ -168,7 +166,9 @@ class AsrStage(_EngineStage):
 
     async def _hear(self, chunk: InputChunk) -> None:
         if self._stretch is None:
-            self._stretch = _Stretch(self._listen, self._outputs)
+            self._stretch = _Stretch(
+                self, self._listen, self._outputs, from_ms=self.audio_ms, separator=self._separator
+            )
         await self._stretch.put(chunk)
         if self._heard and self._earlier_known:
             await self._pass_on()  # a guess that was told when the earlier parts were not known
@@ -179,7 +179,7 @@ class AsrStage(_EngineStage):
             await self._stretch.end()
             self._stretch = None
 
-    async def _listen(self, heard: Channel[InputChunk]) -> None:
+    async def _listen(self, heard: Channel[InputChunk], out: OutputWriter) -> None:
         """Have the ASR transcribe one stretch of audio, from ``heard``."""
         asked = asked_of(
             self._engine,
@@ -190,7 +190,6 @@ class AsrStage(_EngineStage):
             output=OutputModality.TEXT,
             guesses=self._guesses or self._request.options.transcript_guesses,
         )
-        out = _StretchOutputs(self, from_ms=self.audio_ms, separator=self._separator)
         try:
             await run_part(Role.ASR, self._engine, asked, out)
         except EmptyInput:
@@ -271,31 +270,49 @@ class AsrStage(_EngineStage):
                 raise
 
 
-class _StretchOutputs(OutputFilter):
-    """An OutputWriter that converts transcripts of a stretch of audio to ones of the whole input, see ``_placed``."""
+class _Stretch(OutputFilter):
+    """A stretch of audio, the task that transcribes it with ``listen``, and the OutputWriter for that.
 
-    def __init__(self, out: OutputWriter, *, from_ms: int, separator: str) -> None:
+    It converts transcripts to ones of the whole input, in which it begins at ``from_ms``, and passes them to ``out``.
+    ``separator`` comes before their text unless that begins with white space.
+    """
+
+    def __init__(
+        self,
+        out: OutputWriter,
+        listen: Callable[[Channel[InputChunk], OutputWriter], Awaitable[None]],
+        outputs: Outputs,
+        *,
+        from_ms: int,
+        separator: str,
+    ) -> None:
         super().__init__(out)
         self._from_ms = from_ms
         self._separator = separator
-
-    def write(self, output: EngineOutput) -> None:
-        if isinstance(output, TranscriptOutput):
-            output = _placed(output, from_ms=self._from_ms, separator=self._separator)
-        self._out.write(output)
-
-
-class _Stretch:
-    """A stretch of audio, and the task that transcribes it."""
-
-    def __init__(self, listen: Callable[[Channel[InputChunk]], Awaitable[None]], outputs: Outputs) -> None:
         self._heard: Channel[InputChunk] = Channel(INPUT_LINK.capacity, cost=INPUT_LINK.cost)
         self._outputs = outputs
         self._listening = asyncio.create_task(self._run(listen), name="listening")
 
-    async def _run(self, listen: Callable[[Channel[InputChunk]], Awaitable[None]]) -> None:
+    def write(self, output: EngineOutput) -> None:
+        self._out.write(self._placed(output) if isinstance(output, TranscriptOutput) else output)
+
+    def _placed(self, transcript: TranscriptOutput) -> TranscriptOutput:
+        text, from_ms = transcript.text, self._from_ms
+        if text and not text[0].isspace():
+            text = self._separator + text
+        if text == transcript.text and not from_ms:
+            return transcript
+        return TranscriptOutput(
+            text,
+            transcript.interim,
+            start_ms=None if transcript.start_ms is None else transcript.start_ms + from_ms,
+            words=tuple(Word(word.text, word.start_ms + from_ms, word.end_ms + from_ms) for word in transcript.words),
+            hearing=None if transcript.hearing is None else transcript.hearing.shifted(from_ms),
+        )
+
+    async def _run(self, listen: Callable[[Channel[InputChunk], OutputWriter], Awaitable[None]]) -> None:
         try:
-            await listen(self._heard)
+            await listen(self._heard, self)
         except ChannelClosed:
             pass  # the client, or the LLM, has ended
         except Exception as error:
@@ -322,9 +339,7 @@ class _Stretch:
 
     async def aclose(self) -> None:
         """Cancel the transcription, and wait for its end. Idempotent."""
-        if not self._listening.done():
-            self._listening.cancel()
-        await asyncio.gather(self._listening, return_exceptions=True)
+        await end_tasks(self._listening)
 
 
 class _TextBoundary:
@@ -361,25 +376,6 @@ class _TextBoundary:
             payload = b" " + payload
         self._typed, self._needs_space = typed, not payload[-1:].isspace()
         return payload
-
-
-def _placed(transcript: TranscriptOutput, *, from_ms: int, separator: str) -> TranscriptOutput:
-    """Return a transcript of the whole input, from that of a stretch of audio which begins at ``from_ms``.
-
-    ``separator`` comes before its text unless that begins with white space.
-    """
-    text = transcript.text
-    if text and not text[0].isspace():
-        text = separator + text
-    if text == transcript.text and not from_ms:
-        return transcript
-    return TranscriptOutput(
-        text,
-        transcript.interim,
-        start_ms=None if transcript.start_ms is None else transcript.start_ms + from_ms,
-        words=tuple(Word(word.text, word.start_ms + from_ms, word.end_ms + from_ms) for word in transcript.words),
-        hearing=None if transcript.hearing is None else transcript.hearing.shifted(from_ms),
-    )
 
 
 # The stage that answers.
@@ -449,16 +445,15 @@ class LlmStage(_EngineStage):
             self.finished = self._request.begun_end
             return
         self._stall_timer = stall_timer = StallTimer(self._first_byte_timeout_sec)
-        watched = WatchedInput(source, stall_timer)
-        given = self._given = _GivenInput(watched, self._request.times, must_have_content=self._words_only)
+        given = self._given = _GivenInput(source, stall_timer, self._request.times, must_have_content=self._words_only)
         fields: dict[str, Any] = {"input": given, "input_mode": mode_of(self._engine)}
         if self._spoken:
             fields |= {"modalities": frozenset({OutputModality.TEXT}), "voice": None, "speed": 1.0, "lexicon": {}}
         request = told_language(replace(self._request, **fields), self._engine)
         try:
-            async with asyncio.timeout(None) as given.withdrawal, stall_timer.limiting(Role.LLM, self._engine):
-                with failures_of(Role.LLM, self._engine, request_id=request.request_id):
-                    await go_on(self._engine, request, self)
+            limiting = stall_timer.limiting(Role.LLM, self._engine, request_id=request.request_id)
+            async with asyncio.timeout(None) as given.withdrawal, limiting:
+                await go_on(self._engine, request, self)
         except TimeoutError:
             if self.finished is None:
                 self._answer_silence()
@@ -549,12 +544,20 @@ class LlmStage(_EngineStage):
 class _GivenInput:
     """The InputSource of the LLM, which cancels the LLM's request if the input ends without required content."""
 
-    def __init__(self, source: AsyncIterator[InputChunk], times: TurnTimes, *, must_have_content: bool) -> None:
+    def __init__(
+        self,
+        source: AsyncIterator[InputChunk],
+        stall_timer: StallTimer,
+        times: TurnTimes,
+        *,
+        must_have_content: bool,
+    ) -> None:
         #: A timeout that is used to cancel the LLM's request.
         self.withdrawal: asyncio.Timeout | None = None
         #: The number of words in its text so far.
         self.words = 0
         self._source = source
+        self._stall_timer = stall_timer
         self._times = times
         self._empty = must_have_content
 
@@ -568,7 +571,7 @@ class _GivenInput:
 
     async def __anext__(self) -> InputChunk:
         try:
-            chunk = await anext(self._source)
+            chunk = await self._stall_timer.read(self._source)
         except StopAsyncIteration:
             if self._empty and self.withdrawal is not None:
                 self.withdraw()

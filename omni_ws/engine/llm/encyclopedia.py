@@ -10,7 +10,7 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,6 @@ import msgspec
 import orjson
 
 from omni_ws.config.values import replace_file
-from omni_ws.engine.llm.descriptions import described
 from omni_ws.engine.llm.plain_words import plain_words, read
 
 log = logging.getLogger(__name__)
@@ -285,3 +284,98 @@ def _singulars(name: str) -> Iterator[str]:
     for end, instead in (("s", ""), ("es", ""), ("ies", "y"), ("ves", "f"), ("men", "man")):
         if name.endswith(end) and len(name) > len(end) + 2:
             yield name.removesuffix(end) + instead
+
+
+# What the description of an article says of it.
+
+_DESCRIBING: Final = read("encyclopedia")["descriptions"]
+#: Nouns that have an article in the singular.
+_COUNTED: Final = frozenset(_DESCRIBING["counted"].split())
+#: What the noun phrase ends before.
+_PHRASE_END: Final = re.compile(rf",| (?:{'|'.join(_DESCRIBING['ends'].split())})\b")
+#: There is only one of these, whatever follows, and of those only before "of".
+_MOST: Final = re.compile(rf"(?:{'|'.join(_DESCRIBING['most'].split())})\b", re.I)
+_ONLY_ONE: Final = re.compile(rf"(?:{'|'.join(_DESCRIBING['only_one'].split())})\b", re.I)
+#: Nouns for several things: one of these is none of them.
+_SEVERAL: Final = frozenset(_DESCRIBING["several"].split())
+#: An office that one person had: "King of the French from 1830 to 1848".
+_OFFICE: Final = re.compile(rf"(?:{'|'.join(_DESCRIBING['offices'])}) of .* from \d{{3,4}} to \d{{3,4}}")
+_LIVED: Final = re.compile(r"\((?:c\. )?\d{1,4}(?: BC)? ?[–-] ?(?:c\. )?\d{1,4}(?: BC| AD)?\)$")
+_BORN: Final = re.compile(r"\(born \d{4}\)$")
+_HELD: Final = re.compile(r" from \d{1,4}(?: BC)? to \d{1,4}\b")
+_REGION: Final = re.compile(r"(?:North|South|East|West|Central)(?:ern)? [A-Z]")
+_ROUND_BRACKETS: Final = re.compile(r"\s*\([^()]*\)")
+_HYPHENATED: Final = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*")
+
+#: Beginnings that sound like a vowel, and those that only look like one.
+_VOWEL: Final = re.compile(r"[aeio]|u(?!k|ni(?![ndm])|[bfgjkqrst][aeiou])|h(?:our|onest|onou?r|eir)", re.I)
+_NO_VOWEL: Final = re.compile(r"eu|ewe|one\b|once\b", re.I)
+_AN_NUMBER: Final = re.compile(r"8|11(?!\d{3})(?:\D|\d\d\b)|18(?:\D|\d\d\b)|1[18]th")
+
+
+def described(
+    title: str, about: str, extract: str, *, person: bool, is_name: Callable[[str], bool | None]
+) -> str | None:
+    """Return the sentence that says ``about``, the short description, of ``title``; None where that is not certain.
+
+    ``extract`` is the beginning of the article, without brackets. ``is_name`` tells whether a word is written with a
+    capital within a sentence; None where that is not known.
+    """
+    phrase = _ROUND_BRACKETS.sub("", about).strip().rstrip(".")
+    if not phrase or ";" in phrase or ":" in phrase:
+        return None
+    if "," in title:
+        return None  # a comma would have to follow it
+    if person:
+        verb = "was" if _LIVED.search(about) or _HELD.search(about) else "is" if _BORN.search(about) else None
+        predicate = phrase if _OFFICE.match(phrase) else _counted(phrase, is_name, person=True)
+        return None if verb is None or predicate is None else f"{title} {verb} {predicate}."
+    subject = re.match(rf"((?:(an?|the) )?{re.escape(title)})(?:, [^,.]{{1,60}},)? (is|are|was|were) ", extract, re.I)
+    predicate = None if subject is None else _counted(phrase, is_name, one=(subject[2] or "")[:1].lower() == "a")
+    return None if subject is None or predicate is None else f"{subject[1]} {subject[3]} {predicate}."
+
+
+def _counted(
+    phrase: str, is_name: Callable[[str], bool | None], *, person: bool = False, one: bool = False
+) -> str | None:
+    """Return a description with its article, and with a small letter if it begins with an ordinary word.
+
+    ``one`` is whether the subject is one thing of its kind: "a volcano".
+    """
+    end = _PHRASE_END.search(phrase)
+    noun = (phrase[: end.start()] if end else phrase).rpartition(" ")[2].lower()
+    before = end[0].strip() if end else ""
+    first = phrase.split(" ")[0].rstrip(",")
+    if first[0].isalpha():
+        if _HYPHENATED.fullmatch(first) is None or (len(first) > 1 and first.isupper()):
+            return None
+        if (name := is_name(first)) is None:
+            return None
+        # A name is of several words, as "North American" is; "sea" alone is none.
+        name = (name and (person or first.lower() != noun)) or _REGION.match(phrase) is not None
+        phrase = phrase if name else phrase[0].lower() + phrase[1:]
+    elif not first[0].isdecimal():
+        return None
+    if person:
+        # Of a person every noun is counted, but "wife of" and "founder of" may mean the only one.
+        known = not noun.endswith("s") and before != "of" and not (_MOST.match(phrase) or _ONLY_ONE.match(phrase))
+    elif _is_only_one(phrase, noun, before):
+        return f"the {phrase}"
+    else:
+        known = noun in _COUNTED and before not in ("and", "or") and not (one and noun in _SEVERAL)
+        known = known and not _ONLY_ONE.match(phrase) and not _MOST.match(phrase)
+    if not known or _HYPHENATED.fullmatch(noun) is None:
+        return None
+    return f"{_article(phrase)} {phrase}"
+
+
+def _is_only_one(phrase: str, noun: str, before: str) -> bool:
+    if _MOST.match(phrase):
+        return not noun.endswith("s")
+    return before == "of" and (noun == "study" or _ONLY_ONE.match(phrase) is not None)
+
+
+def _article(phrase: str) -> str:
+    if phrase[0].isdecimal():
+        return "an" if _AN_NUMBER.match(phrase) else "a"
+    return "an" if _VOWEL.match(phrase) and not _NO_VOWEL.match(phrase) else "a"

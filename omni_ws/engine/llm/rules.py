@@ -1,21 +1,290 @@
-"""Answers by rules. What they understand stands in ``intents/``; what they do not is admitted in one sentence."""
+"""Answers by rules. What they understand stands in ``intents/``; what they do not is admitted in one sentence.
+
+Intents are things that people say in several ways, and what is answered to them; Matcher finds the one that is meant.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from difflib import get_close_matches
 from functools import cache
 from random import Random
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from omni_ws.core.history import Message
 from omni_ws.engine.llm.encyclopedia import Encyclopedia
-from omni_ws.engine.llm.intents import told
+from omni_ws.engine.llm.intents import clock, facts, letters, sums, told
 from omni_ws.engine.llm.intents.letters import REPEAT, SPELL, repeated, spelled
-from omni_ws.engine.llm.intents.matcher import Matcher, Understood, catalogue
-from omni_ws.engine.llm.plain_words import WORDS, Asked, Talk, courtesies, expanded, plain_words, read, requests
+from omni_ws.engine.llm.plain_words import (
+    WORDS,
+    Asked,
+    Slots,
+    Talk,
+    courtesies,
+    expanded,
+    inserted,
+    plain_words,
+    read,
+    requests,
+)
+
+#: A sentence, several of them, or None where the intent does not fit after all.
+Reply: TypeAlias = Callable[[Asked, Slots], str | Iterator[str] | None]
+
+#: Their order counts: where two intents fit a request equally well, the first one is meant.
+_FILES: Final = (
+    *("greetings", "controls", "about_me", "feelings", "told", "fun", "clock", "letters", "sums", "facts"),
+    *("encyclopedia", "limits"),
+)
+_MODULES: Final = {"clock": clock, "facts": facts, "letters": letters, "sums": sums, "told": told}
+#: Names in the wordings → what makes their values: a part of a sentence, or None where it is not known.
+_VALUES: Final = clock.VALUES | told.VALUES
+_PATTERNS: Final = ("phrases", "keys", "slots", "written")
+_NAME: Final = re.compile(r"{([a-z_]+)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """One table of what is understood, as the files beside this module have it: greetings.toml explains the keys."""
+
+    name: str
+    phrases: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    unless: str = ""
+    after: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
+    table: Mapping[str, str] | None = None
+    reply: Reply | None = None
+    given: Slots | None = None
+    sightless: bool = False
+    drawn: bool = False
+    light: bool = False
+    first: bool = False
+    exact: bool = False
+    renews: bool = False
+
+    def answer(self, asked: Asked, slots: Slots) -> Iterator[str] | None:
+        """Return the sentences of the answer; None where the intent does not fit after all."""
+        slots = {**(self.given or {}), **slots}
+        if self.reply is not None:
+            said = self.reply(asked, slots)
+            return iter((said,)) if isinstance(said, str) else said
+        if self.sightless and asked.pictured:
+            return iter(())
+        if self.drawn:
+            return iter((asked.chance.choice(self.says),))
+        if self.table is not None:
+            return iter((self.table[key],)) if (key := "".join(slots.values())) in self.table else None
+        names = {name for wording in self.says for name in _NAME.findall(wording)}
+        values = {name: slots[name] if name in slots else _VALUES[name](asked, slots) for name in names}
+        wordings = [wording.format_map(values) for wording in self.says]
+        if None in values.values() and not self.otherwise:
+            return None
+        told = asked.talk.fresh(self.otherwise if None in values.values() else wordings)
+        return iter((told[:1].upper() + told[1:] if slots else told,))
+
+
+@cache
+def catalogue() -> tuple[Intent, ...]:
+    """All intents. The first call reads the files beside this module."""
+    return tuple(intent for file in _FILES for intent in _intents(read(file)))
+
+
+def _intents(tables: dict[str, Any]) -> Iterator[Intent]:
+    """The intents of a file. Names in braces stand for its ``words``; ``all`` has what is true of each of them."""
+    words = tables.get("words", {}) | {"unit": "|".join(sorted(sums.units(), key=len, reverse=True))}
+    for name, table in tables["intents"].items():
+        fields: dict[str, Any] = tables.get("all", {}) | table
+        for key, given in fields.items():
+            if isinstance(given, list):
+                fields[key] = tuple(inserted(text, words) for text in given) if key in _PATTERNS else tuple(given)
+        if "reply" in fields:
+            module, function = fields["reply"].split(".")
+            fields["reply"] = getattr(_MODULES[module], function)
+        fields["unless"] = inserted(fields.get("unless", ""), words)
+        yield Intent(name=name, **fields)
+
+
+_NO_SLOTS: Final[Slots] = {}
+
+
+class Understood(NamedTuple):
+    """An intent, and the sentences of its answer."""
+
+    intent: Intent
+    sentences: Iterator[str]
+
+
+class Matcher:
+    """Looks for keys that count first, then for a whole phrase, slots, keys, and at last for a misspelled phrase."""
+
+    def __init__(self, intents: Sequence[Intent]) -> None:
+        self._phrases: dict[str, Intent] = {}
+        self._after = [intent for intent in intents if intent.after]
+        for intent in intents:
+            for sentence in _sentences(intent) if not intent.after else ():
+                if self._phrases.setdefault(sentence, intent) is not intent:
+                    raise ValueError(f"{sentence!r} is {self._phrases[sentence].name} and {intent.name}")
+        self._slots = [(re.compile(slot), intent) for intent in intents for slot in intent.slots]
+        written = [(slot, intent) for intent in intents for slot in intent.written if not intent.after]
+        self._written = [(re.compile(slot, re.I), intent) for slot, intent in written]
+        keys = [(_runs(key), intent) for intent in intents for written in intent.keys for key in expanded(written)]
+        self._urgent = [key for key in keys if key[1].first]
+        #: By their first words, with their ranks: those that tell most, in letters, come first.
+        self._keys: dict[str, list[tuple[int, tuple[str, ...], Intent]]] = {}
+        for rank, (runs, intent) in enumerate(sorted(keys, key=lambda key: -sum(map(len, key[0])))):
+            self._keys.setdefault(runs[0].split()[0], []).append((rank, runs, intent))
+        self._misspelled = Misspelled(self._phrases)
+
+    def find(self, asked: Asked) -> Understood | None:
+        """What is answered, if anything fits."""
+        if (fitting := self.exactly(asked)) is not None or not (asks := asked.asks):
+            return fitting
+        meant = self._by_key(asks[-1], asks) or self._by_key(asks[0], asks) or self._misspelt(asks)
+        return _answered((meant,), asked)
+
+    def exactly(self, asked: Asked) -> Understood | None:
+        """What is answered to a key that counts first, or to what fits to the letter."""
+        urgent = (intent for runs, intent in self._urgent if _stand_in(f" {asked.words} ", runs))
+        return _answered(urgent, asked) or self.fitting(asked)
+
+    def fitting(self, asked: Asked) -> Understood | None:
+        """What is answered to what fits to the letter: no keys, and nothing misspelled."""
+        if (phrase := self.phrase(asked)) is not None:
+            return phrase
+        for texts, patterns in ((reversed(asked.asks), self._slots), ((asked.request,), self._written)):
+            for text in texts:
+                for pattern, intent in patterns:
+                    if (match := pattern.fullmatch(text)) is not None:
+                        slots = {name: words for name, words in match.groupdict().items() if words}
+                        if (understood := _answered((intent,), asked, slots)) is not None:
+                            return understood
+        return None
+
+    def phrase(self, asked: Asked) -> Understood | None:
+        """What is answered if all of it, but for courtesies, is one phrase."""
+        return _answered((self._phrases.get(ask) for ask in asked.asks), asked)
+
+    def following(self, asked: Asked) -> Understood | None:
+        """What is answered to what only counts behind the last answer; nothing to what is a request of its own."""
+        for intent in self._after:
+            if asked.talk.last_answer.endswith(intent.after):
+                if asked.words in _sentences(intent):
+                    return _answered((intent,), asked)
+                match = next(filter(None, (re.fullmatch(form, asked.text) for form in intent.written)), None)
+                if match is not None and ((other := self.find(asked)) is None or other.intent.light):
+                    return _answered((intent,), asked, match.groupdict())
+        return None
+
+    def _by_key(self, words: str, asks: Sequence[str]) -> Intent | None:
+        """The intent whose key in ``words`` tells most, unless any of ``asks`` is something else after all."""
+        found = [
+            (rank, intent)
+            for word in dict.fromkeys(words.split(" "))
+            for rank, runs, intent in self._keys.get(word, ())
+            if _stand_in(f" {words} ", runs)
+            and not (intent.unless and any(re.fullmatch(intent.unless, ask) for ask in asks))
+        ]
+        return min(found, key=lambda one: one[0])[1] if found else None
+
+    def _misspelt(self, asks: Sequence[str]) -> Intent | None:
+        """The intent whose phrase is meant by any of ``asks``."""
+        near = filter(None, map(self._misspelled.nearest, dict.fromkeys((asks[-1], asks[0]))))
+        return next((self._phrases[phrase] for phrase in near), None)
+
+
+def _answered(intents: Iterable[Intent | None], asked: Asked, slots: Slots = _NO_SLOTS) -> Understood | None:
+    """The answer of the first of them that fits."""
+    for intent in intents:
+        if intent is not None and (sentences := intent.answer(asked, slots)) is not None:
+            return Understood(intent, sentences)
+    return None
+
+
+def _sentences(intent: Intent) -> list[str]:
+    return [sentence for phrase in intent.phrases for sentence in expanded(phrase)]
+
+
+# Keys, and misspelled phrases
+
+
+def _runs(key: str) -> tuple[str, ...]:
+    """The runs of words of a key, between which any words may stand."""
+    return tuple(f" {run.strip()} " for run in key.split("*") if run.strip())
+
+
+def _stand_in(words: str, runs: Sequence[str]) -> bool:
+    """Whether they stand in ``words``, which have a space at both ends, one behind the other."""
+    position = 1
+    for run in runs:
+        position = words.find(run, position - 1) + len(run)
+        if position < len(run):
+            return False
+    return True
+
+
+#: Letters that often stand for one another; vowels are in every second place, and tell little.
+_ALIKE: Final = str.maketrans("bfvdgcqjszxnrl", "ppptkkkkkkkmll", "aeiouyhw' ")
+_WHAT_IS: Final = re.compile(r"(?:what|who) (?:is|was) (?:an? |the )?(.+)")
+_DENIALS: Final = frozenset(("not", "never", "no"))
+_DOUBLE: Final = re.compile(r"(.)\1+")
+#: How much of two sentences has to be the same, where all their consonants are alike, and where those of a half are.
+_SAME: Final = 0.8
+_SAME_OF_HALF: Final = 0.88
+#: How much longer or shorter one of them may be, in letters.
+_MORE: Final = 2
+_FEWEST_LETTERS: Final = 5
+
+
+class Misspelled:
+    """Phrases by their consonants: one that has a letter wrong is still the same in its first half, or in its last."""
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        self._phrases: dict[str, list[str]] = {}
+        for phrase in phrases:
+            letters = _consonants(phrase)
+            for key in (letters, *_halves(letters, len(letters) // 2)):
+                self._phrases.setdefault(key, []).append(phrase)
+
+    def nearest(self, words: str) -> str | None:
+        """The phrase that is written most like ``words``; None where none is near, and for words with a digit."""
+        letters = _consonants(words)
+        if len(words) < _FEWEST_LETTERS or any(map(str.isdigit, words)):
+            return None
+        halves = {key for length in range(len(letters) - 1, len(letters) + 2) for key in _halves(letters, length // 2)}
+        for keys, same in (((letters,), _SAME), (halves, _SAME_OF_HALF)):
+            phrases = (phrase for key in keys for phrase in self._phrases.get(key, ()))
+            near = [phrase for phrase in phrases if abs(len(phrase) - len(words)) <= _MORE]
+            if (found := get_close_matches(words, near, 1, same)) and not _means_another(words, found[0]):
+                return found[0]
+        return None
+
+
+def _means_another(words: str, phrase: str) -> bool:
+    """Whether only one of the two is negated, or they ask what two different things are.
+
+    Examples: "I am not sad" and "I am sad"; "what is a gnome" and "what is my name".
+    """
+    if len(_DENIALS & {*words.split()}) != len(_DENIALS & {*phrase.split()}):
+        return True
+    asked, known = (_WHAT_IS.fullmatch(one) for one in (words, phrase))
+    return asked is not None and known is not None and not get_close_matches(asked[1], [known[1]], 1, _SAME)
+
+
+def _consonants(words: str) -> str:
+    return _DOUBLE.sub(r"\1", words.translate(_ALIKE))
+
+
+def _halves(letters: str, length: int) -> tuple[str, ...]:
+    """The first and the last letters, with a mark for where the others were; a single letter tells nothing."""
+    return (f"{letters[:length]}-", f"-{letters[-length:]}") if length > 1 else ()
+
 
 #: Longer texts, in characters, are at most something to repeat or to spell.
 MAX_REQUEST: Final = 4096

@@ -1,14 +1,14 @@
 """RulesEngine and RulesFirst: answers by rules, alone or in front of a model.
 
 What the rules understand stands in ``intents/``. What they do not is admitted in one sentence, never guessed and never
-parroted.
+parroted. Pictures are described by size, colour and motion (Sights).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields, replace
@@ -23,6 +23,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModali
 from omni_ws.core.history import Message, in_order
 from omni_ws.engine.answer_limit import AnswerText, count_history, count_words
 from omni_ws.engine.base import (
+    NOTHING_SAID,
     Cut,
     Engine,
     EngineCapabilities,
@@ -31,11 +32,12 @@ from omni_ws.engine.base import (
     GenerationRequest,
     OutputWriter,
     TextOutput,
+    Unread,
     UsageMeter,
 )
 from omni_ws.engine.clauses import PIECE_CHARACTERS
 from omni_ws.engine.continued_answer import go_on, rest_of
-from omni_ws.engine.continued_input import unanswered
+from omni_ws.engine.continued_input import told_language, unanswered
 from omni_ws.engine.decoding import DECODING_THREADS, Chunks, ImagePart, TextPart, VideoPart, decode_request
 from omni_ws.engine.llm.coming import RULES
 from omni_ws.engine.llm.encyclopedia import CREDIT, LICENSE, Cited, Encyclopedia, load_encyclopedia
@@ -48,14 +50,67 @@ from omni_ws.engine.llm.rules import (
     prepare,
 )
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import run_in_thread
-from omni_ws.engine.told_language import told_language
+from omni_ws.engine.threads import end_tasks, run_in_thread
 from omni_ws.engine.turn_times import TurnTimes
-from omni_ws.engine.unread import NOTHING_SAID, Unread
 from omni_ws.errors import EmptyInput, EngineFailed, OmniError
-from omni_ws.media.image import MediaLimits
-from omni_ws.media.sights import Sights
+from omni_ws.media.image import ImageFacts, MediaLimits, Pixels, describe_image
+from omni_ws.media.video import VideoFacts, VideoFrame, VideoObserver
 from omni_ws.profiler import events
+
+F = TypeVar("F", ImageFacts, VideoFacts)
+
+#: The end of each description.
+UNSEEN: Final = "No model looks at pictures here, so I can't tell what they show."
+#: Further pictures are only counted.
+MAX_DESCRIBED: Final = 8
+
+
+class Sights:
+    """Describes successive pictures by size, colour and motion. Nothing is recognised, and no pixels are kept."""
+
+    def __init__(self) -> None:
+        self._images: list[ImageFacts] = []
+        self._image_count = 0
+        self._videos: list[VideoFacts] = []
+        self._observer: VideoObserver | None = None
+        self._video_number = -1
+
+    def look_at_image(self, pixels: Pixels) -> None:
+        """Add an image. Blocks for some milliseconds."""
+        self._image_count += 1
+        if self._image_count <= MAX_DESCRIBED:
+            self._images.append(describe_image(pixels))
+
+    def look_at_frames(self, frames: Sequence[VideoFrame], number: int) -> None:
+        """Add frames of the video with this ``number``. Blocks for some milliseconds a frame."""
+        if self._observer is None or number != self._video_number:
+            self._end_video()
+            self._observer, self._video_number = VideoObserver(), number
+        for frame in frames:
+            self._observer.add(frame)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the description; empty if there are no pictures. Ends the current video."""
+        self._end_video()
+        described = [facts.sentence(name) for name, facts in _named("image", self._image_count, self._images)]
+        if self._image_count > len(self._images):
+            described.append(f"There are {self._image_count} images in all.")
+        described += [facts.sentence(name) for name, facts in _named("video", len(self._videos), self._videos)]
+        return (*described, UNSEEN) if described else ()
+
+    def _end_video(self) -> None:
+        observer, self._observer = self._observer, None
+        if observer is not None and (facts := observer.facts()) is not None:
+            self._videos.append(facts)
+
+
+def _named(kind: str, count: int, all_facts: Sequence[F]) -> Iterator[tuple[str, F]]:
+    """Yield each of the facts with the name of its picture, such as "The image" or, among several, "Image 2"."""
+    for place, facts in enumerate(all_facts, 1):
+        yield (f"The {kind}" if count == 1 else f"{kind.capitalize()} {place}"), facts
+
+
+# Requests, and the rules that answer them.
 
 T = TypeVar("T")
 
@@ -297,10 +352,7 @@ class RulesFirst:
         self.model = self.llm.model
 
     async def stop(self) -> None:
-        ahead = [*self._ahead.values()]
-        for task in ahead:
-            task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
+        await end_tasks(*self._ahead.values())
         await self.llm.stop()
 
     async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:

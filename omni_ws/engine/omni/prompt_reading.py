@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import PromptRows
+from omni_ws.engine.omni.step_process import PromptRows
 from omni_ws.errors import InvalidValue
 
 #: In place of the token of a row without a token, and of the code of a row without a code.

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.step_graphs import StepGraphs
 from omni_ws.engine.omni.transformer import rotated
-from omni_ws.engine.omni.vocoder import DecodedStream, Vocoder
+from omni_ws.engine.omni.vocoder import DecodedStream, StepGraphs, Vocoder
 
 #: The numbers of frames that a step may decode of a session, a fixed set because of CUDA graphs. The largest that fits
 #: is taken.

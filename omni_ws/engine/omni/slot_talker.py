@@ -21,8 +21,7 @@ from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import CheckpointTensors, load_speakers
 from omni_ws.engine.omni.prompt_reading import RowQueue, TalkerRows, plain_rows
 from omni_ws.engine.omni.qwen3_code2wav import CONTEXT_FRAMES, Code2WavShape, Qwen3Code2Wav
-from omni_ws.engine.omni.step_graphs import StepGraphs
-from omni_ws.engine.omni.step_model import (
+from omni_ws.engine.omni.step_process import (
     AnswerEnd,
     AnswerRows,
     Codes,
@@ -36,7 +35,7 @@ from omni_ws.engine.omni.step_model import (
 )
 from omni_ws.engine.omni.talker_network import Qwen3Talker, Qwen25Talker, SlotSpace, StepBuffers, TalkerNetwork
 from omni_ws.engine.omni.transformer import BlockShape
-from omni_ws.engine.omni.vocoder import Vocoder
+from omni_ws.engine.omni.vocoder import StepGraphs, Vocoder
 from omni_ws.errors import EngineOverloaded, InvalidValue
 
 #: The sample rate of both families, in Hz, which no configuration file contains.

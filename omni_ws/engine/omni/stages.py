@@ -16,17 +16,19 @@ from numpy.typing import NDArray
 from omni_ws.engine.base import OutputWriter, PartFailed
 from omni_ws.engine.channel import Channel, Outputs, Stage, StageLink
 from omni_ws.engine.frame_chunks import ChunkPace, ChunkPlan, ChunkPolicy, FrameChunks
-from omni_ws.engine.omni.step_model import (
+from omni_ws.engine.omni.step_process import (
     AnswerEnd,
     AnswerRows,
     Codes,
     CodesEnd,
     PromptReset,
     PromptRows,
+    StepProcess,
+    StepSession,
     TalkerItem,
     VocoderInput,
 )
-from omni_ws.engine.omni.step_process import StepProcess, StepSession
+from omni_ws.engine.threads import end_tasks
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
 from omni_ws.profiler import events
 
@@ -84,9 +86,7 @@ class OmniTalker:
                     await feeding
                 await speaking
             finally:
-                for task in (feeding, speaking):
-                    task.cancel()
-                await asyncio.gather(feeding, speaking, return_exceptions=True)
+                await end_tasks(feeding, speaking)
         # The speech may end before the text; the Thinker is to write the text to its end.
         async for _ in source:
             pass

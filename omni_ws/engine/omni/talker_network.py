@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from omni_ws.engine.omni.checkpoint import CheckpointTensors, default_speaker
 from omni_ws.engine.omni.prompt_reading import NONE, TalkerRows, UserTurnsReader, WholePromptReader
-from omni_ws.engine.omni.step_model import TalkerSettings
+from omni_ws.engine.omni.step_process import TalkerSettings
 from omni_ws.engine.omni.transformer import BlockShape, Put, SlotCache, Transformer
 
 #: The Thinker's embeddings, which stay on the CPU: the Talker looks up single rows of them.

@@ -25,10 +25,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.omni.checkpoint import OmniSpeaker, default_speaker
-from omni_ws.engine.omni.step_graphs import StepGraphs
-from omni_ws.engine.omni.step_model import VocoderInput, known_voice
+from omni_ws.engine.omni.step_process import VocoderInput, known_voice
 from omni_ws.engine.omni.talker_network import normal_at
-from omni_ws.engine.omni.vocoder import DecodedStream, Vocoder
+from omni_ws.engine.omni.vocoder import DecodedStream, StepGraphs, Vocoder
 from omni_ws.errors import InvalidValue
 
 

@@ -15,7 +15,6 @@ import msgspec
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.child_main import ServerLink
-from omni_ws.engine.omni.step_model import LoadedModel, StepModel
 from omni_ws.engine.omni.step_process import (
     Ask,
     CloseSlot,
@@ -24,11 +23,13 @@ from omni_ws.engine.omni.step_process import (
     ItemMade,
     ItemTaken,
     Loaded,
+    LoadedModel,
     LoadModel,
     OpenSlot,
     SlotOpened,
     SlotRefused,
     Status,
+    StepModel,
     ToStepWorker,
     packed,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections import defaultdict
@@ -22,18 +21,21 @@ from omni_ws.core.chunks import (
     UrlCitation,
     Usage,
 )
-from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
-from omni_ws.engine.remote.citations import MOST_CITATIONS, citations_of
-from omni_ws.engine.remote.event_stream import WHOLE_BODY, ServerSentEvent, UpstreamAudio
-from omni_ws.engine.remote.refusal import stream_error
-from omni_ws.errors import EngineFailed, InvalidFrame, UpstreamInvalid
+from omni_ws.engine.remote.event_stream import (
+    DONE,
+    THOUGHTS,
+    WHOLE_BODY,
+    Halves,
+    ServerSentEvent,
+    UpstreamAudio,
+    event_content,
+    whole_text,
+)
+from omni_ws.errors import EngineFailed, UpstreamInvalid
 
 # The answer.
-
-#: The last event of a stream.
-DONE: Final = b"[DONE]"
 
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "stop": FinishReason.STOP,
@@ -43,56 +45,10 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
 }
 #: The limit, in characters, on the name of a finish reason that FinishReason lacks.
 _MAX_REASON: Final = 64
-#: The fields with a model's reasoning: of vLLM, llama.cpp and LM Studio; of Ollama and newer vLLM.
-_THOUGHTS: Final = ("reasoning_content", "reasoning")
-#: The fields with texts that arrive in pieces, also in lists of content parts.
-_CUT_TEXTS: Final = frozenset({"content", *_THOUGHTS, "refusal", "arguments", "transcript", "text", "thinking"})
 #: How deeply content parts may be nested.
 _MOST_NESTED: Final = 4
 #: Finish reasons that mean that the upstream abandoned the answer.
 _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
-
-
-def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = False) -> dict[str, Any]:
-    """Return the JSON object of an event. Raises the error of an error event, or EngineFailed if it is no object."""
-    try:
-        check_values(event.data, MAX_BODY_VALUES if event.name == WHOLE_BODY else MAX_MESSAGE_VALUES)
-        content = orjson.loads(event.data)
-    except InvalidFrame as error:
-        raise EngineFailed(f"the upstream sent an event that is not read: {error.message}") from None
-    except orjson.JSONDecodeError:
-        if event.name == "error":
-            message = event.data.decode("utf-8", "replace")
-            raise stream_error({"message": message}, upstream=upstream, log_content=log_content) from None
-        content = _with_halves(event.data)
-    if not isinstance(content, dict):
-        raise EngineFailed("the upstream sent an event that is not an object")
-    if event.name == "error" or content.get("error") is not None:
-        raise stream_error(content, upstream=upstream, log_content=log_content)
-    return content
-
-
-def _with_halves(data: bytes) -> Any:
-    """Parse an event whose texts may begin or end with half a surrogate pair, as from servers that cut text in UTF-16.
-
-    Halves are kept only in the texts of an answer, where the next event has the other half. Raises EngineFailed.
-    """
-    # Of the available parsers only the standard library's returns single surrogates.
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        raise EngineFailed("the upstream sent an event that is not JSON") from None
-    return _mended(content, keeps=False)
-
-
-def _mended(value: Any, *, keeps: bool) -> Any:
-    if isinstance(value, str):
-        return value if keeps else whole_text(value)
-    if isinstance(value, list):
-        return [_mended(one, keeps=keeps) for one in value]
-    if isinstance(value, dict):
-        return {whole_text(name): _mended(one, keeps=name in _CUT_TEXTS) for name, one in value.items()}
-    return value
 
 
 class ChatAnswer:
@@ -333,8 +289,8 @@ class _Choice:
             yield from self._fields(message, modality, logprobs)
         self._unread |= any(value and not isinstance(value, dict) for value in (delta, message))
         for fields in (delta, one.get("message")):
-            for page in citations_of(fields, self._index):
-                if len(self.citations) < MOST_CITATIONS:
+            for page in _citations_of(fields, self._index):
+                if len(self.citations) < _MOST_CITATIONS:
                     self.citations[page] = None
         if reason:
             self.reason = "".join(one for one in reason[:_MAX_REASON] if one.isprintable())
@@ -399,7 +355,7 @@ class _Choice:
 
     def _texts_of(self, fields: Mapping[str, Any]) -> Iterator[tuple[_Kind, str]]:
         """Yield the texts of a delta or a message, in any of the forms that servers use, with their kinds."""
-        for name in _THOUGHTS:
+        for name in THOUGHTS:
             if value := fields.get(name):
                 yield from self._parts(value, _Kind.THOUGHT)
                 break
@@ -460,41 +416,72 @@ class _Choice:
             yield TextOutput(answered, logprobs, self._index)
 
 
+# The web pages that an answer names, in OpenAI's ``annotations``.
+
+#: More pages than any answer names, and the longest addresses and titles, in characters.
+_MOST_CITATIONS: Final = 32
+_LONGEST_URL: Final = 2048
+_LONGEST_TITLE: Final = 256
+_LONGEST_LICENSE: Final = 64
+
+
+def _citations_of(fields: object, choice: int) -> Iterator[UrlCitation]:
+    """Yield the web pages in the ``annotations`` of a delta or a message; those of other kinds are left out."""
+    annotations = fields.get("annotations") if isinstance(fields, dict) else None
+    for one in annotations if isinstance(annotations, list) else ():
+        match one:
+            case {"type": "url_citation", "url_citation": {"url": str(url), **more}} if len(url) <= _LONGEST_URL:
+                if not url.startswith(("https://", "http://")):
+                    continue
+                title, license = more.get("title"), more.get("license")
+                start, end = (
+                    value if type(value := more.get(name)) is int and value >= 0 else 0
+                    for name in ("start_index", "end_index")
+                )
+                yield UrlCitation(
+                    title=title[:_LONGEST_TITLE] if isinstance(title, str) and title else url,
+                    url=url,
+                    start=start,
+                    end=max(start, end),
+                    license=license[:_LONGEST_LICENSE] if isinstance(license, str) and license else None,
+                    choice=choice,
+                )
+
+
 # Tool calls and log-probabilities. Malformed ones are skipped, and ``unread`` is set.
 
 #: The limit on tool calls in an answer.
 _MOST_CALLS: Final = 1000
 #: The arguments of a call without arguments.
 _NO_ARGUMENTS: Final = "{}"
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 #: Brackets and quotes of JSON, and escaped characters with their backslash.
 _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
 
-class Halves:
-    """A joiner of surrogate pairs that are split between pieces of a text, as by servers that cut text in UTF-16."""
+class OpenBrackets:
+    """What is open in JSON that arrives in pieces."""
 
     def __init__(self) -> None:
-        self._half = ""
+        #: Whether all brackets so far are closed; False before the first.
+        self.closed = False
+        self._depth = 0
+        self._in_string = self._escaped = False
 
-    def feed(self, text: str) -> str:
-        """Return the next piece without a trailing high surrogate, which is kept for the next call."""
-        text, self._half = self._half + text, ""
-        if text and "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-        return whole_text(text)
-
-    def finish(self) -> str:
-        """Return U+FFFD if a high surrogate was kept; otherwise an empty text."""
-        half, self._half = self._half, ""
-        return whole_text(half)
-
-
-def whole_text(text: str) -> str:
-    """Return a text with its surrogate pairs joined to characters, and single surrogates replaced by U+FFFD."""
-    if _SURROGATE.search(text) is None:
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    def read(self, text: str) -> int | None:
+        """Note the next piece; return where in it brackets were closed first, None if they were not."""
+        end = None
+        start = int(self._escaped and bool(text))
+        self._escaped = self._escaped and not text
+        for mark in _MARKS.finditer(text, start):
+            if mark[0][0] == "\\":
+                self._escaped = len(mark[0]) == 1
+            elif mark[0] == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark[0] in "{[" else -1
+                self.closed = self._depth == 0
+                end = mark.end() if self.closed and end is None else end
+        return end
 
 
 class _Call:
@@ -508,10 +495,8 @@ class _Call:
         #: The index of the call in our answer; None until its first piece is passed on.
         self.index: int | None = None
         self.has_arguments = False
-        #: Whether the arguments are a complete JSON value; only maintained for calls without an ID.
-        self.closed = False
-        self._depth = 0
-        self._in_string = self._escaped = False
+        #: What is open in the arguments; only maintained for calls without an ID.
+        self._brackets = OpenBrackets()
         self._halves = Halves()
         #: Arguments that may turn out to be ``null``, which means no arguments.
         self._held = ""
@@ -543,24 +528,17 @@ class _Call:
     def told(self, arguments: str, *, index: int | None = None) -> ToolCallFragment:
         """Return ``arguments`` as the next piece of the call; with ``index`` as the first one, with ID and name."""
         if not self.their_id:
-            self._note_brackets(arguments)
+            self._brackets.read(arguments)
         if index is None:
             assert self.index is not None
             return ToolCallFragment(self.index, arguments=arguments)
         self.index = index
         return ToolCallFragment(index, self.id, self.name, arguments)
 
-    def _note_brackets(self, text: str) -> None:
-        if self._escaped:
-            text, self._escaped = text[1:], not text
-        for mark in _MARKS.findall(text):
-            if mark[0] == "\\":
-                self._escaped = len(mark) == 1
-            elif mark == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if mark in "{[" else -1
-                self.closed = self._depth == 0
+    @property
+    def closed(self) -> bool:
+        """Whether the arguments are a complete JSON value; only known for calls without an ID."""
+        return self._brackets.closed
 
     def rest(self) -> str:
         """Return the arguments that are still held back, at the end of the answer; "{}" if there were none."""

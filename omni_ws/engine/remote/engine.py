@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -18,7 +19,6 @@ from omni_ws.engine.answer_limit import count_history, count_words
 from omni_ws.engine.base import (
     EngineCapabilities,
     EngineOutput,
-    EngineState,
     Finished,
     GenerationRequest,
     OutputFilter,
@@ -42,7 +42,7 @@ from omni_ws.engine.remote.settings import (
     key_of,
     patience,
 )
-from omni_ws.engine.remote.upstream import Pool, Upstream, UpstreamAnswer, normalised
+from omni_ws.engine.remote.upstream import OnUpstreams, Upstream, UpstreamAnswer, normalised
 from omni_ws.engine.remote.voice import RemoteVoice
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.tts.speech_engine import SpeechEngine
@@ -129,7 +129,7 @@ _THREADS: Final = 4
 _INLINE_BYTES: Final = 256 * 1024
 
 
-class RemoteLlmEngine:
+class RemoteLlmEngine(OnUpstreams):
     """An engine for the task ``chat``, which sends each request to an upstream as a streamed chat completion.
 
     It waits for the whole input, because an upstream's request cannot be extended after it was sent. If the history
@@ -137,54 +137,41 @@ class RemoteLlmEngine:
     message, if all upstreams go on with it; if they refuse that, they are asked for all of the answer again.
     """
 
-    name = "remote"
-
     def __init__(self, settings: RemoteLlmSettings) -> None:
+        super().__init__(settings, reads_context=True)
         self.settings = settings
-        #: The name of the model. If the settings have none, it is known after the start.
-        self.model = settings.model or self.name
         self.active_requests = 0
-        self._pool = Pool(settings, reads_context=True)
-        self.hosts = self._pool.hosts
         self._running_threads: ThreadPoolExecutor | None = None
         self._window = ContextWindow()
         self._capabilities = _capabilities(settings, upstreams=())
 
     @property
-    def state(self) -> EngineState:
-        return self._pool.state
-
-    @property
     def upstreams(self) -> tuple[Upstream, ...]:
         """The upstreams; empty unless the engine is running."""
-        return self._pool.upstreams
+        return self.pool.upstreams
 
     @property
     def capabilities(self) -> EngineCapabilities:
         return self._capabilities
 
-    def describe(self) -> tuple[str, ...]:
-        return self._pool.describe()
-
     async def start(self) -> None:
         """Wait until an upstream can be used. Idempotent."""
-        await self._pool.start()
-        if self._pool.model is None:
+        await super().start()
+        if self.pool.model is None:
             is_ollama = any(upstream.dialect is Dialect.OLLAMA for upstream in self.upstreams)
             pull = "; Ollama gets one with: ollama pull NAME" if is_ollama else ""
-            await self._pool.stop()
+            await self.pool.stop()
             raise EngineFailed(
                 f"the upstreams list no model; name one with {self.settings.section}.model{pull}", fatal=True
             )
         if self._running_threads is None:
             self._running_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self.name)
-        self.model = self._pool.model
         found = _capabilities(self.settings, upstreams=[one for one in self.upstreams if one.models])
-        self._capabilities = replace(found, context=self._pool.context)
+        self._capabilities = replace(found, context=self.pool.context)
 
     async def stop(self) -> None:
         threads, self._running_threads = self._running_threads, None
-        await self._pool.stop()
+        await super().stop()
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -227,7 +214,7 @@ class RemoteLlmEngine:
 
         if not request.begun:
             await self._fitted_answer(request, prompt, out)
-        elif _dialect(self._pool.upstreams) not in CONTINUES:
+        elif _dialect(self.pool.upstreams) not in CONTINUES:
             await rest_of(again, request, out)
         else:
             begun = _Begun(out, count_words(request.begun))
@@ -246,7 +233,7 @@ class RemoteLlmEngine:
         sizes = [_size(turn) for turn in turns]
         fixed = _fixed_size(request, prompt) + _size(stays)
         window, limit = self._window, request.sampling.get("max_tokens")
-        window.tell(self._pool.context)
+        window.tell(self.pool.context)
         left_out = window.left_out(sizes, fixed=fixed, answer=limit)
         for attempt in count(1):
             kept = (*(message for turn in turns[left_out:] for message in turn), *stays)
@@ -296,7 +283,7 @@ class RemoteLlmEngine:
         self, request: GenerationRequest, prompt: Prompt, answer: ChatAnswer, out: OutputWriter
     ) -> Finished:
         """Send the request, write the outputs that ``answer`` reads from the events, and return the Finished."""
-        pool, settings = self._pool, self.settings
+        pool, settings = self.pool, self.settings
         model, dialect = pool.model or "", _dialect(pool.upstreams)
         body = await self._run(
             prompt.size, lambda: chat_body(request, prompt, model=model, settings=settings, dialect=dialect)
@@ -485,3 +472,19 @@ class LocalServerLlm(RemoteLlmEngine):
                 f"another server: --llm http://HOST:{LOCAL_PORTS[self._server]}/v1)",
                 fatal=True,
             ) from error
+
+
+class Backend(RemoteLlmEngine):
+    """A RemoteLlmEngine that connects when it is first asked: nobody waits for a server that may never be needed."""
+
+    def __init__(self, settings: RemoteLlmSettings) -> None:
+        super().__init__(settings)
+        self._starting = asyncio.Lock()
+
+    async def generate(self, request: GenerationRequest, out: OutputWriter) -> None:
+        try:
+            async with self._starting:
+                await self.start()
+        except EngineFailed as error:  # a fatal one would end the chat
+            raise EngineFailed(error.message) from error
+        await super().generate(request, out)

@@ -1,18 +1,23 @@
-"""Readers of data that upstreams send in pieces: server-sent events (EventReader) and audio (UpstreamAudio)."""
+"""Readers of what upstreams send in pieces: events (EventReader), their JSON, and audio (UpstreamAudio)."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from omni_ws.audio.codec import AudioDecoder
 from omni_ws.audio.container import WavHeaderReader
 from omni_ws.audio.pcm import Samples
 from omni_ws.core.chunks import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding, AudioFormat
+from omni_ws.core.json_values import MAX_BODY_VALUES, MAX_MESSAGE_VALUES, check_values
 from omni_ws.engine.base import AudioOutput
-from omni_ws.errors import EngineFailed, OmniError
+from omni_ws.engine.remote.refusal import stream_error
+from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
 
 # Server-sent events (WHATWG HTML, "Server-sent events").
 
@@ -127,6 +132,85 @@ class EventReader:
 def _is_object(body: bytes | bytearray) -> bool:
     """Whether a body begins like a JSON object."""
     return body.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"{"
+
+
+# The content of events, in JSON.
+
+#: The last event of a stream.
+DONE: Final = b"[DONE]"
+#: The fields with a model's reasoning: of vLLM, llama.cpp and LM Studio; of Ollama and newer vLLM.
+THOUGHTS: Final = ("reasoning_content", "reasoning")
+#: The fields with texts that arrive in pieces, also in lists of content parts.
+_CUT_TEXTS: Final = frozenset({"content", *THOUGHTS, "refusal", "arguments", "transcript", "text", "thinking"})
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def event_content(event: ServerSentEvent, *, upstream: str, log_content: bool = False) -> dict[str, Any]:
+    """Return the JSON object of an event. Raises the error of an error event, or EngineFailed if it is no object."""
+    try:
+        check_values(event.data, MAX_BODY_VALUES if event.name == WHOLE_BODY else MAX_MESSAGE_VALUES)
+        content = orjson.loads(event.data)
+    except InvalidFrame as error:
+        raise EngineFailed(f"the upstream sent an event that is not read: {error.message}") from None
+    except orjson.JSONDecodeError:
+        if event.name == "error":
+            message = event.data.decode("utf-8", "replace")
+            raise stream_error({"message": message}, upstream=upstream, log_content=log_content) from None
+        content = _with_halves(event.data)
+    if not isinstance(content, dict):
+        raise EngineFailed("the upstream sent an event that is not an object")
+    if event.name == "error" or content.get("error") is not None:
+        raise stream_error(content, upstream=upstream, log_content=log_content)
+    return content
+
+
+def _with_halves(data: bytes) -> Any:
+    """Parse an event whose texts may begin or end with half a surrogate pair, as from servers that cut text in UTF-16.
+
+    Halves are kept only in the texts of an answer, where the next event has the other half. Raises EngineFailed.
+    """
+    # Of the available parsers only the standard library's returns single surrogates.
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise EngineFailed("the upstream sent an event that is not JSON") from None
+    return _mended(content, keeps=False)
+
+
+def _mended(value: Any, *, keeps: bool) -> Any:
+    if isinstance(value, str):
+        return value if keeps else whole_text(value)
+    if isinstance(value, list):
+        return [_mended(one, keeps=keeps) for one in value]
+    if isinstance(value, dict):
+        return {whole_text(name): _mended(one, keeps=name in _CUT_TEXTS) for name, one in value.items()}
+    return value
+
+
+class Halves:
+    """A joiner of surrogate pairs that are split between pieces of a text, as by servers that cut text in UTF-16."""
+
+    def __init__(self) -> None:
+        self._half = ""
+
+    def feed(self, text: str) -> str:
+        """Return the next piece without a trailing high surrogate, which is kept for the next call."""
+        text, self._half = self._half + text, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return whole_text(text)
+
+    def finish(self) -> str:
+        """Return U+FFFD if a high surrogate was kept; otherwise an empty text."""
+        half, self._half = self._half, ""
+        return whole_text(half)
+
+
+def whole_text(text: str) -> str:
+    """Return a text with its surrogate pairs joined to characters, and single surrogates replaced by U+FFFD."""
+    if _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # Audio.

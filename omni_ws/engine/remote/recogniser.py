@@ -11,12 +11,11 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import httpx
 import msgspec
-import orjson
 
 from omni_ws.audio.container import wav_header
 from omni_ws.audio.pcm import Pcm16
 from omni_ws.core.chunks import HeardSegment, Hearing, Word
-from omni_ws.core.json_values import MAX_BODY_VALUES, check_values, language_name
+from omni_ws.core.json_values import MAX_BODY_VALUES, json_or_none, language_name
 from omni_ws.engine.asr.recogniser import (
     SAMPLE_RATE,
     ListenerSlots,
@@ -25,12 +24,11 @@ from omni_ws.engine.asr.recogniser import (
     UtteranceLimits,
     asr_capabilities,
 )
-from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
-from omni_ws.engine.remote.answer_stream import DONE, event_content, whole_text
-from omni_ws.engine.remote.event_stream import ServerSentEvent
+from omni_ws.engine.base import EngineCapabilities, GenerationRequest
+from omni_ws.engine.remote.event_stream import DONE, ServerSentEvent, event_content, whole_text
 from omni_ws.engine.remote.settings import RemoteAsrSettings
-from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
-from omni_ws.errors import EngineFailed, InvalidFrame, InvalidRequest
+from omni_ws.engine.remote.upstream import OnUpstreams, UpstreamAnswer
+from omni_ws.errors import EngineFailed, InvalidRequest
 
 #: Most models process at most half a minute at once.
 _UTTERANCE_LIMITS: Final = UtteranceLimits(cut_after=24 * SAMPLE_RATE, longest=29 * SAMPLE_RATE)
@@ -42,27 +40,19 @@ _STREAMING: Final = re.compile(r"\bstream", re.IGNORECASE)
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e6)]
 
 
-class RemoteRecogniser:
+class RemoteRecogniser(OnUpstreams):
     """A Recogniser that sends complete utterances to an upstream; interim texts are what the upstream streams.
 
     With ``word_times`` in the settings, word times are requested instead of a stream: no server supports both.
     """
 
-    name = "remote"
-
     def __init__(self, settings: RemoteAsrSettings) -> None:
+        super().__init__(settings, says="transcription ")
         self.settings = settings
-        self.pool = Pool(settings)
-        self.model = settings.model or self.name
-        self.hosts = self.pool.hosts
         #: No limit by speed: an upstream that is overloaded refuses requests itself.
         self.slots = ListenerSlots(sys.maxsize)
         #: Whether to request streams: no upstream has refused to stream so far.
         self.streams = not settings.word_times
-
-    @property
-    def state(self) -> EngineState:
-        return self.pool.state
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -80,17 +70,9 @@ class RemoteRecogniser:
         wanted = self.settings.speculate
         return all(one.is_local for one in self.pool.upstreams) if wanted is None else wanted
 
-    def describe(self) -> tuple[str, ...]:
-        return self.pool.describe("transcription ")
-
     async def start(self) -> None:
-        """Wait until an upstream can be used."""
-        await self.pool.start()
-        self.model = self.pool.model or self.model
+        await super().start()
         self.streams = not self.settings.word_times
-
-    async def stop(self) -> None:
-        await self.pool.stop()
 
     def note_no_stream(self) -> None:
         """Note that an upstream has refused to stream: streams are not requested any more."""
@@ -173,11 +155,7 @@ async def _whole(answer: UpstreamAnswer) -> Recognised:
             body += chunk
             if len(body) > _MOST_BYTES:
                 raise EngineFailed("the upstream's transcript has no end")
-    try:
-        check_values(body, MAX_BODY_VALUES)
-        content = orjson.loads(body)
-    except (InvalidFrame, ValueError):
-        content = None
+    content = json_or_none(body, MAX_BODY_VALUES)
     if not isinstance(content, dict) or not isinstance(text := content.get("text"), str):
         raise EngineFailed("the upstream sent a transcript that cannot be read")
     return Recognised(text.strip(), _words(content.get("words")), _hearing(content))

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-import orjson
-
-from omni_ws.core.json_values import check_values
+from omni_ws.core.json_values import json_or_none
 from omni_ws.errors import (
     ContextLengthExceeded,
     EmptyInput,
     EngineFailed,
     EngineOverloaded,
-    InvalidFrame,
     InvalidRequest,
     InvalidValue,
     ModelNotFound,
@@ -149,11 +146,7 @@ def refusal(
     ``upstream`` is its name in the log; ``where_key`` tells the operator where the key comes from. The upstream's
     message may quote the client's text: it is logged only with ``log_content``, or if it is about the key.
     """
-    try:
-        check_values(body)
-        error = read_error(orjson.loads(body))
-    except (InvalidFrame, ValueError):
-        error = UpstreamError()
+    error = read_error(json_or_none(body))
     mapped = _mapped(status, error, retry_after, where_key)
     logger.log(
         logging.DEBUG if isinstance(mapped, InvalidRequest) else logging.WARNING,
@@ -293,12 +286,7 @@ _NO_TOOLS: Final = re.compile(
 
 def says_no_tools(body: bytes) -> bool:
     """Whether the body of a refusal means that the model takes no tools at all, whatever they are."""
-    try:
-        check_values(body)
-        message = read_error(orjson.loads(body)).message
-    except (InvalidFrame, ValueError):
-        return False
-    return _NO_TOOLS.search(message[:_MOST_SEARCHED]) is not None
+    return _NO_TOOLS.search(read_error(json_or_none(body)).message[:_MOST_SEARCHED]) is not None
 
 
 # How servers report that a prompt is too long for the model, and with which numbers.

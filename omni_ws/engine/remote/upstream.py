@@ -17,11 +17,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
-import orjson
 
 from omni_ws import __version__
 from omni_ws.config.startup import is_loopback
-from omni_ws.core.json_values import check_values
+from omni_ws.core.json_values import json_or_none
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.remote.event_stream import EventReader, ServerSentEvent
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds, says_no_tools
@@ -39,7 +38,8 @@ from omni_ws.engine.remote.settings import (
     listed_models,
     opens_thoughts_in_props,
 )
-from omni_ws.errors import EngineFailed, InvalidFrame, OmniError
+from omni_ws.engine.threads import end_tasks
+from omni_ws.errors import EngineFailed, OmniError
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +142,7 @@ class Pool:
         self._started = False
         upstreams, self.upstreams = self.upstreams, ()
         watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
+        await end_tasks(*watchers)
         for kept in (self._troubled, self._slow_checks, self._last_turn, self._rests_until):
             kept.clear()
         for upstream in upstreams:
@@ -299,6 +297,37 @@ class Pool:
             return None
         delay = RETRY_DELAY * 2**attempt if refused.delay is None else refused.delay
         return delay if delay <= LONGEST_WAIT else None
+
+
+class OnUpstreams:
+    """Base class of what servers do the work of: a language model, a recogniser, a voice. It has its Pool.
+
+    ``says`` is what its lines for the operator begin with.
+    """
+
+    name = "remote"
+
+    def __init__(self, settings: UpstreamSettings, *, says: str = "", reads_context: bool = False) -> None:
+        #: The name of the model. If the settings have none, it is known after the start.
+        self.model = settings.model or self.name
+        self.pool = Pool(settings, reads_context=reads_context)
+        self.hosts = self.pool.hosts
+        self._says = says
+
+    @property
+    def state(self) -> EngineState:
+        return self.pool.state
+
+    def describe(self) -> tuple[str, ...]:
+        return self.pool.describe(self._says)
+
+    async def start(self) -> None:
+        """Wait until an upstream can be used. Idempotent."""
+        await self.pool.start()
+        self.model = self.pool.model or self.model
+
+    async def stop(self) -> None:
+        await self.pool.stop()
 
 
 # Upstream: a single server.
@@ -458,13 +487,7 @@ class Upstream:
                         raise Unusable(f"its answer to {urlsplit(url).path} has more than {most} MiB")
             except EngineFailed as error:
                 raise Unusable(error.message) from None
-        if not response.is_success:
-            return response.status_code, None
-        try:
-            check_values(body)
-            return response.status_code, orjson.loads(body)
-        except (InvalidFrame, ValueError):
-            return response.status_code, None
+        return response.status_code, json_or_none(body) if response.is_success else None
 
     async def _check_health(self) -> None:
         if not self._health:

@@ -10,57 +10,30 @@ from typing import Any, Final
 import orjson
 
 from omni_ws.audio.container import parse_audio_mime
-from omni_ws.core.chunks import AudioEncoding, AudioFormat, Modality, OutputModality, Task
-from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
+from omni_ws.core.chunks import AudioEncoding, AudioFormat
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, GenerationRequest, OutputWriter
 from omni_ws.engine.clauses import is_speakable
-from omni_ws.engine.remote.answer_stream import DONE, event_content
-from omni_ws.engine.remote.event_stream import ServerSentEvent, UpstreamAudio
+from omni_ws.engine.remote.event_stream import DONE, ServerSentEvent, UpstreamAudio, event_content
 from omni_ws.engine.remote.settings import RemoteTtsSettings
-from omni_ws.engine.remote.upstream import Pool, UpstreamAnswer
-from omni_ws.engine.tts.speech_engine import clause_by_clause
+from omni_ws.engine.remote.upstream import OnUpstreams, UpstreamAnswer
+from omni_ws.engine.tts.speech_engine import clause_by_clause, speech_capabilities
 from omni_ws.errors import EngineFailed, OmniError
 
 _EVENT_STREAM: Final = "text/event-stream"
 
 
-class RemoteVoice:
+class RemoteVoice(OnUpstreams):
     """A Voice that sends clauses to an upstream. Its audio has the ends of clauses in the text, but no word times."""
 
-    name = "remote"
     measures_memory = False
 
     def __init__(self, settings: RemoteTtsSettings) -> None:
+        super().__init__(settings, says="speech ")
         self.settings = settings
-        self.model = settings.model or self.name
-        self._pool = Pool(settings)
-        self.hosts = self._pool.hosts
-
-    @property
-    def state(self) -> EngineState:
-        return self._pool.state
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO}),
-            tasks=frozenset({Task.SPEECH}),
-            extend=True,
-            voices=self.settings.voices,
-            speed=True,
-            lexicon=True,
-        )
-
-    def describe(self) -> tuple[str, ...]:
-        return self._pool.describe("speech ")
-
-    async def start(self) -> None:
-        """Wait until an upstream can be used."""
-        await self._pool.start()
-        self.model = self._pool.model or self.model
-
-    async def stop(self) -> None:
-        await self._pool.stop()
+        return speech_capabilities(self.settings.voices, speed=True)
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         # Converts the audio of all clauses of a request to one rate.
@@ -77,7 +50,7 @@ class RemoteVoice:
             "X-Request-Id": request.request_id,
             "Accept": "audio/*, application/json, text/event-stream",
         }
-        async with self._pool.post("audio/speech", self._body(request, clause), headers=headers) as answer:
+        async with self.pool.post("audio/speech", self._body(request, clause), headers=headers) as answer:
             is_stream = answer.content_type.startswith(_EVENT_STREAM)
             outputs = _events(answer, audio) if is_stream else self._samples(answer, audio)
             async with aclosing(outputs):
@@ -88,7 +61,7 @@ class RemoteVoice:
 
     def _body(self, request: GenerationRequest, clause: str) -> bytes:
         body: dict[str, Any] = {
-            "model": self._pool.model,
+            "model": self.pool.model,
             "input": clause,
             "response_format": "pcm",
             # Two servers' parameters for streaming; each ignores the other's.

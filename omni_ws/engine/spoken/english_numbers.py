@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable
-from importlib import resources
-from typing import Any, Final
+from typing import Final
+
+from omni_ws.engine.spoken.languages import table_of
 
 #: Longer numbers are read digit by digit, since listeners could not follow their names.
 MAX_NAMED_DIGITS: Final = 15
@@ -133,9 +133,7 @@ def _below_thousand(number: int) -> str:
 
 # The tables: units, currencies, months, abbreviations, and words around numbers
 
-_TABLES: Final[dict[str, Any]] = tomllib.loads(
-    resources.files("omni_ws.engine.spoken").joinpath("english.toml").read_text(encoding="utf-8")
-)
+_TABLES: Final = table_of("english")
 
 
 def _words(name: str) -> frozenset[str]:

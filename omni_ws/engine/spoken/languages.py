@@ -20,28 +20,6 @@ from omni_ws.engine.threads import Work, run_work
 
 #: The languages with rules of their own here (RFC 5646); English has a module of its own.
 LANGUAGES: Final = ("de", "es", "fr", "it", "pt")
-#: Words of English whose full stop does not end a sentence, in lower case.
-_ABBREVIATIONS: Final = frozenset(
-    (
-        *("mr", "mrs", "ms", "dr", "prof", "rev", "hon", "gen", "col", "capt", "sgt", "lt"),
-        *("st", "mt", "jr", "sr", "ph.d", "inc", "ltd", "co", "corp", "dept", "vs", "etc", "approx"),
-    )
-)
-#: Words that are abbreviations only before a number: "No. 5", but not "No. I did not."
-_BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
-#: Words of English before which a speaker may pause within a sentence, and those that belong to one that follows them.
-_PHRASE_STARTS: Final = frozenset(
-    (
-        *("and", "but", "or", "so", "because", "since", "although", "though", "while", "whereas", "if", "unless"),
-        *("when", "where", "which", "who", "whose", "until", "before", "after"),
-    )
-)
-_PHRASE_LINKS: Final = frozenset(
-    (
-        *("at", "by", "for", "from", "in", "into", "of", "on", "through", "to", "under", "with", "within", "even"),
-        *("just", "only", "such", "as", "either", "both", "not"),
-    )
-)
 #: The digits of a longer number are read one by one: it is no quantity.
 _MAX_DIGITS: Final = 15
 _KEPT_NUMBERS: Final = 4096
@@ -130,10 +108,10 @@ def abbreviations_of(language: str) -> tuple[frozenset[str], frozenset[str]]:
     """
     code = primary_subtag(language)
     if code == "en":
-        return _ABBREVIATIONS, _BEFORE_NUMBERS
+        return _english("clause_abbreviations"), _english("clause_numbered")
     if code not in LANGUAGES:
         return frozenset(), frozenset()
-    table = _table(code)
+    table = table_of(code)
     words = (name for name in table["abbreviations"] if name.endswith("."))
     usual = frozenset(part.rstrip(".").lower() for name in words for part in name.split())
     return usual | frozenset(table["unread_abbreviations"]), frozenset(table["before_numbers"])
@@ -148,19 +126,27 @@ class PhraseWords(NamedTuple):
 
 def phrase_words_of(language: str) -> PhraseWords | None:
     """Return the words of a language before which a sentence may be cut; None but for English."""
-    return PhraseWords(_PHRASE_STARTS, _PHRASE_LINKS) if primary_subtag(language) == "en" else None
+    if primary_subtag(language) != "en":
+        return None
+    return PhraseWords(_english("phrase_starts"), _english("phrase_links"))
+
+
+@lru_cache
+def _english(name: str) -> frozenset[str]:
+    return frozenset(table_of("english")[name].split())
 
 
 @lru_cache
 def _loaded(language: str) -> LanguageRules | None:
     if find_spec("unicode_rbnf") is None:
         return None
-    return LanguageRules(_table(language), _engine(language))
+    return LanguageRules(table_of(language), _engine(language))
 
 
 @lru_cache
-def _table(language: str) -> Mapping[str, Any]:
-    text = (resources.files("omni_ws.engine.spoken") / f"{language}.toml").read_text(encoding="utf-8")
+def table_of(name: str) -> Mapping[str, Any]:
+    """Return the table ``name`` beside this module: of a language, or of markup."""
+    text = (resources.files("omni_ws.engine.spoken") / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

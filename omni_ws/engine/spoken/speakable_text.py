@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.spoken import english
-from omni_ws.engine.spoken.languages import LanguageRules, SpokenRules, rules_of
+from omni_ws.engine.spoken.languages import LanguageRules, SpokenRules, rules_of, table_of
 from omni_ws.engine.spoken.lexicon import UNSPACED, LexiconReader, Reading, TextWord, lexicon_of
 
 #: How many characters are converted before other tasks run. A digit takes up to 20 µs.
@@ -50,18 +50,6 @@ _CLOSERS: Final = "\"'”’)]»"
 
 #: Fenced blocks of these languages are read as text.
 _TEXTS: Final = frozenset(("text", "txt", "plaintext", "plain", "markdown", "md"))
-_LANGUAGES: Final = {
-    **dict.fromkeys(("py", "python", "python3"), "Python"),
-    **dict.fromkeys(("js", "javascript", "jsx"), "JavaScript"),
-    **dict.fromkeys(("ts", "typescript", "tsx"), "TypeScript"),
-    **dict.fromkeys(("sh", "bash", "shell", "zsh", "console"), "Shell"),
-    **dict.fromkeys(("c++", "cpp"), "C plus plus"),
-    **dict.fromkeys(("c#", "csharp", "cs"), "C sharp"),
-    **{
-        name.lower(): name
-        for name in ("Java", "Rust", "Ruby", "Go", "Kotlin", "Swift", "Lua", "HTML", "CSS", "JSON", "SQL", "C")
-    },
-}
 
 
 class Spoken(NamedTuple):
@@ -110,8 +98,6 @@ class SpeakableText:
         self._gap = False
         self._last = "\n"
         self._at_line_start = True
-        #: Whether the line is a row of a table.
-        self._in_row = False
         #: Whether the line is a heading or an item of a list, which ends like a sentence.
         self._ends_like_sentence = False
         #: The number of a list item, until other text follows it in its line.
@@ -181,7 +167,7 @@ class SpeakableText:
             end = end if end >= 0 else len(raw)
             self._known = 0
             if end - at <= MAX_ROW:
-                self._at_line_start, self._in_row = False, True
+                self._at_line_start = False
                 self._say_table(self._table.feed(raw[at:end], self._offset + at))
                 return end
         return self._read_word(raw, at, final=final)
@@ -220,7 +206,7 @@ class SpeakableText:
         if self._at_line_start:
             self._say_table(self._table.end())
         self._at_line_start = True
-        self._in_row = self._ends_like_sentence = False
+        self._ends_like_sentence = False
         self._before = ""
 
     def _space(self, at: int) -> None:
@@ -267,7 +253,7 @@ class SpeakableText:
         else:
             self._fence = marks
             if self._phrases:
-                name = _LANGUAGES.get(language, "")
+                name = table_of("markup")["code"].get(language, "")
                 self._say(self._phrases["code_of"].format(name) if name else self._phrases["code"], start, start)
 
     def _flush_item(self, *, alone: bool) -> None:
@@ -433,21 +419,10 @@ class SpeakableText:
         self._last = text[-1]
 
 
-#: What is said in English for what cannot be read aloud; the other languages have theirs in their tables.
-_ENGLISH_PHRASES: Final = {
-    "picture": "picture",
-    "done": "done:",
-    "code": "Code left out.",
-    "code_of": "{} code left out.",
-    "yes": "yes",
-    "no": "no",
-}
-
-
 def _rules_and_phrases(language: str) -> tuple[SpokenRules | None, Mapping[str, str]]:
     """Return the rules of a language and its phrases; None and none for a language without rules."""
     if primary_subtag(language) == "en":
-        return english, _ENGLISH_PHRASES
+        return english, table_of("english")["phrases"]
     rules = rules_of(language)
     return rules, {} if rules is None else rules.phrases
 
@@ -608,30 +583,6 @@ _FORMULA: Final = re.compile(r"\$[^$]+\$(?!\d)|\$\d+(?:\.\d+)?(?!s\b)[ac-jln-zAC
 
 _LATEX: Final = re.compile(r"\\[a-zA-Z]+|\\[()\[\],;!]|\$\$|[{}]")
 _LATEX_HINT: Final = re.compile(r"\\[a-zA-Z]{2,}|\\[()\[\]]")
-_LATEX_WORDS: Final = {
-    **dict.fromkeys(("times", "cdot", "ast"), "×"),
-    "div": "÷",
-    "pm": "±",
-    "sqrt": "√ ",
-    **dict.fromkeys(("leq", "le"), "≤"),
-    **dict.fromkeys(("geq", "ge"), "≥"),
-    **dict.fromkeys(("neq", "ne"), "≠"),
-    **dict.fromkeys(("approx", "sim"), "≈"),
-    **dict.fromkeys(("to", "rightarrow", "Rightarrow", "implies"), "→"),
-    "infty": "∞",
-    "sum": "∑",
-    "int": "∫",
-    "in": "∈",
-    "partial": "∂",
-    "circ": "°",
-    "pi": "π",
-    **{
-        name: name
-        for name in ("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "sigma", "phi", "omega")
-    },
-    **{name: name for name in ("sin", "cos", "tan", "log", "ln", "lim", "max", "min", "exp")},
-}
-
 
 #: The ends of what is skipped: a link, a tag, a comment.
 _LINK_ENDS, _TAG_ENDS, _COMMENT_ENDS = ")", ">", "-->"
@@ -796,7 +747,7 @@ def _latex(word: str) -> str:
 
     def read(match: re.Match[str]) -> str:
         name = match[0][1:] if match[0].startswith("\\") else ""
-        said = _LATEX_WORDS.get(name, "")
+        said = table_of("markup")["latex"].get(name, "")
         return f" {said} " if said else ""
 
     return " ".join(_LATEX.sub(read, word).replace("$", "").split())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from omni_ws.config.model import VoiceChoice
@@ -10,7 +10,6 @@ from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.spoken.languages import load_rules
 from omni_ws.engine.tts.voice_process import VoiceProcess, voice_capabilities
-from omni_ws.engine.tts.voice_table import VoiceTable
 from omni_ws.errors import EngineFailed
 
 
@@ -26,17 +25,18 @@ class _Speaker:
 class LanguageVoices:
     """A Voice over one process for each kind of synthesiser that the languages of a table need.
 
-    ``base`` is the voice of the TTS, for all other languages. Processes start with it; one that only reads for another
-    starts when it is first needed. A request with a ``speech_language`` is spoken by its ``voice`` if that speaks this
-    language, else as the table says. The start fails without the voices of ``required`` languages, which the operator
-    has named. The speaker of the language ``first``, if it has one, speaks where no voice and no language is named.
+    ``table`` has the voices that may speak each language, as "kokoro:ef_dora", the best first. ``base`` is the voice of
+    the TTS, for all other languages. Processes start with it; one that only reads for another starts when it is first
+    needed. A request with a ``speech_language`` is spoken by its ``voice`` if that speaks this language, else as the
+    table says. The start fails without the voices of ``required`` languages, which the operator has named. The speaker
+    of the language ``first``, if it has one, speaks where no voice and no language is named.
     """
 
     hosts: tuple[str, ...] = ()
     measures_memory = False
 
     def __init__(
-        self, base: VoiceProcess, table: VoiceTable, *, required: Collection[str] = (), first: str = ""
+        self, base: VoiceProcess, table: Mapping[str, Sequence[str]], *, required: Collection[str] = (), first: str = ""
     ) -> None:
         self.name, self.model = base.name, base.model
         self._base = base

@@ -6,15 +6,16 @@ import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
 from omni_ws.audio.pcm import as_samples, audible_part
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage, Word
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
 from omni_ws.engine.answer_limit import AnswerText, WordCounter, count_history
 from omni_ws.engine.base import (
     AudioOutput,
+    Component,
     EngineCapabilities,
     EngineOutput,
     EngineState,
@@ -43,38 +44,16 @@ from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedPa
 Speak: TypeAlias = Callable[[AsyncIterator[str], OutputWriter], Awaitable[None]]
 
 
-class Voice(Protocol):
-    """A voice that serves any number of requests. Its attributes, except ``hosts``, are final after the start."""
+class Voice(Component, Protocol):
+    """A voice that serves any number of requests. Its attributes, except ``hosts``, are final after the start.
 
-    name: str
-    #: The name of the model, or of the voice that speaks unless another is asked for.
-    model: str
+    ``model`` is the name of the model, or of the voice that speaks unless another is asked for.
+    """
+
     #: The names of the other machines that receive the text.
     hosts: tuple[str, ...]
     #: Whether it allocates memory by what is free when it starts, so that nothing else may start at the same time.
     measures_memory: bool
-
-    @property
-    def state(self) -> EngineState:
-        """The state, after the start."""
-        ...
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """See ``Engine.capabilities``."""
-        ...
-
-    def describe(self) -> tuple[str, ...]:
-        """Return lines for the operator."""
-        ...
-
-    async def start(self) -> None:
-        """Load the voice. Idempotent. Raises EngineFailed if it cannot speak."""
-        ...
-
-    async def stop(self) -> None:
-        """Release everything. Idempotent."""
-        ...
 
     async def speak(self, request: GenerationRequest, text: AsyncIterator[str], out: OutputWriter) -> None:
         """Write the audio of the pieces that ``text`` yields to ``out``; see ``Speak``. Raises InvalidValue.
@@ -82,6 +61,19 @@ class Voice(Protocol):
         A voice that speaks a clause at a time uses ``clause_by_clause`` to cut the text.
         """
         ...
+
+
+def speech_capabilities(voices: tuple[str, ...], *, speaks: bool = True, **more: Any) -> EngineCapabilities:
+    """Return the capabilities of a voice that reads text as it arrives; none but that unless it ``speaks``."""
+    return EngineCapabilities(
+        input_modalities=frozenset({Modality.TEXT}),
+        output_modalities=frozenset({OutputModality.AUDIO} if speaks else ()),
+        tasks=frozenset({Task.SPEECH} if speaks else ()),
+        extend=True,
+        voices=voices,
+        lexicon=speaks,
+        **more,
+    )
 
 
 class SpeechEngine:

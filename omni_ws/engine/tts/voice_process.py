@@ -16,12 +16,13 @@ from typing import Any, Final
 from omni_ws.audio.pcm import NO_SAMPLES, SampleLayout, Samples, samples_from_bytes
 from omni_ws.audio.vad import has_runtime
 from omni_ws.config.model import VoiceChoice
-from omni_ws.core.chunks import Modality, OutputModality, Task, Word
+from omni_ws.core.chunks import Word
 from omni_ws.core.json_values import primary_subtag
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineState, GenerationRequest, OutputWriter
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child import Backoff, Child, ChildEnded, keep_running
-from omni_ws.engine.tts.speech_engine import clause_by_clause
+from omni_ws.engine.threads import end_tasks
+from omni_ws.engine.tts.speech_engine import clause_by_clause, speech_capabilities
 from omni_ws.engine.tts.synthesiser import (
     Cancel,
     Done,
@@ -104,17 +105,13 @@ def voice_capabilities(
     voices: tuple[str, ...], aliases: Mapping[str, str], languages: Mapping[str, str]
 ) -> EngineCapabilities:
     """Return the capabilities of a Voice of one or more processes, which has ``voices`` of ``languages``."""
-    return EngineCapabilities(
-        input_modalities=frozenset({Modality.TEXT}),
-        output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
-        tasks=frozenset({Task.SPEECH} if voices else ()),
-        extend=True,
-        voices=voices,
+    return speech_capabilities(
+        voices,
+        speaks=bool(voices),
         voice_aliases=aliases,
         voice_languages=languages,
         speech_languages=frozenset(map(primary_subtag, languages.values())),
         speed=bool(voices),
-        lexicon=bool(voices),
         sampling=frozenset({"max_tokens", "stop"}),
         sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
     )
@@ -276,9 +273,7 @@ class VoiceProcess:
     async def stop(self) -> None:
         """End the worker; jobs in progress fail with EngineFailed. Idempotent."""
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+        await end_tasks(keeper)
         await self._end()
         if self._own_reader is not None:
             await self._own_reader.stop()

@@ -67,13 +67,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def shared_by_owner(request: GenerationRequest) -> str | None:
-    """Return the default salt: prefixes are cached per API key, so that response times reveal nothing to other keys."""
+def _owner_of(request: GenerationRequest) -> str | None:
+    """Return the cache salt: prefixes are cached per API key, so that response times reveal nothing to other keys."""
     return request.owner
 
 
 class VllmEngine:
-    """The vLLM engine. Requests share cached prefixes if ``cache_salt`` returns the same value for both.
+    """The vLLM engine. Requests of the same API key share cached prefixes.
 
     ``readouts`` enables readouts of the residual stream for token sessions. ``trace_root`` is the folder for traces of
     torch's profiler; None disables them. Raises ConfigurationError.
@@ -85,7 +85,6 @@ class VllmEngine:
         self,
         config: VllmConfig,
         *,
-        cache_salt: Callable[[GenerationRequest], str | None] = shared_by_owner,
         readouts: Readouts | None = None,
         trace_root: Path | None = None,
     ) -> None:
@@ -94,7 +93,6 @@ class VllmEngine:
         self.config = config
         self.model = Path(config.model).name if Path(config.model).is_dir() else config.model
         self._chats = 0
-        self._cache_salt = cache_salt
         args = {"model": config.model, **config.args}
         if readouts is not None:
             readouts.check_args(config.args)
@@ -280,7 +278,7 @@ class VllmEngine:
             parser=parser,
             template_arguments=self.config.chat_template_kwargs,
             token_bytes=cache(lambda: TokenBytes(self._thinker.llm.get_tokenizer())),
-            cache_salt=self._cache_salt,
+            cache_salt=_owner_of,
         )
 
     async def _prepare(self, llm: AsyncLLM) -> None:

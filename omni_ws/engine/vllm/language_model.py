@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.base import EngineState, incident
 from omni_ws.engine.child import Backoff, keep_running
+from omni_ws.engine.threads import end_tasks
 from omni_ws.engine.vllm.nodes import OtherMachines, telling_of_others
 from omni_ws.engine.vllm.processes import marked_processes
 from omni_ws.errors import (
@@ -156,9 +157,7 @@ class LanguageModel:
         """End the process. Idempotent."""
         self.state = EngineState.STARTING
         watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+        await end_tasks(watcher)
         await self._release()
 
     def generate(self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0) -> ModelOutputs:

@@ -25,9 +25,8 @@ from omni_ws.engine.omni.stages import (
     OmniTalker,
     VocoderStage,
 )
-from omni_ws.engine.omni.step_model import wrong_settings
-from omni_ws.engine.omni.step_process import StepProcess
-from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.omni.step_process import StepProcess, wrong_settings
+from omni_ws.engine.threads import end_tasks, run_in_thread
 from omni_ws.engine.vllm.checkpoint import SHARE, OmniFamily, OmniModel, check_omni_fits, omni_sizes, thinker_share
 from omni_ws.engine.vllm.early_input import EarlyOrigin
 from omni_ws.engine.vllm.language_model import prepare_environment, use_first_model_runner
@@ -125,9 +124,7 @@ class OmniVoice:
         try:
             await asyncio.gather(*starting)
         except BaseException:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+            await end_tasks(*starting)
             await asyncio.gather(*(process.stop() for process in processes))
             raise
         self.voices = tuple(talker.facts["voices"])

@@ -75,16 +75,16 @@ _ENGLISH_ONLY: Final = "<|startoftranscript|><|notimestamps|>"
 class VllmRecogniser(LanguageModel):
     """A Recogniser: Whisper, Voxtral, or any other model for which vLLM supports transcription.
 
-    ``args`` are vLLM's engine arguments; ``setting`` is the configuration key that holds them, for messages. Interim
-    texts come at growing intervals, because the model reads the utterance from its beginning for each. Texts have no
-    times of words. The model's languages and limits are known after ``start``.
+    ``args`` are vLLM's engine arguments. Interim texts come at growing intervals, because the model reads the utterance
+    from its beginning for each. Texts have no times of words. The model's languages and limits are known after
+    ``start``.
     """
 
     name = "vllm"
     hosts: tuple[str, ...] = ()
 
-    def __init__(self, model: str, args: Mapping[str, Any], *, setting: str = "asr.args") -> None:
-        super().__init__("ASR", {**_DEFAULT_ARGS, **args, "model": model}, setting=setting)
+    def __init__(self, model: str, args: Mapping[str, Any]) -> None:
+        super().__init__("ASR", {**_DEFAULT_ARGS, **args, "model": model}, setting="asr.args")
         self.model = Path(model).name if Path(model).is_dir() else model
         self.slots = ListenerSlots(min(MAX_TALKERS, args.get("max_num_seqs", MAX_TALKERS)))
         self.limits = UtteranceLimits(0, 0)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.engine.base import EngineCapabilities, EngineState, Finished, GenerationRequest, OutputWriter, incident
 from omni_ws.engine.channel import Stage, StageLink, pipeline
 from omni_ws.engine.clauses import BEGIN_AFTER, is_being_written
 from omni_ws.engine.frame_chunks import CODE2WAV_PARAMETERS, ChunkPolicy, frames_link, whole_numbers
 from omni_ws.engine.omni.stages import OmniTalker, VocoderStage
 from omni_ws.engine.spoken.lexicon import prepare
+from omni_ws.engine.tts.speech_engine import speech_capabilities
 from omni_ws.engine.vllm.code2wav import Code2Wav, CodecWindow, DecodeQueue
 from omni_ws.engine.vllm.talker import (
     FIRST_COMMA_AFTER,
@@ -102,17 +103,12 @@ class Speaker:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.TEXT}),
-            output_modalities=frozenset({OutputModality.AUDIO}),
-            tasks=frozenset({Task.SPEECH}),
-            extend=True,
+        return speech_capabilities(
+            self.voices,
             stages=(Talker.name, Code2Wav.name),
-            voices=self.voices,
             stage_sampling=self.sampling_names,
             stage_params=self.parameter_names,
             priority=self.talker.by_priority,
-            lexicon=True,
         )
 
     def describe(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.continued_input import earlier_speech
 from omni_ws.engine.decoding import DecodedPart, TextPart, ToolResultPart, decode_speech
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.threads import SoleThread, run_in_thread
+from omni_ws.engine.threads import SoleThread, end_tasks, run_in_thread
 from omni_ws.engine.vllm.answer_reader import AlignedTokens, AnswerReader, PromptEcho, SpokenTokens, TokenBytes
 from omni_ws.engine.vllm.early_input import (
     AudioSegmenter,
@@ -207,8 +207,7 @@ class Thinker:
             work = early or WarmedPrefix(self._origin)
             await self._answer(work, draft, await self._in_thread(draft.whole), sink, outputs)
         finally:
-            collecting.cancel()
-            await asyncio.gather(collecting, return_exceptions=True)
+            await end_tasks(collecting)
             if early is not None:
                 await early.aclose()
 

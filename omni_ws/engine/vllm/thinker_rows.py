@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.readouts import ONE_WORKER, refused_args
 from omni_ws.engine.vllm.worker_channel import Rows, SentRows, WorkerChannel, as_float32
 from omni_ws.errors import EngineFailed

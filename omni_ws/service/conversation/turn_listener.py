@@ -84,10 +84,9 @@ from msgspec.structs import replace
 
 from omni_ws.audio import vad
 from omni_ws.audio.container import BURST_BYTES, media_type
-from omni_ws.audio.echo import NoiseSuppressor
+from omni_ws.audio.echo import NoiseSuppressor, OwnEcho
 from omni_ws.audio.near_voice import FallingVoice
 from omni_ws.audio.onset_meter import SpeechLasts, SpeechLull
-from omni_ws.audio.own_echo import OwnEcho
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.speech_watch import (
     BARGE_IN_BAR,

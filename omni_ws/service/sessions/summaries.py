@@ -36,8 +36,7 @@ from omni_ws.core.chunks import (
     Task,
 )
 from omni_ws.core.history import HistoryItem
-from omni_ws.engine.base import GenerationRequest, HeardLanguage
-from omni_ws.engine.unread import NOTHING_SAID, Unread
+from omni_ws.engine.base import NOTHING_SAID, GenerationRequest, HeardLanguage, Unread
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.metrics import Metrics
 from omni_ws.service.conversation import summing

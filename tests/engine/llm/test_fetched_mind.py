@@ -16,8 +16,8 @@ from support.full_disk import full_disk
 
 from omni_ws.config import load
 from omni_ws.engine.base import Engine
-from omni_ws.engine.llm import fetched_mind as module
-from omni_ws.engine.llm.fetched_mind import FetchedMind
+from omni_ws.engine.llm import auto_llm as module
+from omni_ws.engine.llm.auto_llm import FetchedMind
 from omni_ws.weights.cache import WeightsCache
 from omni_ws.weights.sources import Fetching, OfficialSource, PinnedWeights, WeightsError, read_lock
 

@@ -20,10 +20,9 @@ from omni_ws.audio.pcm import Samples, resampled
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
 from omni_ws.engine.asr.whisper_model import WhisperModel
-from omni_ws.engine.llm.intents.matcher import catalogue
 from omni_ws.engine.llm.intents.told import SAYINGS, UNKNOWN
 from omni_ws.engine.llm.plain_words import plain_words
-from omni_ws.engine.llm.rules import answer
+from omni_ws.engine.llm.rules import answer, catalogue
 from omni_ws.engine.tts.speech_engine import SpeechEngine
 from omni_ws.engine.tts.voice_process import VoiceProcess
 

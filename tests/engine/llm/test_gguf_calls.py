@@ -19,8 +19,15 @@ from support.patience import PATIENCE_SEC
 from omni_ws.core.chunks import FinishReason, ToolCallFragment, Usage
 from omni_ws.engine.base import AnswerOptions, EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.llm.gguf_calls import CallsInJson, CallWatch, CallWritten, schema_of_calls
-from omni_ws.engine.llm.gguf_engine import QWEN_CODER_TEMPLATE, GgufEngine, GgufSettings
+from omni_ws.engine.llm.gguf_engine import (
+    QWEN_CODER_TEMPLATE,
+    CallsInJson,
+    CallWatch,
+    CallWritten,
+    GgufEngine,
+    GgufSettings,
+    schema_of_calls,
+)
 from omni_ws.errors import InvalidValue
 
 #: Of the tests that share a model.

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from omni_ws.engine.llm.intents.matcher import Misspelled, catalogue
 from omni_ws.engine.llm.plain_words import expanded
+from omni_ws.engine.llm.rules import Misspelled, catalogue
 
 PHRASES = [sentence for intent in catalogue() for phrase in intent.phrases for sentence in expanded(phrase)]
 UNKNOWN = (

@@ -12,9 +12,8 @@ from support.engine_answers import answered, collect, open_input, text
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.core.history import Message
 from omni_ws.engine.base import EngineState
-from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.llm.rules_engine import UNSEEN, RulesEngine
 from omni_ws.errors import EmptyInput, EngineFailed, UnsupportedModality
-from omni_ws.media.sights import UNSEEN
 
 NOW = datetime(2031, 3, 4, 15, 7)
 

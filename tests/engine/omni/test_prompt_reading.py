@@ -15,7 +15,7 @@ from omni_ws.engine.omni.prompt_reading import (
     UserTurnsReader,
     WholePromptReader,
 )
-from omni_ws.engine.omni.step_model import PromptRows
+from omni_ws.engine.omni.step_process import PromptRows
 from omni_ws.errors import InvalidValue
 
 TURN, SYSTEM, USER, ASSISTANT, LINE, SOUND, PICTURE = 100, 101, 102, 103, 10, 90, 91

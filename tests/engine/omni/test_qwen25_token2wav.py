@@ -23,8 +23,7 @@ from support.vocoder_runs import Sound, difference, finish, joined  # noqa: E402
 
 from omni_ws.config.values import ConfigurationError  # noqa: E402
 from omni_ws.engine.omni.checkpoint import default_speaker, load_speakers  # noqa: E402
-from omni_ws.engine.omni.step_graphs import StepGraphs  # noqa: E402
-from omni_ws.engine.omni.step_model import VocoderInput  # noqa: E402
+from omni_ws.engine.omni.step_process import VocoderInput  # noqa: E402
 from omni_ws.engine.omni.token2wav import (  # noqa: E402
     MOST_WAITING,
     STREAMING,
@@ -34,6 +33,7 @@ from omni_ws.engine.omni.token2wav import (  # noqa: E402
     Token2WavNetwork,
     WindowPlan,
 )
+from omni_ws.engine.omni.vocoder import StepGraphs  # noqa: E402
 from omni_ws.errors import EngineOverloaded, InvalidValue  # noqa: E402
 
 pytestmark = pytest.mark.vllm

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from support.vocoder_runs import Sound, decode, difference, finish, joined
 
 from omni_ws.config.values import ConfigurationError
-from omni_ws.engine.omni.step_model import VocoderInput
+from omni_ws.engine.omni.step_process import VocoderInput
 from omni_ws.errors import EngineOverloaded, InvalidValue
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_ws.engine.omni.step_model import Codes, LoadedModel, TalkerItem, VocoderInput
+from omni_ws.engine.omni.step_process import Codes, LoadedModel, TalkerItem, VocoderInput
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (make test-vllm)")
 pytest.importorskip("transformers", reason="transformers is not installed (make test-vllm)")
@@ -38,7 +38,7 @@ from omni_ws.engine.omni.stages import (  # noqa: E402
     OmniTalker,
     VocoderStage,
 )
-from omni_ws.engine.omni.step_model import (  # noqa: E402
+from omni_ws.engine.omni.step_process import (  # noqa: E402
     AnswerEnd,
 )
 

@@ -16,8 +16,8 @@ from support.omni_talkers import Driven, greedy, speak  # noqa: E402
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
-from omni_ws.engine.omni.step_graphs import StepGraphs  # noqa: E402
 from omni_ws.engine.omni.talker_network import StepBuffers  # noqa: E402
+from omni_ws.engine.omni.vocoder import StepGraphs  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 

@@ -24,8 +24,17 @@ from omni_ws.engine import child
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.child_main import HEAD_BYTES
 from omni_ws.engine.omni import step_process
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, PromptReset, PromptRows, VocoderInput
-from omni_ws.engine.omni.step_process import ROWS_PER_MESSAGE, StepProcess, StepSession
+from omni_ws.engine.omni.step_process import (
+    ROWS_PER_MESSAGE,
+    AnswerEnd,
+    AnswerRows,
+    Codes,
+    PromptReset,
+    PromptRows,
+    StepProcess,
+    StepSession,
+    VocoderInput,
+)
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -18,7 +18,7 @@ from support.omni_reference import spoken  # noqa: E402
 from support.omni_talkers import LONGEST, SLOTS, Driven, greedy, long_prompt, new_talker, speak, talker  # noqa: E402
 from support.tiny_omni import Family  # noqa: E402
 
-from omni_ws.engine.omni.step_model import (  # noqa: E402
+from omni_ws.engine.omni.step_process import (  # noqa: E402
     AnswerEnd,
     CodesEnd,
     PromptReset,

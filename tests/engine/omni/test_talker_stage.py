@@ -23,8 +23,16 @@ from omni_ws.engine.base import PartFailed
 from omni_ws.engine.channel import Channel, Outputs, pipeline
 from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.omni.stages import ROWS_LINK, OmniTalker, SpeechPart, VocoderStage
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, TalkerItem
-from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.omni.step_process import (
+    AnswerEnd,
+    AnswerRows,
+    Codes,
+    CodesEnd,
+    PromptReset,
+    PromptRows,
+    StepProcess,
+    TalkerItem,
+)
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

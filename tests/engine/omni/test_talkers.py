@@ -18,7 +18,7 @@ from support.omni_talkers import LONGEST, greedy, of, speak, talker  # noqa: E40
 from support.tiny_omni import Family, omni_checkpoint  # noqa: E402
 
 from omni_ws.engine.omni.slot_talker import load_talker  # noqa: E402
-from omni_ws.engine.omni.step_model import AnswerEnd, CodesEnd, TalkerItem  # noqa: E402
+from omni_ws.engine.omni.step_process import AnswerEnd, CodesEnd, TalkerItem  # noqa: E402
 
 pytestmark = pytest.mark.vllm
 

@@ -21,8 +21,7 @@ from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.channel import Channel, pipeline
 from omni_ws.engine.frame_chunks import ChunkPolicy, frames_link
 from omni_ws.engine.omni.stages import VocoderStage
-from omni_ws.engine.omni.step_model import Codes, CodesEnd, VocoderInput
-from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.omni.step_process import Codes, CodesEnd, StepProcess, VocoderInput
 from omni_ws.errors import EngineFailed, InvalidValue
 from omni_ws.profiler import events
 

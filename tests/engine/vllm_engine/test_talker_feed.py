@@ -16,7 +16,7 @@ import pytest_asyncio
 from omni_ws.config.values import ConfigurationError
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.child_main import encode_message
-from omni_ws.engine.omni.step_model import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.omni.step_process import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
 from omni_ws.engine.vllm.thinker_rows import TalkerFeed, ThinkerRows
 from omni_ws.engine.vllm.worker_channel import SentRows
 from omni_ws.errors import EngineFailed

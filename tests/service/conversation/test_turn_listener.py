@@ -18,8 +18,8 @@ from support.speech_clips import clip_bytes, silence
 
 from omni_ws.audio.codec import AudioEncoder, encode_file
 from omni_ws.audio.container import wav_header
+from omni_ws.audio.echo import DELAY
 from omni_ws.audio.near_voice import FALLEN_MS
-from omni_ws.audio.own_echo import DELAY
 from omni_ws.audio.pcm import Samples, pcm16_from_samples
 from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
