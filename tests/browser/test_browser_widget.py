@@ -242,12 +242,12 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         await page.evaluate("(window.widget = document.querySelector('voice-chat')).remove()")
         await here.server.until(lambda: not here.server.sessions)
         states = "(states) => contexts.map(({ state }) => state).join() === states"
-        await here.demo.until(states, "suspended")
+        await here.demo.until(states, "closed")
         await page.evaluate("document.body.append(widget)")
         await page.get_by_label("Write").fill("And now?")
         await page.keyboard.press("Enter")
         await here.demo.until("() => widget.transcript.length === 8 && widget.transcript[7].spoken")
-        await here.demo.until(states, "running")
+        await here.demo.until(states, "closed,running")
         await page.evaluate("""() => {
           const widget = document.createElement("voice-chat");
           widget.setAttribute("src", location.href);
