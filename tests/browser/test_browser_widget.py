@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.accessibility import load_axe, violations
+from support.accessibility import hear_screen_reader, load_axe, said_by_screen_reader, violations
 from support.capable_engine import HearingEngine, read_aloud
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
@@ -104,6 +104,7 @@ async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> N
         demo = here.demo
         keyboard = demo.page.keyboard
         await load_axe(demo.page)
+        await hear_screen_reader(demo.page, "voice-chat")
         found = [await violations(demo.page)]
         assert not here.server.sessions  # nobody has begun
         await keyboard.press("Tab")
@@ -129,6 +130,7 @@ async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> N
             one for one in ("connecting", "listening", "hearing", "speaking", "muted", "ready") if one not in states
         ] == []
         assert await here.told("error") == []
+        assert await said_by_screen_reader(demo.page) == ["Listening", "Muted", "Ready"]
         assert found == [[]] * 3
 
 

@@ -94,6 +94,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   stop() {
     if (this.phase === "talking") this.#endTurn(0);
     this.#pressedAt = null;
+    this.muted = false; // who begins anew wants to be heard
     this.microphone.close();
     this.#become("off");
   }
