@@ -19,9 +19,9 @@ const BREAK_MS = 550;
 const STILL_BREAK_MS = 1200;
 const RING_MS = 1500;
 const RING_EVERY_MS = 420;
-/* Between two pictures: of a slow swell, whose edge goes a fifth of a pixel meanwhile, and of anything where no graphics
+/* Between two pictures: of a slow swell, whose edge goes a third of a pixel meanwhile, and of anything where no graphics
    card draws. A timer waits for them, a little less long: who asks for each frame of the screen pays for each. */
-const SLOW_FRAME_MS = 160;
+const SLOW_FRAME_MS = 250;
 const DRAWN_FRAME_MS = 30;
 const EARLY_MS = 12;
 /* The orb rests below this level of sound. */
