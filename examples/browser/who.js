@@ -85,7 +85,8 @@ export function waitedFor({ parts }, words) {
   if (!words && parts?.asr) return `Still waiting for ${parts.asr.model} to write down what you said.`;
   const hosts = parts?.llm?.hosts ?? [];
   const { name, model: named } = parts?.llm ?? {};
-  const model = name === "rules" ? "the rules" : named ? `the model ${named}` : "the model";
+  if (name === "rules") return "Still waiting for the rules to begin their answer.";
+  const model = named ? `the model ${named}` : "the model";
   return `Still waiting for ${model}${hosts.length ? ` on ${hosts.join(" or ")}` : ""} to begin its answer.`;
 }
 

@@ -1,5 +1,5 @@
-"""Whether everybody can use a page: what axe-core finds in it, what the keyboard does not reach, and what a screen reader
-is given to say."""
+"""Whether everybody can use a page: what axe-core finds in it, what the keyboard does not reach, and what a screen
+reader is given to say."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ async def violations(page: Page) -> list[Any]:
 
 
 async def hear_screen_reader(page: Page, host: str = "") -> None:
-    """Keep from now on what a screen reader says unasked while nothing is wrong; of an element with a shadow where ``host`` is its selector."""
+    """Keep from now on what a screen reader says unasked while nothing is wrong. ``host`` is the selector of an element
+    with a shadow, where it is that which is heard."""
     await page.evaluate(_HEAR_READER, host)
 
 
