@@ -23,7 +23,7 @@ const RING_EVERY_MS = 420;
    card draws. A timer waits for them, a little less long: who asks for each frame of the screen pays for each. */
 const SLOW_FRAME_MS = 250;
 const DRAWN_FRAME_MS = 30;
-const EARLY_MS = 12;
+const EARLY_MS = 4;
 /* The orb rests below this level of sound. */
 const QUIET = 0.06;
 const STILL = new Set(["away", "muted", "ready"]);
