@@ -139,6 +139,13 @@ async def test_a_microphone_that_is_off_is_neither_muted_nor_spoken_into() -> No
         await demo.in_state("muted")
         await mute.click()
         await demo.in_state("listening")
+        await mute.click()
+        await demo.in_state("muted")
         await demo.page.locator("#talk").click()
         await demo.in_state("ready")
         assert await mute.is_disabled()
+        assert await mute.get_attribute("aria-pressed") == "false"
+        await demo.page.locator("#talk").click()
+        await demo.in_state("listening")  # who begins anew is heard
+        await demo.page.locator("#talk").click()
+        await demo.in_state("ready")
