@@ -336,6 +336,7 @@ export class Sound {
   readonly latencySamples: number;
   wake(): Promise<AudioContext>;
   running(): Promise<void>;
+  close(): void;
   revive(): void;
   chooseOutput(deviceId: string): Promise<void>;
   heardAt(time: number): number;

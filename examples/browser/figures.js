@@ -8,6 +8,8 @@ export class Figures {
   /* What is saved with a conversation. */
   told = { model: null, parts: null, session_id: null, connection: null, round_trip_ms: null, first_sound_ms: [], underruns: 0 };
 
+  #sound = { queuedMs: 0, underruns: 0, targetMs: 60 };
+
   /* `way` is that of the connection. */
   server(created, way) {
     const { model, parts, advice, session_id: sessionId } = created;
@@ -60,14 +62,17 @@ export class Figures {
     show("figure-echo", cancelled === null ? "–" : cancelled ? "taken out" : "not taken out");
   }
 
-  playing({ queuedMs, underruns, targetMs }) {
-    this.told.underruns = underruns;
-    show("figure-queue", duration(queuedMs));
-    show("figure-underruns", String(underruns));
-    show("figure-target", duration(targetMs));
+  /* Comes fifty times a second, and is shown with what waits to be sent. */
+  playing(sound) {
+    this.told.underruns = sound.underruns;
+    this.#sound = sound;
   }
 
   waiting(chunks, bytes) {
+    const { queuedMs, underruns, targetMs } = this.#sound;
+    show("figure-queue", duration(queuedMs));
+    show("figure-underruns", String(underruns));
+    show("figure-target", duration(targetMs));
     show("figure-unacknowledged", `${chunks} chunks`);
     show("figure-buffered", `${Math.ceil(bytes / 1024)} KiB`);
   }

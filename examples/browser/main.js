@@ -528,6 +528,16 @@ function watchDucking(ducked) {
   staysDucked = false;
 }
 
+/* Said to screen readers: what somebody's own hand has changed, once it holds. Who speaks is heard anyway, and what a screen
+   reader said of it would be talked over, and be heard by the microphone. */
+let told = "";
+function tellHand() {
+  const { phase, muted, opening } = talk;
+  const words = phase === "listening" && !opening ? (muted ? "Muted" : "Listening") : phase === "off" && session.ready ? "Ready" : told;
+  if (words !== told) announce(words);
+  told = words;
+}
+
 function showState() {
   const canOpen = client.capabilities?.turn_detection ?? false;
   const state = STATES[client.state][0];
@@ -536,16 +546,17 @@ function showState() {
   const trying = client.state === "connecting" || client.state === "waiting";
   const interrupted = (state === "ready" || state === "listening") && performance.now() - interruptedAt < INTERRUPTED_MS;
   const words = trying ? STATES[client.capabilities ? "waiting" : "connecting"][1] : interrupted ? "Interrupted" : said;
-  document.body.dataset.state = state;
+  if (document.body.dataset.state !== state) document.body.dataset.state = state;
   document.body.toggleAttribute("data-interrupted", words === "Interrupted");
   orb.show(state);
-  if (element("status").textContent !== words) element("status").textContent = words;
+  setText("status", words);
+  tellHand();
   const open = talk.mode === "open";
   const active = talk.phase !== "off";
   const label = open ? (active ? "Stop listening" : "Start talking") : active ? "Send" : "Hold to talk";
   element("talk").setAttribute("aria-pressed", String(active));
   element("talk").setAttribute("aria-label", open || active ? label : "Talk: hold, or press once to begin and once to send");
-  element("talk-label").textContent = label;
+  setText("talk-label", label);
   element("stop").disabled = !speaker.playing && !conversation.current;
   element("talk").querySelector("use").setAttribute("href", open && active ? "#i-close" : "#i-microphone");
   for (const id of ["talk", "mute", "modes", "keys-of-talk"]) element(id).hidden = !hears();
@@ -553,12 +564,17 @@ function showState() {
   element("text").placeholder = hears() ? "Or write" : "Write";
   const speak = talk.opening ? "One moment." : "Say something.";
   const invitation = active ? speak : "Press the button and speak.";
-  element("invitation").textContent = hears() ? invitation : "Write something.";
+  setText("invitation", hears() ? invitation : "Write something.");
   element("mute").disabled = !canMute();
   element("mute").setAttribute("aria-pressed", String(talk.muted));
   element("mode-open").disabled = !canOpen;
   element("mode-open").parentElement.title = canOpen ? "" : "This server does not detect turns";
   element(`mode-${talk.mode}`).checked = true;
+}
+
+/* Each piece of an answer changes something, and rarely any of these. */
+function setText(id, text) {
+  if (element(id).textContent !== text) element(id).textContent = text;
 }
 
 /* Only an open microphone can be muted. */

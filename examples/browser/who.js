@@ -22,13 +22,18 @@ export function sentence(created) {
     if (told.at(-1)?.name === name) told.at(-1).verbs.push(verb);
     else told.push({ verbs: [verb], name });
   }
-  const words = told.map(({ verbs, name }) => `${verbs.join(" and ")} by ${name}`).join(", ");
+  const words = told.map(({ verbs, name }) => `${verbs.join(" and ")} by ${short(name)}`).join(", ");
   return words && `${capitalised(words)}.`;
 }
 
 /* The names alone, for the head of the page: "whisper · rules · hibari". */
 export function brief(created) {
-  return [...new Set(Object.values(workers(created)).filter(Boolean))].join(" · ");
+  return [...new Set(Object.values(workers(created)).filter(Boolean).map(short))].join(" · ");
+}
+
+/* A licence stands in the list of who answers, and below each answer with its source. */
+function short(name) {
+  return name.replace(/ \(.*\)$/, "");
 }
 
 /* Where a voice and words go, in a sentence. `host` is that of the page's address. */
@@ -79,7 +84,9 @@ export function lacking({ parts, capabilities, advice }, host) {
 export function waitedFor({ parts }, words) {
   if (!words && parts?.asr) return `Still waiting for ${parts.asr.model} to write down what you said.`;
   const hosts = parts?.llm?.hosts ?? [];
-  const model = parts?.llm?.model ? `the model ${parts.llm.model}` : "the model";
+  const { name, model: named } = parts?.llm ?? {};
+  if (name === "rules") return "Still waiting for the rules to begin their answer.";
+  const model = named ? `the model ${named}` : "the model";
   return `Still waiting for ${model}${hosts.length ? ` on ${hosts.join(" or ")}` : ""} to begin its answer.`;
 }
 

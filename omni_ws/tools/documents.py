@@ -206,11 +206,16 @@ def _quoted(text: str) -> str:
 
 
 def _without_comments(javascript: str) -> str:
-    """Return a module without comments, blank lines and spare blanks. Its strings have no blanks."""
+    """Return a module without comments, spare blanks and names of numbers. Its strings have no blanks."""
     kept = re.sub(r"/\*.*?\*/", "", javascript, flags=re.DOTALL)
     kept = re.sub(r"(^|\s)//.*$", "", kept, flags=re.MULTILINE)
-    kept = re.sub(r"[ \t]*([=,:;(){}?<>&|*])[ \t]*", r"\1", kept)
-    return "\n".join(filter(None, map(str.strip, kept.splitlines())))
+    kept = re.sub(r"[ \t]*([=,:;(){}?<>&|*/!]|[+-](?= [^+-]))[ \t]*", r"\1", kept)
+    number = r"^const ([A-Z_]+)=([\d.]+);$"
+    for name, value in re.findall(number, kept, flags=re.MULTILINE):
+        kept = re.sub(rf"\b{name}\b", value, kept)
+    kept = re.sub(r"^const [\d.]+=.*$", "", kept, flags=re.MULTILINE)
+    kept = "\n".join(filter(None, map(str.strip, kept.splitlines())))
+    return re.sub(r"(?<=[;{},])\n", "", kept)
 
 
 # The JSON Schema of frames

@@ -273,7 +273,7 @@ async def test_what_is_said_to_screen_readers() -> None:
     engine = ScriptedEngine([TranscriptOutput("hello"), TextOutput("Good morning.")])
     async with live_server(engine) as server, demo_page(settings={"answerWith": "text"}) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
-        assert await demo.page.get_by_role("status").first.inner_text() == "Ready"
+        assert await demo.page.locator("#status").inner_text() == "Ready"
         await demo.write("hello")
         await demo.page.locator("#announcement", has_text="Good morning.").wait_for(state="attached")
         names = await demo.page.locator(".turn").aria_snapshot()

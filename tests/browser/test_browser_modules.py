@@ -671,13 +671,16 @@ async def test_words_that_sound_are_found_within_lists_and_tables(demo: DemoPage
           const texts = (name) => [...CSS.highlights.get(name)].map(String);
           const cut = [texts("cut"), texts("unheard")];
           markUnheard(node, words, null);
-          markSpoken(null);
+          const painted = [410, 480, 510].map((at) => (markSpoken(node, words, at), CSS.highlights.get("spoken")));
+          markSpoken(node, []);
           node.remove();
-          return [marked, said, cut];
+          return [marked, said, cut, painted.map((one) => painted.indexOf(one)), CSS.highlights.has("spoken")];
         }"""
     )
-    marked, said, cut = found
+    marked, said, cut, painted, left = found
     assert marked == said
+    assert painted == [0, 0, 2]  # while a word sounds its mark stays the one that was painted
+    assert not left
     assert cut[0] == ["three"]
     assert cut[1][0].split()[-1].endswith("nine")
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.accessibility import hear_screen_reader, said_by_screen_reader
 from support.capable_engine import HearingEngine
 from support.chromium import IN_BROWSER, demo_page
 from support.embedded_engine import EmbeddedEngine
@@ -43,8 +44,10 @@ async def server(started: LiveServer) -> AsyncIterator[LiveServer]:
 
 
 async def test_two_turns_without_touching_anything(server: LiveServer) -> None:
+    """A screen reader says what somebody's hand has done, and is silent while one of both speaks."""
     async with demo_page(settings=OPEN) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
+        await hear_screen_reader(demo.page)
         await demo.page.locator("#talk").click()
         await demo.say(clip_bytes("goforward"))
         await demo.heard(FORWARD, turn=0)
@@ -56,11 +59,13 @@ async def test_two_turns_without_touching_anything(server: LiveServer) -> None:
         await demo.in_state("listening")
         played = await demo.played()
         assert "first sound after" in await demo.note(turn=0)
+        assert await said_by_screen_reader(demo.page) == ["Listening"]
         await demo.page.keyboard.press("m")
         await demo.in_state("muted")
         await demo.page.keyboard.press("m")
         await demo.page.locator("#talk").click()
         await demo.in_state("ready")
+        assert await said_by_screen_reader(demo.page) == ["Listening", "Muted", "Listening", "Ready"]
         assert await demo.page.locator(".turn").count() == 2
     assert played.level > 0.01
 
@@ -134,6 +139,13 @@ async def test_a_microphone_that_is_off_is_neither_muted_nor_spoken_into() -> No
         await demo.in_state("muted")
         await mute.click()
         await demo.in_state("listening")
+        await mute.click()
+        await demo.in_state("muted")
         await demo.page.locator("#talk").click()
         await demo.in_state("ready")
         assert await mute.is_disabled()
+        assert await mute.get_attribute("aria-pressed") == "false"
+        await demo.page.locator("#talk").click()
+        await demo.in_state("listening")  # who begins anew is heard
+        await demo.page.locator("#talk").click()
+        await demo.in_state("ready")

@@ -287,7 +287,7 @@ async def test_a_server_that_is_starting_is_not_busy() -> None:
     async with live_server(engine) as server, demo_page(expect_problems=True) as demo:
         engine.state = EngineState.STARTING
         await demo.open(url(server.port), state="busy")
-        assert await demo.page.get_by_role("status").first.inner_text() == "Starting"
+        assert await demo.page.locator("#status").inner_text() == "Starting"
         await demo.message("The server is starting.")
         assert await demo.page.locator(".message[data-kind=bad]").count() == 0
         await demo.write("kept until then")
@@ -435,7 +435,7 @@ async def test_no_server_for_a_while() -> None:
         refused = relay.accepted
         await demo.page.get_by_role("button", name="Try now").click()
         await server.until(lambda: relay.accepted > refused, "the next try")
-        assert await demo.page.get_by_role("status").first.inner_text() == "Reconnecting"
+        assert await demo.page.locator("#status").inner_text() == "Reconnecting"
         relay.let_go()
         # Where the button came in the middle of a try, which writing makes too, the next one is for the clock.
         await demo.page.clock.resume()

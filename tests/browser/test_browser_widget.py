@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.accessibility import load_axe, violations
+from support.accessibility import hear_screen_reader, load_axe, said_by_screen_reader, violations
 from support.capable_engine import HearingEngine, read_aloud
 from support.chromium import IN_BROWSER, DemoPage, demo_page
 from support.live_server import LiveServer, live_server
@@ -104,6 +104,7 @@ async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> N
         demo = here.demo
         keyboard = demo.page.keyboard
         await load_axe(demo.page)
+        await hear_screen_reader(demo.page, "voice-chat")
         found = [await violations(demo.page)]
         assert not here.server.sessions  # nobody has begun
         await keyboard.press("Tab")
@@ -129,6 +130,7 @@ async def test_a_page_of_ten_lines_is_talked_to_by_keyboard(tmp_path: Path) -> N
             one for one in ("connecting", "listening", "hearing", "speaking", "muted", "ready") if one not in states
         ] == []
         assert await here.told("error") == []
+        assert await said_by_screen_reader(demo.page) == ["Listening", "Muted", "Ready"]
         assert found == [[]] * 3
 
 
@@ -242,12 +244,12 @@ async def test_it_takes_its_colours_from_the_page_and_ends_with_its_element(tmp_
         await page.evaluate("(window.widget = document.querySelector('voice-chat')).remove()")
         await here.server.until(lambda: not here.server.sessions)
         states = "(states) => contexts.map(({ state }) => state).join() === states"
-        await here.demo.until(states, "suspended")
+        await here.demo.until(states, "closed")
         await page.evaluate("document.body.append(widget)")
         await page.get_by_label("Write").fill("And now?")
         await page.keyboard.press("Enter")
         await here.demo.until("() => widget.transcript.length === 8 && widget.transcript[7].spoken")
-        await here.demo.until(states, "running")
+        await here.demo.until(states, "closed,running")
         await page.evaluate("""() => {
           const widget = document.createElement("voice-chat");
           widget.setAttribute("src", location.href);

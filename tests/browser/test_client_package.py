@@ -21,7 +21,7 @@ async def test_in_node_against_the_vectors_and_the_server() -> None:
     async with live_server(streaming_input={"resume_grace_sec": PATIENCE_SEC}) as server:
         url = f"OMNI_WS_URL=http://127.0.0.1:{server.port}/"
         output = await run("env", url, *command, "--test", "--test-force-exit", *tests, cwd=PACKAGE)
-    assert re.search(r"# pass 126\b", output), output
+    assert re.search(r"# pass 130\b", output), output
     assert re.search(r"# skipped 0\b", output), output
 
 
@@ -32,7 +32,7 @@ async def test_npm_test_needs_no_server() -> None:
         pytest.skip("npm is not installed")
     output = await run("env", "--unset=OMNI_WS_URL", npm, "test", cwd=PACKAGE)
     assert re.search(r"# fail 0\b", output), output
-    assert re.search(r"# pass 118\b", output), output
+    assert re.search(r"# pass 122\b", output), output
 
 
 async def test_npm_packs_it_and_what_was_packed_works(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Whether everybody can use a page: what axe-core finds in it, and what the keyboard does not reach."""
+"""Whether everybody can use a page: what axe-core finds in it, what the keyboard does not reach, and what a screen
+reader is given to say."""
 
 from __future__ import annotations
 
@@ -22,6 +23,15 @@ _FOCUSED = """() => {
   const { place } = document.activeElement.dataset;
   return place === undefined ? null : Number(place);
 }"""
+#: The text of each live region after each of its changes, but for alerts: a busy machine has them.
+_HEAR_READER = """(host) => {
+  window.saidByReader = [];
+  const root = host ? document.querySelector(host).shadowRoot : document;
+  for (const region of root.querySelectorAll("[role=status], [aria-live]:not([aria-live=off])")) {
+    const note = () => region.textContent.trim() && saidByReader.push(region.textContent.trim());
+    new MutationObserver(note).observe(region, { childList: true, characterData: true, subtree: true });
+  }
+}"""
 # What lies behind a dialog was judged without it.
 _RUN = """async () => (await axe.run([...document.querySelectorAll("dialog[open]")].at(-1) ?? document,
   { resultTypes: ["violations"] })).violations.flatMap(({ id, nodes }) =>
@@ -37,6 +47,17 @@ async def violations(page: Page) -> list[Any]:
     """Return what axe-core finds: the rule, the element and the reason of each."""
     found: list[Any] = await page.evaluate(_RUN)
     return found
+
+
+async def hear_screen_reader(page: Page, host: str = "") -> None:
+    """Keep from now on what a screen reader says unasked while nothing is wrong. ``host`` is the selector of an element
+    with a shadow, where it is that which is heard."""
+    await page.evaluate(_HEAR_READER, host)
+
+
+async def said_by_screen_reader(page: Page) -> list[str]:
+    said: list[str] = await page.evaluate("saidByReader")
+    return said
 
 
 async def out_of_reach_by_keyboard(page: Page) -> list[str]:

@@ -6,12 +6,12 @@
 
 import { join } from "./conversation.js";
 
-/* A chunk of the capture worklet. */
-const CHUNK_MS = 20;
+/* A piece of the capture worklet. */
+const PIECE_MS = 20;
 /* What is louder is no silence. */
 const AUDIBLE = 0.003;
-/* Chunks that are still on their way when the server has played the last. */
-const TAIL_CHUNKS = 10;
+/* What is still on its way when the server has played the last. */
+const TAIL_MS = 200;
 
 export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTarget) {
   #client;
@@ -57,7 +57,7 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
 
   /** @param {AudioContext} context */
   attach(context) {
-    if (this.#gain) return;
+    if (this.#gain?.context === context) return;
     const capture = new AudioWorkletNode(context, "capture", { numberOfInputs: 1, numberOfOutputs: 0 });
     capture.port.onmessage = ({ data }) => this.#chunk(data);
     this.#gain = new GainNode(context);
@@ -112,7 +112,7 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
   /* The server has played all of it; with an argument, all of an answer's text has come. */
   /** @param {number} [turn] */
   end(turn) {
-    if (turn === undefined) this.#rest = TAIL_CHUNKS;
+    if (turn === undefined) this.#rest = TAIL_MS;
   }
 
   flush() {
@@ -127,7 +127,7 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
     const { sound } = this.#client;
     if (!this.#sounds && peak > AUDIBLE) {
       this.#sounds = true;
-      const heardAt = sound.heardAt(sound.context?.currentTime ?? 0) - CHUNK_MS;
+      const heardAt = sound.heardAt(sound.context?.currentTime ?? 0) - PIECE_MS;
       this.#emit("started", { id: turn.number, heardAt });
     }
     if (this.#sounds) {
@@ -136,7 +136,8 @@ export class CallSpeaker extends /** @type {Telling<SpeakerEvents>} */ (EventTar
       this.#told.dispatchEvent(new CustomEvent("audio", { detail: { turn, samples } }));
       this.#emit("level", { id: turn.number, peak, queuedMs: 0, underruns: 0, targetMs: 0 });
     }
-    if (--this.#rest <= 0) this.#finish("ended");
+    this.#rest -= (samples.length / (sound.rate ?? Infinity)) * 1000;
+    if (this.#rest <= 0) this.#finish("ended");
   }
 
   /** @param {"ended" | "flushed"} how */

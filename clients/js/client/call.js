@@ -312,6 +312,7 @@ export class CallSession extends /** @type {Telling<SessionEvents>} */ (EventTar
   chooseTrack() {
     const { sound, microphone, talk } = this.#client;
     const { context } = sound;
+    if (!context) this.#silence = this.#listensSince = null; // the next one has another clock
     const [transceiver] = this.#peer?.getTransceivers() ?? [];
     if (!transceiver || !context || !this.ready) return;
     this.#silence ??= context.createMediaStreamDestination().stream.getTracks()[0];

@@ -190,9 +190,7 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
   drop(turn) {
     for (const one of this.turns.slice(turn.number)) {
       one.dropped = true;
-      for (const pieces of Object.values(one.sound)) {
-        for (const piece of pieces.splice(0)) this.#keptSamples -= piece.length;
-      }
+      this.#dropSound(one);
       this.#changed(one);
     }
   }
@@ -230,9 +228,14 @@ export class Conversation extends /** @type {Telling<ConversationEvents>} */ (Ev
     this.#keptSamples += samples.length;
     for (const old of this.turns) {
       if (this.#keptSamples <= MAX_KEPT_SAMPLES) break;
-      for (const pieces of Object.values(old.sound)) {
-        for (const piece of pieces.splice(0)) this.#keptSamples -= piece.length;
-      }
+      this.#dropSound(old);
+    }
+  }
+
+  /** @param {Turn} turn */
+  #dropSound({ sound }) {
+    for (const pieces of Object.values(sound)) {
+      for (const piece of pieces.splice(0)) this.#keptSamples -= piece.length;
     }
   }
 

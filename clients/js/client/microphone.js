@@ -1,4 +1,4 @@
-/* The microphone: 20 ms of samples at a time. Events:
+/* The microphone: 20 ms of samples at a time, in a long silence 100. Events:
 
    chunk   { samples (Int16Array), peak (0 to 1), capturedAt (performance.now() at its end) }
    lost    the device went away, or another program took it */
@@ -39,7 +39,7 @@ export class Microphone extends /** @type {Telling<MicrophoneEvents>} */ (EventT
   async open(context, { deviceId = "", echoCancellation = true, noiseSuppression = true, autoGainControl = true }) {
     this.close();
     if (!navigator.mediaDevices?.getUserMedia) {
-      throw Object.assign(new Error("this page may not use a microphone"), { name: "InsecureContext" });
+      throw new DOMException("this page may not use a microphone", "InsecureContext");
     }
     /** @type {MediaTrackConstraints} */
     const wanted = { channelCount: 1, echoCancellation, noiseSuppression, autoGainControl };

@@ -54,6 +54,11 @@ export class PlayoutBuffer {
     return this.#segments[0] ?? null;
   }
 
+  /* Whether nothing is there that could sound. */
+  get idle() {
+    return this.#segments.length === 0 && this.#tail === null;
+  }
+
   /* `place` is where the samples begin in the answer, in samples: an answer that was flushed may go on. */
   /** @param {number} id @param {Int16Array} samples @param {number} [place] */
   push(id, samples, place = 0) {
@@ -228,6 +233,7 @@ if (globalThis.AudioWorkletProcessor) {
     /** @param {Float32Array[][]} _inputs @param {Float32Array[][]} outputs */
     process(_inputs, [[output]]) {
       const buffer = this.#buffer;
+      if (buffer.idle && this.#peak === 0) return true; // nothing sounds, nor did when the page was told last
       const busy = buffer.current !== null;
       buffer.pull(output);
       for (const sample of output) this.#peak = Math.max(this.#peak, Math.abs(sample));

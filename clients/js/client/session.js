@@ -482,46 +482,28 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   async #originIsRefused() {
     const origin = globalThis.location?.origin;
     if (!origin) return null;
-    let reply;
-    try {
-      reply = await ask(this.healthUrl, { method: "POST" });
-    } catch {
-      if (origin === this.healthUrl.origin) return null; // it does not reply
-      try {
-        await ask(this.healthUrl, { mode: "no-cors" });
-      } catch {
-        return null;
-      }
-      const message = `the server does not take pages of ${origin}: start it with --allow-origin ${origin}`;
-      return { code: ORIGIN_NOT_ALLOWED, message };
+    const reply = await ask(this.healthUrl, { method: "POST" });
+    if (reply) {
+      const { error } = await contentOf(reply);
+      return error?.code === ORIGIN_NOT_ALLOWED ? error : null;
     }
-    try {
-      const { error } = await reply.json();
-      return error.code === ORIGIN_NOT_ALLOWED ? error : null;
-    } catch {
-      return null; // a proxy's own page
-    }
+    // On its own origin it does not reply at all.
+    if (origin === this.healthUrl.origin || !(await ask(this.healthUrl, { mode: "no-cors" }))) return null;
+    const message = `the server does not take pages of ${origin}: start it with --allow-origin ${origin}`;
+    return { code: ORIGIN_NOT_ALLOWED, message };
   }
 
   /* Whether the key is: an ordinary request with the same one is told so. */
   async #keyIsRefused() {
     const key = this.key();
-    try {
-      /** @type {HeadersInit} */
-      const headers = key ? { Authorization: `Bearer ${key}` } : {};
-      return (await ask(this.modelsUrl, { headers })).status === 401;
-    } catch {
-      return false;
-    }
+    /** @type {HeadersInit} */
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    return (await ask(this.modelsUrl, { headers }))?.status === 401;
   }
 
   /* A server that loads its model and one that is full say the same; /health tells them apart. */
   async #isStarting() {
-    try {
-      return (await (await ask(this.healthUrl)).json()).status === "starting";
-    } catch {
-      return false;
-    }
+    return (await contentOf(await ask(this.healthUrl))).status === "starting";
   }
 
   #forget() {
@@ -557,10 +539,16 @@ export class Session extends /** @type {Telling<SessionEvents>} */ (EventTarget)
   }
 }
 
-/* A server that is stopped takes requests and never replies. */
+/* Null where nothing replies: a server that is stopped takes requests all the same. */
 /** @param {URL} url @param {RequestInit} [options] */
 function ask(url, options) {
-  return fetch(url, { cache: "no-store", signal: AbortSignal.timeout(DEAD_MS), ...options });
+  return fetch(url, { cache: "no-store", signal: AbortSignal.timeout(DEAD_MS), ...options }).catch(() => null);
+}
+
+/* The object that is replied; a proxy's own page is none. */
+/** @param {Response | null} reply */
+async function contentOf(reply) {
+  return (await reply?.json().catch(() => null)) ?? {};
 }
 
 /* Audio as the binary form has it, with the words that the JSON form adds. */

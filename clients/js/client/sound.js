@@ -30,7 +30,7 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
   #context = null;
   /** @type {Promise<unknown> | null} */
   #loading = null;
-  #missing = [...WORKLETS];
+  #missing = WORKLETS;
   #failures = 0;
   #server;
 
@@ -62,10 +62,10 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
      named SoundUnavailable where they cannot be had; the next call asks for them again. */
   async wake() {
     if (!this.#context) {
-      let context = new AudioContext({ latencyHint: "interactive" });
+      let context = new AudioContext();
       if (context.sampleRate < LOWEST_RATE || context.sampleRate > HIGHEST_RATE) {
         context.close();
-        context = new AudioContext({ latencyHint: "interactive", sampleRate: USUAL_RATE });
+        context = new AudioContext({ sampleRate: USUAL_RATE });
       }
       this.#context = context;
       // Whoever is told may use the worklets.
@@ -79,27 +79,38 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
     return this.#awake;
   }
 
+  /* Give the device back. `wake` takes another. */
+  close() {
+    const context = this.#context;
+    if (!context) return;
+    context.onstatechange = null;
+    context.close().catch(() => {});
+    this.#context = this.#loading = null;
+    this.#missing = WORKLETS;
+    this.#tell();
+  }
+
   async #load() {
     this.#loading ??= Promise.allSettled(this.#missing.map((worklet) => this.#add(worklet)));
     const loading = this.#loading;
     await loading;
     if (this.#missing.length === 0) return;
     if (this.#loading === loading) this.#loading = null;
-    throw Object.assign(new Error("what the page needs for sound cannot be loaded"), { name: "SoundUnavailable" });
+    throw new DOMException("what the page needs for sound cannot be loaded", "SoundUnavailable");
   }
 
   /* From beside this module; where a bundler has lost it, from the package's own text; where the page's policy forbids that,
      from the server. */
   /** @param {WORKLETS[number]} worklet */
   async #add(worklet) {
-    const { audioWorklet } = this.#awake;
+    const context = this.#awake;
     const own = URL.createObjectURL(new Blob([SOURCES[worklet.file]], { type: "text/javascript" }));
     const places = [worklet.address, () => own, () => new URL(`client/${worklet.file}`, this.#server).href];
     try {
       for (const place of places) {
         try {
-          await within(audioWorklet.addModule(this.#retried(place())), START_MS);
-          this.#missing = this.#missing.filter((one) => one !== worklet);
+          await within(context.audioWorklet.addModule(this.#retried(place())), START_MS);
+          if (context === this.#context) this.#missing = this.#missing.filter((one) => one !== worklet);
           return;
         } catch {
           // the next place
@@ -123,7 +134,7 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
   async running() {
     const resumed = this.#awake.resume().catch(() => {});
     await Promise.race([resumed, new Promise((late) => setTimeout(late, START_MS))]);
-    if (this.locked) throw Object.assign(new Error("the browser starts no sound"), { name: "SoundLocked" });
+    if (this.locked) throw new DOMException("the browser starts no sound", "SoundLocked");
   }
 
   /* After the page was away, or an output was unplugged. */
@@ -146,11 +157,11 @@ export class Sound extends /** @type {Telling<SoundEvents>} */ (EventTarget) {
 
   /* Samples that were given out and are on their way to the ear. */
   get latencySamples() {
-    return Math.round(this.#latency * this.#awake.sampleRate);
+    return Math.round(this.#latency * (this.rate ?? 0));
   }
 
   get #latency() {
-    return MAY_ASK_LATENCY ? this.#awake.outputLatency || this.#awake.baseLatency || 0 : USUAL_LATENCY_SECONDS;
+    return MAY_ASK_LATENCY ? this.#context?.outputLatency || this.#context?.baseLatency || 0 : USUAL_LATENCY_SECONDS;
   }
 
   /* The context, once `wake` has made it. */

@@ -26,6 +26,7 @@ export class Speaker extends /** @type {Telling<SpeakerEvents>} */ (EventTarget)
   constructor(sound) {
     super();
     this.#sound = sound;
+    sound.addEventListener("change", () => sound.context || this.#leave());
   }
 
   /* Once the context is there; what came before is played now. */
@@ -39,6 +40,13 @@ export class Speaker extends /** @type {Telling<SpeakerEvents>} */ (EventTarget)
     node.connect(context.destination);
     for (const [message, transfer] of this.#early) node.port.postMessage(message, transfer);
     this.#early = [];
+  }
+
+  /* The context is closed, and reports no more. */
+  #leave() {
+    if (this.#node) this.#node.port.onmessage = null;
+    this.#node = null;
+    if (this.#id !== null) this.#heard({ type: "flushed", id: this.#id, played: this.#played, time: 0, queued: 0 });
   }
 
   get playing() {

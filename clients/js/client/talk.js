@@ -3,7 +3,7 @@
 
    change                        something that the page shows is different: `phase`, `muted`
    turn    { turn }              a turn of the button began
-   level   { peak }              every 20 ms
+   level   { peak }              every 20 ms, in a long silence every 100
    silent                        the microphone has given no sound for some seconds since it was opened
    problem { error }             the microphone cannot be had
    network { state }             "slow": what is said arrives late; "paused": it is not sent; "well" */
@@ -16,8 +16,8 @@ import { bytesOf } from "./frames.js";
 /* A shorter press is a tap, which begins a turn that the next tap ends. */
 const TAP_MS = 280;
 /* What is in the pipeline when the button is let go belongs to the turn. */
-const TAIL_CHUNKS = 3;
-const TAIL_MS = 1000;
+const TAIL_MS = 55;
+const LATE_TAIL_MS = 1000;
 const SLOW_SECONDS = 1.5;
 const PAUSED_SECONDS = 15;
 /* A microphone that gives nothing so long, or zeros, is switched off, or has been given to another program. */
@@ -36,7 +36,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   devices = {};
   /** @type {Turn | null} */
   #turn = null;
-  #tail = 0;
+  #tail = 0; // milliseconds that are still to come
   /** @type {number | null} */
   #pressedAt = null;
   #starts = 0;
@@ -94,6 +94,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   stop() {
     if (this.phase === "talking") this.#endTurn(0);
     this.#pressedAt = null;
+    this.muted = false; // who begins anew wants to be heard
     this.microphone.close();
     this.#become("off");
   }
@@ -176,12 +177,12 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     this.microphone.muted = phase === "listening" && this.muted;
     if (phase === "talking") {
       this.#turn = this.conversation.begin("spoken");
-      this.dispatchEvent(new CustomEvent("turn", { detail: { turn: this.#turn } }));
+      this.#tell("turn", { turn: this.#turn });
     }
     this.#become(phase);
   }
 
-  #endTurn(tail = TAIL_CHUNKS) {
+  #endTurn(tail = TAIL_MS) {
     if (this.phase === "opening") return this.#become("off");
     const turn = this.#turn;
     if (this.phase !== "talking" || !turn) return;
@@ -190,7 +191,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     if (tail === 0) return this.#finishTurn(new Uint8Array(0));
     this.#tail = tail;
     // A browser that was interrupted by a call gives no more sound; the turn ends all the same.
-    setTimeout(() => this.#turn === turn && this.#finishTurn(new Uint8Array(0)), TAIL_MS);
+    setTimeout(() => this.#turn === turn && this.#finishTurn(new Uint8Array(0)), LATE_TAIL_MS);
   }
 
   /** @param {Uint8Array} payload */
@@ -220,13 +221,14 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
       this.#tell("change");
     }
     const sending = this.phase === "talking" || this.phase === "listening";
-    this.dispatchEvent(new CustomEvent("level", { detail: { peak: this.muted || !sending ? 0 : peak } }));
+    this.#tell("level", { peak: this.muted || !sending ? 0 : peak });
     const { rate } = this.sound;
     if (!sending || rate === null) return;
     this.#watchNetwork(rate);
     const payload = bytesOf(samples);
     const turn = this.#turn;
-    if (turn && this.#tail > 0 && --this.#tail === 0) {
+    const ms = (samples.length / rate) * 1000;
+    if (turn && this.#tail > 0 && (this.#tail -= ms) <= 0) {
       this.conversation.keepSound(turn, "user", samples);
       return this.#finishTurn(payload);
     }
@@ -235,7 +237,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
       return this.#becomeNetwork("paused");
     }
     if (turn) return this.conversation.keepSound(turn, "user", samples);
-    this.#sentMs += (samples.length / rate) * 1000; // the server's places count what it listens to
+    this.#sentMs += ms; // the server's places count what it listens to
     this.#remembered.push({ endMs: this.#sentMs, capturedAt, samples });
     if (this.#remembered.length > REMEMBERED_CHUNKS) this.#remembered.splice(0, REMEMBERED_CHUNKS / 10);
   }
@@ -254,7 +256,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
   #becomeNetwork(state) {
     if (state === this.#network) return;
     this.#network = state;
-    this.dispatchEvent(new CustomEvent("network", { detail: { state } }));
+    this.#tell("network", { state });
     if (state === "paused" && this.phase === "talking") this.#endTurn(0);
   }
 
@@ -264,7 +266,7 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     this.#pressedAt = null;
     this.microphone.close();
     this.#become("off");
-    this.dispatchEvent(new CustomEvent("problem", { detail: { error } }));
+    this.#tell("problem", { error });
   }
 
   #watchSilence() {
@@ -280,8 +282,8 @@ export class Talk extends /** @type {Telling<TalkEvents>} */ (EventTarget) {
     this.#tell("change");
   }
 
-  /** @param {keyof TalkEvents} name */
-  #tell(name) {
-    this.dispatchEvent(new Event(name));
+  /** @param {keyof TalkEvents} name @param {object} [detail] */
+  #tell(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }

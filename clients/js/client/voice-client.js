@@ -120,12 +120,14 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
     this.session.open();
   }
 
+  /* End the session and give the sound back. `open` begins anew. */
   close() {
     clearInterval(this.#acknowledger);
     this.#acknowledger = undefined;
     this.talk.stop();
     this.speaker.flush();
     this.session.close();
+    this.sound.close();
   }
 
   /* Open the microphone (mode "open"), or begin a turn (mode "hold"): call it from a gesture. Raises the Error for which there
@@ -308,11 +310,6 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
       this.conversation.lose(detail.resent);
       this.configure();
     });
-    session.addEventListener("frame", ({ detail: frame }) => {
-      if (frame.type !== "session_updated" || !frame.capabilities) return;
-      this.capabilities = /** @type {Capabilities} */ (frame.capabilities); // another engine answers from now on
-      this.configure();
-    });
     session.addEventListener("undelivered", ({ detail: { turn, code } }) => {
       this.talk.leave(turn);
       this.conversation.fail(this.conversation.turns[turn], code);
@@ -357,6 +354,9 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
   #frame(frame) {
     const { type } = frame;
     switch (type) {
+      case "session_updated":
+        this.capabilities = frame.capabilities ?? this.capabilities; // another engine may answer from now on
+        return frame.capabilities && this.configure();
       case "speech_started":
         return frame.certain === false ? this.#speechBegins(frame) : this.#speechStarted(frame);
       case "speech_confirmed":
@@ -616,7 +616,8 @@ export class VoiceClient extends /** @type {Telling<VoiceClientEvents>} */ (Even
 
   #soundChanged() {
     const { sound, speaker, talk } = this;
-    if (sound.context && sound.rate !== this.#configuredRate) {
+    if (!sound.context) this.#configuredRate = null;
+    else if (sound.rate !== this.#configuredRate) {
       // Also while the context is suspended: audio that arrives meanwhile is queued, and has to have this rate.
       this.#configuredRate = sound.rate;
       this.configure();

@@ -20,6 +20,9 @@ class Context extends EventTarget {
     },
   };
   async resume() {}
+  async close() {
+    this.state = "closed";
+  }
 }
 globalThis.AudioContext = Context;
 globalThis.MediaStreamAudioSourceNode = globalThis.AudioWorkletNode = class {
@@ -115,6 +118,44 @@ test("a place that does not reply is given up for the next", async () => {
   } finally {
     globalThis.AudioContext = before;
   }
+});
+
+test("what was closed has no device, and takes another with worklets of its own", async () => {
+  const sound = new Sound("http://server.example/");
+  let late;
+  const first = await sound.wake();
+  sound.close();
+  assert.deepEqual([first.state, first.onstatechange, sound.rate, sound.locked], ["closed", null, null, false]);
+  sound.close();
+  await sound.wake();
+  assert.equal(added.length, 4);
+  // What a closed one still loads is not there for the next.
+  sound.close();
+  const before = globalThis.AudioContext;
+  globalThis.AudioContext = class extends Context {
+    audioWorklet = { addModule: () => new Promise((done) => (late = done)) };
+  };
+  sound.wake().catch(() => {});
+  globalThis.AudioContext = before;
+  sound.close();
+  late();
+  await settled();
+  await sound.wake();
+  assert.equal(added.length, 6);
+});
+
+test("a client that was closed is heard and speaks anew", async () => {
+  await client.listen();
+  const nodes = ports.length;
+  client.close();
+  assert.equal(client.sound.context, null);
+  client.open();
+  socket.hear({ type: "session_created", session_id: "t", capabilities: { turn_detection: true, input_modalities: ["audio"], tasks: ["chat"] } });
+  await client.listen();
+  assert.equal(ports.length, 2 * nodes); // the speaker's, the microphone's and its source's
+  assert.equal(client.state, "opening");
+  hear(0.1);
+  assert.equal(client.state, "listening");
 });
 
 // --- what cannot be had is told

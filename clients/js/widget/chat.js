@@ -122,7 +122,6 @@ export class VoiceChat extends /** @type {Telling<ChatEvents>} */ (EventTarget) 
     this.#watching?.abort();
     this.#watching = null;
     this.client.close();
-    this.client.sound.context?.suspend().catch(() => {}); // it costs nothing until it is needed again
     this.#changed();
   }
 

@@ -73,7 +73,8 @@ export class VoiceChatElement extends Base {
   #placed = false; // whether all attributes that the page has are there
   #src = "";
   #wrong = ""; // why there is no conversation
-  #told = "";
+  #told = ""; // as an event
+  #said = ""; // to screen readers
   #parts = makeParts();
   #orb = new Orb(this.#parts.orb);
   #colours = "";
@@ -214,6 +215,7 @@ export class VoiceChatElement extends Base {
     this.#orb.show(look);
     setText(place, shown ? words : "Not available");
     const talking = shown?.talking ?? false;
+    this.#tellHand(shown);
     const hears = shown?.hears ?? true;
     setText(talk, !talking ? "Start talking" : this.#chat?.client.talk.phase === "talking" ? "Send" : "Stop");
     talk.hidden = mute.hidden = !hears;
@@ -229,6 +231,17 @@ export class VoiceChatElement extends Base {
     this.#told = state;
     this.#paint();
     this.#tell("state", { state });
+  }
+
+  /* Said to screen readers: what somebody's own hand has changed, once it holds. Who speaks is heard anyway, and what a
+     screen reader said of it would be talked over, and be heard by the microphone. */
+  /** @param {Shown | undefined} shown */
+  #tellHand(shown) {
+    if (!shown) return;
+    const { state, talking, muted } = shown;
+    const words = muted && talking ? "Muted" : state === "listening" ? "Listening" : state === "ready" && !talking ? "Ready" : this.#said;
+    if (words !== this.#said) this.#parts.announcement.textContent = words;
+    this.#said = words;
   }
 
   /** @param {readonly ChatLine[]} lines */
@@ -282,7 +295,6 @@ function makeParts() {
   const orb = make("div", "orb");
   orb.setAttribute("aria-hidden", "true"); // `state` says it
   const state = make("p", "state");
-  state.setAttribute("role", "status");
   const error = make("p", "error");
   error.setAttribute("role", "alert");
   const log = make("div", "log");

@@ -19,10 +19,11 @@ const BREAK_MS = 550;
 const STILL_BREAK_MS = 1200;
 const RING_MS = 1500;
 const RING_EVERY_MS = 420;
-/* Between two pictures: of a slow swell, whose edge goes a fifth of a pixel meanwhile, and of anything where no graphics
-   card draws. */
-const SLOW_FRAME_MS = 160;
+/* Between two pictures: of a slow swell, whose edge goes a third of a pixel meanwhile, and of anything where no graphics
+   card draws. A timer waits for them, a little less long: who asks for each frame of the screen pays for each. */
+const SLOW_FRAME_MS = 250;
 const DRAWN_FRAME_MS = 30;
+const EARLY_MS = 4;
 /* The orb rests below this level of sound. */
 const QUIET = 0.06;
 const STILL = new Set(["away", "muted", "ready"]);
@@ -74,7 +75,9 @@ export class Orb {
   #drawnAt = 0;
   #phase = 0;
   #stale = true;
-  #looping = false;
+  #asked = false; // for the next frame
+  #slow = false;
+  #timer;
   #colours = null;
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -120,6 +123,7 @@ export class Orb {
     this.#wanted[side] = Math.max(this.#wanted[side], Math.min(1, Math.sqrt(peak)));
     if (bands) this.#heard[side].set(bands);
     else this.#heard[side].fill(this.#wanted[side] * 0.8);
+    if (this.#slow && this.#wanted[side] >= QUIET) this.#ask();
   }
 
   /* The colours may be other ones. */
@@ -138,16 +142,23 @@ export class Orb {
   /* Something is to be drawn anew. */
   #change() {
     this.#stale = true;
-    if (this.#looping) return;
-    this.#looping = true;
-    const loop = (now) => {
-      this.#looping = this.#frame(now);
-      if (this.#looping) requestAnimationFrame(loop);
-    };
-    requestAnimationFrame(loop);
+    this.#ask();
   }
 
-  /* Whether it goes on to move. */
+  /* Look at the next frame of the screen whether to draw, and after that as often as something moves. */
+  #ask() {
+    if (this.#asked) return;
+    this.#asked = true;
+    clearTimeout(this.#timer);
+    requestAnimationFrame((now) => {
+      this.#asked = false;
+      const wait = this.#frame(now);
+      if (wait > EARLY_MS) this.#timer = setTimeout(() => this.#ask(), wait - EARLY_MS);
+      else if (wait !== null) this.#ask();
+    });
+  }
+
+  /* Draw, if it is time. Returns in how many milliseconds it is again; null where nothing moves. */
   #frame(now) {
     const since = now - this.#drawnAt;
     const calm = this.#calm.matches;
@@ -156,10 +167,11 @@ export class Orb {
     if (breaking !== this.#breaking) this.#stale = true; // also to draw the body whole again
     this.#breaking = breaking;
     const moves = breaking && !calm;
+    this.#slow = this.#state === "listening" && Math.max(this.#level, this.#wanted.you) < QUIET && this.#settled;
+    const interval = this.#slow ? SLOW_FRAME_MS : this.#body.canvas ? 0 : DRAWN_FRAME_MS;
     if (!this.#stale && !moves) {
-      const slow = this.#state === "listening" && Math.max(this.#level, this.#wanted.you) < QUIET && this.#settled;
-      const interval = slow ? SLOW_FRAME_MS : this.#body.canvas ? 0 : DRAWN_FRAME_MS;
-      if (rests ? this.#settled : since < interval) return breaking || !rests;
+      if (rests && this.#settled) return breaking ? 0 : null;
+      if (!rests && since < interval - EARLY_MS) return interval - since;
     }
     const begun = performance.now();
     this.#stale = false;
@@ -169,7 +181,7 @@ export class Orb {
     this.cost.frames += 1;
     this.cost.recent.push(performance.now() - begun);
     if (this.cost.recent.length > RECENT_FRAMES) this.cost.recent.shift();
-    return true;
+    return interval;
   }
 
   get #settled() {

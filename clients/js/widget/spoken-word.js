@@ -38,15 +38,21 @@ export function placesOf(words, text) {
 const spoken = new Map();
 
 /* Mark, in an element with the text of an answer, what sounds at `ms`; `ms` undefined marks nothing there. The range of the
-   word, or null. */
+   word, or null. It is called for each piece of sound: while the word stays the same, nothing is painted anew. */
 export function markSpoken(node, words, ms) {
   if (!CAN) return null;
   const range = ms === undefined ? null : wordAt(node, words, ms);
+  if (isSame(spoken.get(node) ?? null, range)) return range;
   spoken.delete(node);
   if (range) spoken.set(node, range);
   if (spoken.size) CSS.highlights.set("spoken", new Highlight(...spoken.values()));
   else CSS.highlights.delete("spoken");
   return range;
+}
+
+function isSame(before, range) {
+  const edges = ["startContainer", "startOffset", "endContainer", "endOffset"];
+  return before === range || Boolean(before && range && edges.every((edge) => before[edge] === range[edge]));
 }
 
 function wordAt(node, words, ms) {
