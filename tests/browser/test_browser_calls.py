@@ -79,7 +79,7 @@ async def test_a_spoken_turn(server: LiveServer) -> None:
         await demo.say(clip_bytes("goforward"))
         await demo.heard(FORWARD, turn=0)
         await demo.answered(TO_FORWARD, turn=0)
-        await demo.in_state("speaking")
+        await demo.until_played(1.5)
         await demo.in_state("listening")
         note = await demo.note(turn=0)
         played = await demo.played()
